@@ -1,0 +1,75 @@
+"""What the core asks of the outside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .messages import Message
+from .model import Assignment, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open a fresh socket for the next round's store; answered by StoreListening."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChooseCheckpoint:
+    """Find the newest complete checkpoint; answered by CheckpointChosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Answered by one WorkerExited for each worker, and WorkersGone after the last."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class SignalWorkers:
+    """Send a signal to the workers; one that would kill a worker unasked is not sent to it."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """SIGTERM to the workers' process groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorkers:
+    """SIGKILL to everything that the round started on this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """One line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The agent is done: tell the user the verdict and leave with its code."""
+
+    verdict: Verdict
+
+
+Effect = (
+    Send
+    | OpenStore
+    | ChooseCheckpoint
+    | StartWorkers
+    | SignalWorkers
+    | StopWorkers
+    | KillWorkers
+    | Say
+    | Exit
+)

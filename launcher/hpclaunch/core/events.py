@@ -1,0 +1,90 @@
+"""What the outside tells the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .messages import Message
+from .model import Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The agent is up; the first event there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived; `sender` is the agent's index, authenticated by the channel."""
+
+    sender: int
+    message: Message
+    address: str = ""  # where it came from, as the transport saw it
+
+
+@dataclass(frozen=True, slots=True)
+class PeerClosed:
+    """The connection to an agent was closed from its side."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreListening:
+    """A socket for the next round's store is open on this node."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChosen:
+    """The newest complete checkpoint of the directory, "" when there is none."""
+
+    path: str
+    passed_over: tuple[str, ...] = ()  # "name: why", newer ones that are not complete
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited:
+    rank: int
+    code: int
+    signal: int
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """Nothing that the round started is alive on this node any more, grandchildren included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """This agent's process was sent a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleFound:
+    """This agent cannot take part, or can no longer."""
+
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`next_deadline()` has passed."""
+
+
+Event = (
+    Started
+    | Received
+    | PeerClosed
+    | StoreListening
+    | CheckpointChosen
+    | WorkerExited
+    | WorkersGone
+    | Signalled
+    | TroubleFound
+    | Tick
+)

@@ -1,0 +1,290 @@
+"""One agent's own side: it obeys the head's orders and reports where it stands.
+
+    PREPARING -> IDLE -> RUNNING -> DONE -> PREPARING ...
+                            |                  ^
+                            +---> STOPPING ----+        and from anywhere to ENDED
+
+A failed worker ends the round at once, without asking: by the law of the house the round is lost,
+and every millisecond that the other workers of this node keep waiting in a collective is wasted.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+
+from . import membership
+from .effects import (
+    Effect,
+    KillWorkers,
+    OpenStore,
+    Say,
+    Send,
+    SignalWorkers,
+    StartWorkers,
+    StopWorkers,
+)
+from .events import (
+    Event,
+    PeerClosed,
+    Received,
+    Signalled,
+    Started,
+    StoreListening,
+    TroubleFound,
+    WorkerExited,
+    WorkersGone,
+)
+from .messages import Order, Report
+from .model import (
+    EXIT_LOST,
+    Assignment,
+    Goal,
+    Job,
+    Phase,
+    Trouble,
+    Verdict,
+    WorkerExit,
+)
+from .restarts import signal_name
+
+FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+WAITING_NOTICE = 10.0  # seconds until the first word about a head that does not answer
+HEAD = 0
+
+
+class Member:
+    """`handle(event, now) -> effects`. Once the phase is ENDED the agent may leave; `verdict` says
+    how the job ended."""
+
+    def __init__(self, job: Job, index: int, nproc: int, address: str) -> None:
+        self.job = job
+        self.index = index
+        self.place = job.places[index]
+        self.nproc = nproc
+        self.address = address
+        self.phase = Phase.PREPARING
+        self.round = -1
+        self.verdict: Verdict | None = None
+        self._head = membership.Contact()
+        self._head_address = ""
+        self._order = (-1, -1)  # term and serial of the newest order obeyed
+        self._serial = 0
+        self._store_port = 0
+        self._assignment: Assignment | None = None
+        self._exits: dict[int, tuple[WorkerExited, float, bool]] = {}
+        self._signum = 0
+        self._trouble: Trouble | None = None
+        self._kill_at = math.inf
+        self._unkillable_at = math.inf
+        self._report_at = 0.0
+        self._started_at = 0.0
+        self._notice_at = math.inf
+
+    @property
+    def _is_head(self) -> bool:
+        """Whether the head lives in this very process: then nothing between us can be lost."""
+        return self.index == HEAD
+
+    def next_deadline(self) -> float:
+        deadlines = [self._kill_at, self._unkillable_at]
+        if not self._is_head and self.phase is not Phase.ENDED:
+            deadlines += [self._report_at, self._notice_at]
+            deadlines.append(membership.lost_at(self._head, self.job))
+        return min(deadlines)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.phase is Phase.ENDED:
+            return []
+        before = self._state()
+        effects: list[Effect] = []
+        match event:
+            case Started():
+                self._started_at = now
+                self._notice_at = now + WAITING_NOTICE
+                effects += [OpenStore()]
+            case Received(message=Order() as order, address=address):
+                self._head.hear(now)
+                self._head_address = address
+                if (order.term, order.serial) > self._order:
+                    self._order = (order.term, order.serial)
+                    effects += self._obey(order, now)
+            case PeerClosed(index=index) if index == HEAD:
+                self._head.close(now)
+            case StoreListening(port=port) if self.phase is Phase.PREPARING:
+                self._store_port = port
+                self.phase = Phase.IDLE
+            case WorkerExited():
+                effects += self._worker_exited(event, now)
+            case WorkersGone():
+                effects += self._workers_gone()
+            case Signalled(signum=signum):
+                effects += self._signalled(signum, now)
+            case TroubleFound(trouble=trouble) if self._trouble is None:
+                self._trouble = trouble
+                effects += self._stop(now)
+        effects += self._deadlines(now)
+        return effects + self._report(now, changed=self._state() != before)
+
+    def _state(self) -> tuple[object, ...]:
+        return (self.phase, self.round, len(self._exits), self._signum, self._trouble)
+
+    # Orders
+
+    def _obey(self, order: Order, now: float) -> list[Effect]:
+        match order.goal:
+            case Goal.RUN:
+                part = order.assignment
+                ready = self.phase is Phase.IDLE and not self._signum and not self._trouble
+                if part is None or part.round <= self.round or not ready:
+                    return []
+                self.round = part.round
+                self.phase = Phase.RUNNING
+                self._assignment = part
+                self._exits = {}
+                return [StartWorkers(part)]
+            case Goal.STOP:
+                return self._leave_round(order.round, now)
+            case Goal.END:
+                assert order.verdict is not None, "an END order carries the verdict"
+                return self._end(order.verdict, now)
+            case Goal.WAIT:
+                return []
+
+    def _leave_round(self, number: int, now: float) -> list[Effect]:
+        if self.phase is Phase.IDLE and self.round < number:
+            # The order to run it never came, or came too late: it is over for us as well.
+            self.round = number
+            return []
+        if self.round != number:
+            return []
+        if self.phase is Phase.DONE:
+            self.phase = Phase.PREPARING
+            return [OpenStore()]
+        return self._stop(now)
+
+    def _end(self, verdict: Verdict, now: float) -> list[Effect]:
+        """The job is over for this agent; it leaves once its workers have."""
+        self.verdict = self.verdict or verdict
+        if self.phase in (Phase.RUNNING, Phase.STOPPING):
+            return self._stop(now)
+        self.phase = Phase.ENDED
+        return []
+
+    # Workers
+
+    def _stop(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self.phase = Phase.STOPPING
+        self._kill_at = now + self.job.grace
+        return [StopWorkers()]
+
+    def _worker_exited(self, event: WorkerExited, now: float) -> list[Effect]:
+        stopped = self.phase is Phase.STOPPING
+        self._exits[event.rank] = (event, now, stopped)
+        return self._stop(now) if event.code else []
+
+    def _workers_gone(self) -> list[Effect]:
+        if self.phase not in (Phase.RUNNING, Phase.STOPPING):
+            return []
+        self._kill_at = self._unkillable_at = math.inf
+        if self.verdict is not None:
+            self.phase = Phase.ENDED
+            return []
+        if self.phase is Phase.RUNNING:
+            self.phase = Phase.DONE
+            return []
+        self.phase = Phase.PREPARING
+        return [OpenStore()]
+
+    # Signals
+
+    def _signalled(self, signum: int, now: float) -> list[Effect]:
+        if signum in FORWARDED:
+            return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
+        again = bool(self._signum)
+        self._signum = self._signum or signum
+        if again and self.phase is Phase.STOPPING:
+            self._kill_at = now  # asked twice: no more grace
+            return []
+        return self._stop(now)
+
+    # Time
+
+    def _deadlines(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if now >= self._kill_at:
+            self._kill_at = math.inf
+            self._unkillable_at = now + self.job.unkillable
+            effects.append(KillWorkers())
+        if now >= self._unkillable_at:
+            self._unkillable_at = math.inf
+            reason = (
+                f"workers on {self.place.host} are still there {self.job.unkillable:.0f} s after "
+                "SIGKILL (a hung file system or driver?)"
+            )
+            self._trouble = self._trouble or Trouble(EXIT_LOST, reason)
+            if self.verdict is not None:
+                self.phase = Phase.ENDED
+                return [Say(reason)]
+        if self._is_head or self.verdict is not None:
+            return effects
+        head = self.job.places[HEAD].host
+        if now >= membership.lost_at(self._head, self.job):
+            why = membership.evidence(self._head, now)
+            reason = f"the head on {head} was lost: {why}"
+            return effects + self._end(Verdict(EXIT_LOST, reason), now)
+        if self._head.heard is None:
+            waited = now - self._started_at
+            if self._signum or self._trouble or waited >= self.job.join:
+                # Nobody to tell: the head never came, so nothing of ours is running.
+                return effects + self._end(self._verdict_alone(waited), now)
+            if now >= self._notice_at:
+                self._notice_at = now + 6 * WAITING_NOTICE
+                line = f"{self.place.host} has waited {waited:.0f} s for the head on {head}"
+                effects.append(Say(line))
+        else:
+            self._notice_at = math.inf
+        return effects
+
+    def _verdict_alone(self, waited: float) -> Verdict:
+        head = self.job.places[HEAD].host
+        if self._signum:
+            name = signal_name(self._signum)
+            return Verdict(128 + self._signum, f"ended by {name} while waiting for {head}")
+        if self._trouble:
+            return Verdict(self._trouble.code, self._trouble.reason)
+        return Verdict(
+            EXIT_LOST,
+            f"the head on {head} did not answer {self.place.host} within {waited:.0f} s: is "
+            "hpclaunch running there, can the hosts reach each other, and do they see the same "
+            "secret file?",
+        )
+
+    # Reports
+
+    def _report(self, now: float, *, changed: bool) -> list[Effect]:
+        due = not self._is_head and now >= self._report_at
+        if not changed and not due:
+            return []
+        self._report_at = now + self.job.beat
+        self._serial += 1
+        exits = tuple(
+            WorkerExit(e.rank, e.code, e.signal, now - at, stopped, e.tail)
+            for e, at, stopped in self._exits.values()
+        )
+        report = Report(
+            index=self.index,
+            serial=self._serial,
+            nproc=self.nproc,
+            address=self.address,
+            head_address=self._head_address,
+            store_port=self._store_port,
+            round=self.round,
+            phase=self.phase,
+            exits=exits,
+            stop_signal=self._signum,
+            trouble=self._trouble,
+        )
+        return [Send(HEAD, report)]

@@ -1,0 +1,45 @@
+"""Who is there: pure functions of what was heard from an agent, and when.
+
+The evidence is judged on one clock, that of the agent which judges. A closed connection is
+evidence at once, but a network may close one and open it again, so that it only shortens the
+time that an agent has to make itself heard.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .model import Job
+
+
+@dataclass(slots=True)
+class Contact:
+    """What is known of another agent's presence."""
+
+    heard: float | None = None  # the last message; None before the first
+    closed: float | None = None  # its connection was closed then and nothing was heard since
+
+    def hear(self, now: float) -> None:
+        self.heard = now
+        self.closed = None
+
+    def close(self, now: float) -> None:
+        if self.heard is not None and self.closed is None:
+            self.closed = now
+
+
+def lost_at(contact: Contact, job: Job) -> float:
+    """When this agent counts as lost if nothing more is heard: `inf` for one never heard."""
+    if contact.heard is None:
+        return math.inf
+    silent = contact.heard + job.silence
+    return silent if contact.closed is None else min(silent, contact.closed + job.reconnect)
+
+
+def evidence(contact: Contact, now: float) -> str:
+    """Why an agent counts as lost, in words."""
+    if contact.closed is not None:
+        return "its connection was closed"
+    assert contact.heard is not None, "an agent that was never heard cannot be lost"
+    return f"it has been silent for {now - contact.heard:.0f} s"

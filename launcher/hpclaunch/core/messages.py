@@ -1,0 +1,54 @@
+"""What agents say to one another: two messages, each the whole state of its sender.
+
+An agent sends a `Report` whenever its state changes and again at every beat; the head answers
+with an `Order`. Neither is a step of a conversation: losing one, receiving one twice or late
+does no harm, since the next one says everything again and `serial` tells which is newer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .model import Assignment, Goal, Phase, Trouble, Verdict, WorkerExit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An agent to the head: where I stand."""
+
+    index: int
+    serial: int
+    nproc: int
+    address: str  # where the others reach this agent's node
+    head_address: str  # where this agent reached the head; "" for the head itself
+    store_port: int  # where a store would listen here, should rank 0 come to this node
+    round: int  # the last round it took part in, -1 before the first
+    phase: Phase
+    exits: tuple[WorkerExit, ...]  # of that round
+    stop_signal: int  # the signal that asked this agent to end the job, or 0
+    trouble: Trouble | None
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """Differs between two reports only if the later one says something new."""
+        return (self.phase, self.round, len(self.exits), self.stop_signal, self.trouble)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The head to one agent: where I want you."""
+
+    term: int
+    serial: int
+    goal: Goal
+    round: int
+    assignment: Assignment | None = None  # with RUN, until the agent has reported that round
+    verdict: Verdict | None = None  # with END
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """Differs between two orders only if the later one says something new."""
+        return (self.term, self.goal, self.round)
+
+
+Message = Report | Order

@@ -1,0 +1,125 @@
+"""The nouns of a job: frozen values that events, messages and effects carry.
+
+Times are seconds on the monotonic clock of the agent that holds the value; nothing here is ever
+compared with a time of another machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
+EXIT_USAGE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One agent's place in the job, known from Slurm before anybody has spoken."""
+
+    index: int  # position in Slurm's order, 0-based; the head is the first
+    node: int  # which of the step's hosts, 0-based
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every agent of a job knows from the start; the same on all of them."""
+
+    places: tuple[Place, ...]
+    max_restarts: int = 3
+    grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
+    beat: float = 1.0  # seconds between two messages of the same content
+    silence: float = 10.0  # seconds without a message after which an agent counts as lost
+    reconnect: float = 1.0  # the same once its connection was closed
+    join: float = 600.0  # seconds to wait for agents that have never been heard
+    unkillable: float = 30.0  # seconds after SIGKILL until a worker counts as unkillable
+    parting: float = 10.0  # seconds that the head waits for everybody to confirm the end
+
+    @property
+    def nodes(self) -> int:
+        return 1 + max(place.node for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One agent's part in a round: which workers it starts and what they are told."""
+
+    round: int
+    restarts: int  # TORCHELASTIC_RESTART_COUNT, the same for every rank
+    first_rank: int  # its workers are first_rank .. first_rank + nproc - 1
+    nproc: int
+    world_size: int
+    first_local_rank: int  # not 0 where several agents share a node
+    local_world_size: int
+    group_rank: int  # which node of the round
+    group_world_size: int
+    address: str  # of this agent, as the others reach it
+    store_address: str
+    store_port: int
+    hosts_store: bool
+    checkpoint: str  # "" for a start from the beginning
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """How one worker ended, as its agent reports it."""
+
+    rank: int
+    code: int  # 128 + n for signal n, as a shell has it
+    signal: int  # 0 when it exited by itself
+    age: float  # seconds between the exit and the sending of this report
+    stopped: bool  # it ended after its agent had asked it to: never a cause
+    tail: str  # the last lines it wrote
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A worker that failed by itself, on the head's clock."""
+
+    round: int
+    rank: int
+    host: str
+    code: int
+    signal: int
+    at: float
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why an agent cannot take part, or can no longer."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended: the same for every agent."""
+
+    code: int
+    reason: str  # one line, without the name of the program
+    cause: Failure | None = None  # the first failure of the last round
+    consequences: tuple[Failure, ...] = ()  # the later ones, without their output
+    restarts: int = 0
+
+
+class Phase(str, Enum):
+    """Where an agent stands in its round."""
+
+    PREPARING = "preparing"  # no workers, and not ready for any
+    IDLE = "idle"  # no workers; ready for the next round
+    RUNNING = "running"
+    STOPPING = "stopping"  # its workers are being ended
+    DONE = "done"  # all its workers ended with 0
+    ENDED = "ended"  # it has the verdict and is leaving
+
+
+class Goal(str, Enum):
+    """What the head wants of an agent."""
+
+    WAIT = "wait"
+    RUN = "run"
+    STOP = "stop"
+    END = "end"

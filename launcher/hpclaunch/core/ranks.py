@@ -1,0 +1,53 @@
+"""From the roster to ranks: who sits where in a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .model import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The ranks first_rank .. first_rank + nproc - 1 belong to the agent at `place`."""
+
+    place: Place
+    nproc: int
+    first_rank: int
+    first_local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+
+def seats(roster: Iterable[tuple[Place, int]]) -> tuple[Seat, ...]:
+    """Ranks 0..n-1, each once, contiguous on each node, nodes in Slurm's order.
+
+    `roster` gives every agent that takes part with its number of workers, in any order. Agents
+    that share a node share its local ranks; the groups (GROUP_RANK) are the nodes.
+    """
+    ordered = sorted(roster, key=lambda entry: (entry[0].node, entry[0].index))
+    per_node: Counter[int] = Counter()
+    for place, nproc in ordered:
+        per_node[place.node] += nproc
+    group_of = {node: group for group, node in enumerate(sorted(per_node))}
+    rank = 0
+    local: Counter[int] = Counter()
+    taken = []
+    for place, nproc in ordered:
+        taken.append(
+            Seat(
+                place=place,
+                nproc=nproc,
+                first_rank=rank,
+                first_local_rank=local[place.node],
+                local_world_size=per_node[place.node],
+                group_rank=group_of[place.node],
+                group_world_size=len(per_node),
+            )
+        )
+        rank += nproc
+        local[place.node] += nproc
+    return tuple(taken)

@@ -1,0 +1,349 @@
+"""The head: the state machine of a job's rounds.
+
+Every transition is in `_NEXT` and `_step`. The head keeps the newest report of every agent and
+decides from that state alone, never from the fact that a message arrived; so it does not matter
+whether a message came once, twice or late.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+from . import membership, ranks, restarts
+from .effects import ChooseCheckpoint, Effect, Say, Send
+from .events import CheckpointChosen, Event, PeerClosed, Received, Started
+from .messages import Order, Report
+from .model import EXIT_LOST, Assignment, Failure, Goal, Job, Phase, Place, Verdict
+
+FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
+NEXT_NOTICE = 60.0
+NAMES = 8  # hosts named in a line before it says "and so many more"
+
+
+class Stage(Enum):
+    GATHERING = "gathering"  # until every agent is ready for the round
+    CHOOSING = "choosing"  # which checkpoint it starts from
+    RUNNING = "running"
+    STOPPING = "stopping"  # until no worker of the round is left anywhere
+    ENDING = "ending"  # until every agent has the verdict
+    ENDED = "ended"
+
+
+_NEXT = {
+    Stage.GATHERING: {Stage.CHOOSING, Stage.ENDING},
+    Stage.CHOOSING: {Stage.RUNNING, Stage.ENDING},
+    Stage.RUNNING: {Stage.STOPPING, Stage.ENDING},
+    Stage.STOPPING: {Stage.GATHERING, Stage.ENDING},
+    Stage.ENDING: {Stage.ENDED},
+    Stage.ENDED: set(),
+}
+
+_GOAL = {
+    Stage.GATHERING: Goal.WAIT,
+    Stage.CHOOSING: Goal.WAIT,
+    Stage.RUNNING: Goal.RUN,
+    Stage.STOPPING: Goal.STOP,
+    Stage.ENDING: Goal.END,
+    Stage.ENDED: Goal.END,
+}
+
+
+@dataclass(slots=True)
+class Peer:
+    """What the head knows of one agent, itself included."""
+
+    place: Place
+    contact: membership.Contact = field(default_factory=membership.Contact)
+    report: Report | None = None
+    assignment: Assignment | None = None
+    lost: bool = False
+
+
+class Head:
+    """`handle(event, now) -> effects`; the job is over once `stage` is ENDED."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.term = 1
+        self.stage = Stage.GATHERING
+        self.round = 0
+        self.restarts = 0
+        self.verdict: Verdict | None = None
+        self.peers = [Peer(place) for place in job.places]
+        self._failures: dict[int, Failure] = {}  # of this round, by rank
+        self._checkpoint: CheckpointChosen | None = None
+        self._serial = 0
+        self._beat_at = math.inf
+        self._since = 0.0  # when this stage began
+        self._notice_at = math.inf
+
+    def next_deadline(self) -> float:
+        if self.stage is Stage.ENDED:
+            return math.inf
+        deadlines = [self._beat_at]
+        deadlines += [membership.lost_at(p.contact, self.job) for p in self._others()]
+        if self.stage is Stage.GATHERING and self._missing():
+            deadlines += [self._notice_at, self._since + self.job.join]
+        if self.stage is Stage.ENDING:
+            deadlines.append(self._since + self.job.parting)
+        return min(deadlines)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.stage is Stage.ENDED:
+            return []
+        effects: list[Effect] = []
+        match event:
+            case Started():
+                self._since = now
+                self._notice_at = now + FIRST_NOTICE
+                self._beat_at = now + self.job.beat if self._others() else math.inf
+            case Received(message=Report() as report):
+                effects += self._note(report, now)
+            case PeerClosed(index=index) if index < len(self.peers):
+                self.peers[index].contact.close(now)
+            case CheckpointChosen() if self.stage is Stage.CHOOSING:
+                self._checkpoint = event
+        effects += self._look_for_lost(now)
+        while (step := self._step(now)) is not None:
+            effects += step
+        if now >= self._beat_at:
+            self._beat_at = now + self.job.beat
+            effects += [self._order(p) for p in self._others() if p.report]
+        return effects
+
+    # What is known
+
+    def _others(self) -> list[Peer]:
+        return [p for p in self.peers[1:] if not p.lost]
+
+    def _missing(self) -> list[Peer]:
+        return [p for p in self.peers if p.report is None]
+
+    def _all(self, phase: Phase) -> bool:
+        """Whether every agent is in this phase of this round.
+
+        Before the first round nobody has taken part in one: then their `round` is one less.
+        """
+        number = self.round - 1 if self.stage is Stage.GATHERING else self.round
+        return all(
+            p.report is not None and p.report.phase is phase and p.report.round == number
+            for p in self.peers
+            if not p.lost
+        )
+
+    def _note(self, report: Report, now: float) -> list[Effect]:
+        peer = self.peers[report.index]
+        if peer.lost:
+            return []
+        peer.contact.hear(now)
+        if peer.report is not None and report.serial <= peer.report.serial:
+            return []
+        new = peer.report is None
+        peer.report = report
+        if report.round == self.round:
+            for e in report.exits:
+                if e.code and not e.stopped and e.rank not in self._failures:
+                    self._failures[e.rank] = Failure(
+                        round=self.round,
+                        rank=e.rank,
+                        host=peer.place.host,
+                        code=e.code,
+                        signal=e.signal,
+                        at=now - e.age,
+                        tail=e.tail,
+                    )
+        if self.verdict is None:
+            self.verdict = self._verdict_of(report, peer.place)
+        # A new agent hears at once that the head is there, and where the job stands.
+        return [self._order(peer)] if new and report.index else []
+
+    def _verdict_of(self, report: Report, place: Place) -> Verdict | None:
+        if report.trouble is not None:
+            return Verdict(report.trouble.code, report.trouble.reason, restarts=self.restarts)
+        if report.stop_signal:
+            name = restarts.signal_name(report.stop_signal)
+            code = 128 + report.stop_signal
+            return Verdict(code, f"ended by {name} on {place.host}", restarts=self.restarts)
+        return None
+
+    def _look_for_lost(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self._others():
+            if now < membership.lost_at(peer.contact, self.job):
+                continue
+            peer.lost = True
+            if self.stage is Stage.ENDING:
+                continue  # it left before its last word arrived
+            why = membership.evidence(peer.contact, now)
+            reason = f"the agent on {peer.place.host} was lost: {why}"
+            if self.verdict is None:
+                self.verdict = Verdict(EXIT_LOST, reason, restarts=self.restarts)
+            else:
+                effects.append(Say(reason))
+        return effects
+
+    # What to do
+
+    def _enter(self, stage: Stage, now: float) -> None:
+        assert stage in _NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
+        self.stage = stage
+        self._since = now
+
+    def _step(self, now: float) -> list[Effect] | None:
+        """One transition with its effects, or None when the job stays where it is."""
+        match self.stage:
+            case Stage.GATHERING:
+                return self._gather(now)
+            case Stage.CHOOSING:
+                if self.verdict is not None:
+                    return self._end(now)
+                return None if self._checkpoint is None else self._start(now)
+            case Stage.RUNNING:
+                return self._watch(now)
+            case Stage.STOPPING:
+                return self._settle(now)
+            case Stage.ENDING:
+                told = self._all_told()
+                if not told and now < self._since + self.job.parting:
+                    return None
+                self._enter(Stage.ENDED, now)
+                return []
+            case Stage.ENDED:
+                return None
+
+    def _gather(self, now: float) -> list[Effect] | None:
+        if self.verdict is not None:
+            return self._end(now)
+        if missing := self._missing():
+            waited = now - self._since
+            names = _names(missing)
+            if waited >= self.job.join:
+                reason = (
+                    f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
+                    "there, and do the hosts see the same secret file?"
+                )
+                self.verdict = Verdict(EXIT_LOST, reason)
+                return self._end(now)
+            if now >= self._notice_at:
+                self._notice_at = now + NEXT_NOTICE
+                here = len(self.peers) - len(missing)
+                counted = f"{here} of {len(self.peers)} agents are here"
+                return [Say(f"waiting for {names} since {waited:.0f} s; {counted}")]
+            return None
+        if not self._all(Phase.IDLE):
+            return None
+        self._checkpoint = None
+        self._enter(Stage.CHOOSING, now)
+        return [ChooseCheckpoint()]
+
+    def _start(self, now: float) -> list[Effect]:
+        assert self._checkpoint is not None, "a round starts once its checkpoint is chosen"
+        reports = [p.report for p in self.peers if p.report is not None]
+        seats = ranks.seats((self.job.places[r.index], r.nproc) for r in reports)
+        store = reports[seats[0].place.index]
+        address = self._store_address(store, reports)
+        for seat in seats:
+            index = seat.place.index
+            self.peers[index].assignment = Assignment(
+                round=self.round,
+                restarts=self.restarts,
+                first_rank=seat.first_rank,
+                nproc=seat.nproc,
+                world_size=sum(s.nproc for s in seats),
+                first_local_rank=seat.first_local_rank,
+                local_world_size=seat.local_world_size,
+                group_rank=seat.group_rank,
+                group_world_size=seat.group_world_size,
+                address=address if index == store.index else reports[index].address,
+                store_address=address,
+                store_port=store.store_port,
+                hosts_store=index == store.index,
+                checkpoint=self._checkpoint.path,
+            )
+        self._failures = {}
+        self._enter(Stage.RUNNING, now)
+        lines = [f"passing over checkpoint {text}" for text in self._checkpoint.passed_over]
+        if self._checkpoint.path:
+            lines.append(f"resuming from {self._checkpoint.path}")
+        return [*(Say(line) for line in lines), *self._orders()]
+
+    def _store_address(self, store: Report, reports: list[Report]) -> str:
+        """Where all workers can reach the store.
+
+        The best address of the head is one at which another node did reach it.
+        """
+        if store.index == 0:
+            node = self.job.places[0].node
+            for r in reports:
+                if r.head_address and self.job.places[r.index].node != node:
+                    return r.head_address
+        return store.address
+
+    def _watch(self, now: float) -> list[Effect] | None:
+        if self.verdict is not None or self._failures:
+            self._enter(Stage.STOPPING, now)
+            return self._orders()
+        if not self._all(Phase.DONE):
+            return None
+        again = f" after {_count(self.restarts, 'restart')}" if self.restarts else ""
+        self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.restarts)
+        return self._end(now)
+
+    def _settle(self, now: float) -> list[Effect] | None:
+        """No worker of this round may be left anywhere before the next one or the end."""
+        if not self._all(Phase.IDLE) and not self._stuck():
+            return None
+        if self.verdict is None:
+            failures = self._failures.values()
+            self.verdict = restarts.verdict_for(failures, self.restarts, self.job.max_restarts)
+        if self.verdict is not None:
+            return self._end(now)
+        first = restarts.how(restarts.in_order(self._failures.values())[0])
+        self.restarts += 1
+        self.round += 1
+        self._enter(Stage.GATHERING, now)
+        return [Say(f"{first}; restart {self.restarts} of {self.job.max_restarts}")]
+
+    def _stuck(self) -> bool:
+        """Whether the job ends although somebody cannot end its workers."""
+        return any(p.report is not None and p.report.trouble is not None for p in self.peers)
+
+    def _end(self, now: float) -> list[Effect]:
+        self._enter(Stage.ENDING, now)
+        return self._orders()
+
+    def _all_told(self) -> bool:
+        return all(
+            p.lost or (p.report is not None and p.report.phase is Phase.ENDED) for p in self.peers
+        )
+
+    # Orders
+
+    def _orders(self) -> list[Effect]:
+        return [self._order(p) for p in self.peers if p.report is not None and not p.lost]
+
+    def _order(self, peer: Peer) -> Send:
+        assert peer.report is not None, "an agent is answered once it has been heard"
+        self._serial += 1
+        needs = self.stage is Stage.RUNNING and peer.report.round < self.round
+        order = Order(
+            term=self.term,
+            serial=self._serial,
+            goal=_GOAL[self.stage],
+            round=self.round,
+            assignment=peer.assignment if needs else None,
+            verdict=self.verdict if self.stage is Stage.ENDING else None,
+        )
+        return Send(peer.place.index, order)
+
+
+def _names(peers: list[Peer]) -> str:
+    hosts = list(dict.fromkeys(p.place.host for p in peers))
+    more = len(hosts) - NAMES
+    return ", ".join(hosts[:NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,43 @@
+"""What the user is told: the verdict in a few lines."""
+
+from __future__ import annotations
+
+from .core.model import EXIT_USAGE, Verdict
+from .core.restarts import how
+
+CONSEQUENCES = 4  # named in full; the rest is counted
+
+
+def account(verdict: Verdict, *, host: str, at_head: bool, log_dir: str) -> str:
+    """What one agent says at the end of a job that failed; "" when the head says it for all.
+
+    The head gives the whole story, the others one line, since their output may go elsewhere.
+    """
+    if verdict.code == EXIT_USAGE and verdict.cause is None:
+        return f"error: {verdict.reason}" if at_head else ""
+    if at_head:
+        return _post_mortem(verdict, log_dir)
+    return f"{host}: {_summary(verdict)}"
+
+
+def _summary(verdict: Verdict) -> str:
+    return f"{verdict.reason} (exit code {verdict.code})"
+
+
+def _post_mortem(verdict: Verdict, log_dir: str) -> str:
+    """The head's account: which rank failed first, where, how, and what it wrote last."""
+    lines = [_summary(verdict)]
+    if verdict.cause is not None:
+        cause = verdict.cause
+        if cause.tail:
+            lines.append(f"  the last lines of rank {cause.rank}:")
+            lines += [f"    | {line}" for line in cause.tail.splitlines()]
+        else:
+            lines.append(f"  rank {cause.rank} wrote nothing")
+        if verdict.consequences:
+            named = [how(f) for f in verdict.consequences[:CONSEQUENCES]]
+            more = len(verdict.consequences) - len(named)
+            rest = f"; and {more} more" if more else ""
+            lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
+    lines.append(f"  logs: {log_dir}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""One thing of the outside world per file. These modules do not import each other."""

@@ -1,0 +1,130 @@
+"""Which checkpoint to resume from: the newest complete file that torch.save wrote.
+
+Reads only, and in a process of its own: a large file takes seconds to verify and a hung file system
+takes for ever, and neither may stop the agent's loop.
+
+    python -I -S checkpoints.py DIRECTORY      prints {"path": ..., "passed_over": [...]}
+
+Standard library only, since that process runs by path (and without site-packages).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
+DRAFTS = (".tmp", ".part", ".partial")
+CHUNK = 1 << 20
+
+
+def newest(directory: Path) -> tuple[str, list[str]]:
+    """(path or "", "name: reason" of those passed over). A directory yet to come has none."""
+    passed_over = []
+    for path in _candidates(directory):
+        reason = incomplete(path)
+        if reason is None:
+            return str(path), passed_over
+        if reason or path.suffix in SUFFIXES:
+            passed_over.append(f"{path.name}: {reason or 'not written by torch.save'}")
+    return "", passed_over
+
+
+def _candidates(directory: Path) -> list[Path]:
+    """Regular files, the newest first; of the same moment, the one with the higher number."""
+    found = []
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return []
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name.endswith(DRAFTS):
+            continue
+        try:
+            info = entry.stat()
+        except OSError:
+            continue  # gone meanwhile, or a link to nothing
+        if stat.S_ISREG(info.st_mode):
+            found.append((info.st_mtime_ns, _natural(entry.name), Path(entry.path).absolute()))
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that puts epoch-10 after epoch-9."""
+    return [(int(digits or -1), text) for digits, text in re.findall(r"(\d+)|(\D+)", name)]
+
+
+def incomplete(path: Path) -> str | None:
+    """None for a complete file of torch.save, "" for a file of another kind, else what it lacks.
+
+    torch.save writes a zip archive without compression, its table of contents last. A file that
+    was cut short has no table; one whose pages never reached the disk has a table and contents
+    with the wrong checksum, which torch.load itself does not notice: hence every byte is read.
+    """
+    try:
+        with path.open("rb") as f:
+            magic = f.read(4)
+        if not magic:
+            return "empty"
+        if magic != b"PK\x03\x04":
+            # A page of zeros where a checkpoint should begin was never written out.
+            return "not written out" if not magic.strip(b"\0") else ""
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if not any(name.endswith("/data.pkl") for name in names):
+                return ""
+            for name in names:
+                with archive.open(name) as member:
+                    while member.read(CHUNK):
+                        pass
+    except zipfile.BadZipFile as e:
+        cut = "not a zip file" in str(e)
+        return "cut short or still being written" if cut else f"damaged ({e})"
+    except (OSError, EOFError, NotImplementedError, RuntimeError) as e:
+        return f"unreadable ({e})"
+    return None
+
+
+class Search:
+    """A running search; its descriptor becomes readable when the answer is there."""
+
+    def __init__(self, directory: str) -> None:
+        command = [sys.executable, "-I", "-S", __file__, directory]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, start_new_session=True, stdin=subprocess.DEVNULL
+        )
+        assert self._process.stdout is not None, "a pipe was asked for"
+        self._pipe = self._process.stdout
+        self._data = b""
+
+    def fileno(self) -> int:
+        return self._pipe.fileno()
+
+    def receive(self) -> tuple[str, list[str]] | None:
+        """The answer, or None while there is more to come. Raises OSError when there is none."""
+        chunk = os.read(self.fileno(), 1 << 16)
+        self._data += chunk
+        if chunk:
+            return None
+        self.close()
+        if self._process.returncode:
+            raise OSError(f"the search for checkpoints ended with {self._process.returncode}")
+        answer = json.loads(self._data)
+        return answer["path"], answer["passed_over"]
+
+    def close(self) -> None:
+        self._pipe.close()
+        if self._data == b"":
+            self._process.kill()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    chosen, others = newest(Path(sys.argv[1]))
+    print(json.dumps({"path": chosen, "passed_over": others}))

@@ -1,0 +1,58 @@
+"""The console: standard output or error of the agent, to which nothing ever waits.
+
+srun may be stopped, a terminal paused, a pipe full: then text is held back, up to a limit, and the
+caller is told when there is room (`wanting`, `flush`). A console that is gone (srun died) swallows
+everything.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+
+LIMIT = 1 << 18  # bytes held back
+PIECE = select.PIPE_BUF  # a pipe or terminal that polls writable takes as many without blocking
+
+
+class Console:
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._held = bytearray()
+        try:
+            self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
+            self.gone = False
+        except OSError:  # started with it closed
+            self.gone = True
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def wanting(self) -> bool:
+        """Whether there is text to write once the descriptor is writable."""
+        return bool(self._held) and not self.gone
+
+    @property
+    def room(self) -> int:
+        """How many bytes may be written before the limit."""
+        return max(0, LIMIT - len(self._held))
+
+    def write(self, data: bytes) -> None:
+        if not self.gone:
+            self._held += data
+            self.flush()
+
+    def flush(self, timeout: float = 0) -> None:
+        """Write what the console takes; wait at most `timeout` seconds for it to take any."""
+        while self._held and not self.gone:
+            if self._may_block and not self._poll.poll(timeout * 1000):
+                return
+            try:
+                written = os.write(self.fd, self._held[:PIECE])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.gone = True
+                self._held.clear()
+                return
+            del self._held[:written]

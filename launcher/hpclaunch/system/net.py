@@ -1,0 +1,237 @@
+"""The agents' channel: ZeroMQ with CURVE, authenticated both ways.
+
+Only who holds the keys of this job step completes a handshake. That is also how the head is found
+without configuration: it listens on the first free one of a few ports that all derive from the
+secret, the others try them all, and just one answers with the right key. Whatever else listens
+on the others is never spoken to.
+
+Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
+and are sent again (`core.messages`). What the bytes mean is not this module's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+from hpclaunch.core.errors import UsageError
+
+HEAD = 0
+# Below the usual range for outgoing connections (32768 and up), above most daemons.
+PORTS = range(20000, 32000)
+CANDIDATES = 8
+LINGER = 2000  # milliseconds for the last words
+RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
+RECONNECT_MAX = 1000
+_ZAP = "inproc://zeromq.zap.01"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """CURVE key pairs in Z85, of the head and of all who join it; never printed."""
+
+    head_public: bytes
+    head_secret: bytes = field(repr=False)
+    member_public: bytes
+    member_secret: bytes = field(repr=False)
+    ports: tuple[int, ...]  # where the head may listen, in order of preference
+
+
+def derive(secret: bytes, identity: str) -> Keys:
+    """The keys and ports of one job step; another job's, of the same user too, are unrelated."""
+
+    def stream(purpose: str) -> bytes:
+        return hmac.digest(secret, f"hpclaunch/1 {identity} {purpose}".encode(), "sha256")
+
+    head_secret = z85.encode(stream("head"))
+    member_secret = z85.encode(stream("member"))
+    draws = stream("ports")
+    ports = [
+        PORTS[int.from_bytes(draws[i : i + 4], "big") % len(PORTS)]
+        for i in range(0, 4 * CANDIDATES, 4)
+    ]
+    return Keys(
+        head_public=zmq.curve_public(head_secret),
+        head_secret=head_secret,
+        member_public=zmq.curve_public(member_secret),
+        member_secret=member_secret,
+        ports=tuple(dict.fromkeys(ports)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Bytes from an agent that holds the job's keys; `address` is its end of the connection."""
+
+    sender: int
+    data: bytes
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection to an agent was closed from its side."""
+
+    index: int
+
+
+class Channel:
+    """What both sides share: sockets to poll, and what they have to tell."""
+
+    def __init__(self, kind: int, max_bytes: int) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(kind)
+        self.socket.linger = LINGER
+        self.socket.maxmsgsize = max_bytes
+        self.socket.ipv6 = True
+        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [self.socket, self.monitor]
+
+    def receive(self) -> list[Arrived | Closed]:
+        """Everything that is there."""
+        events: list[Arrived | Closed] = []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            events += self._read(frames)
+        while self.monitor.poll(0):
+            header = self.monitor.recv_multipart()[0]
+            closed = self._peer_on.pop(struct.unpack("=hi", header)[1], None)
+            if closed is not None:
+                events.append(Closed(closed))
+        return events
+
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        raise NotImplementedError
+
+    def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
+        """Also learns which connection is whose, for the day that it is closed."""
+        for connection, index in list(self._peer_on.items()):
+            if index == sender:
+                del self._peer_on[connection]
+        self._peer_on[int(frame.get(zmq.SRCFD))] = sender
+        address = str(frame.get("Peer-Address")).removeprefix("::ffff:")
+        return Arrived(sender, frame.bytes, address)
+
+    def close(self) -> None:
+        """Returns once the last messages are out, or LINGER has passed."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close()
+        self.context.term()
+
+
+class HeadChannel(Channel):
+    """The head's end; an agent's routing id is its index."""
+
+    def __init__(self, keys: Keys, agents: int, max_bytes: int) -> None:
+        super().__init__(zmq.ROUTER, max_bytes)
+        self.agents = agents
+        self.keys = keys
+        self.zap = self.context.socket(zmq.REP)
+        self.zap.linger = 0
+        self.zap.bind(_ZAP)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = keys.head_secret
+        self.port = self._listen()
+
+    def _listen(self) -> int:
+        for port in self.keys.ports:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.bind(f"tcp://*:{port}")
+                return port
+        tried = ", ".join(map(str, self.keys.ports))
+        raise UsageError(f"none of this job's ports is free on {socket.gethostname()}: {tried}")
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [*super().sockets, self.zap]
+
+    def receive(self) -> list[Arrived | Closed]:
+        self._authenticate()
+        return super().receive()
+
+    def _authenticate(self) -> None:
+        """ZAP (rfc.zeromq.org/spec/27): only the job's own member key comes in."""
+        while self.zap.poll(0):
+            version, request, _domain, _address, _id, mechanism, *keys = self.zap.recv_multipart()
+            known = mechanism == b"CURVE" and keys == [z85.decode(self.keys.member_public)]
+            status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
+            self.zap.send_multipart([version, request, *status, b"", b""])
+
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        index = frames[0].bytes.decode("ascii", "replace")
+        if len(frames) != 2 or not index.isdigit() or not 0 < int(index) < self.agents:
+            return []  # not one of ours: a task that Slurm did not announce
+        return [self._arrived(frames[1], int(index))]
+
+    def send(self, to: int, data: bytes) -> None:
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([str(to).encode(), data], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self.zap.close()
+        super().close()
+
+
+class MemberChannel(Channel):
+    """The end of every other agent. `addresses` are all that the head's name resolves to."""
+
+    def __init__(
+        self, keys: Keys, index: int, addresses: Iterable[str], max_bytes: int
+    ) -> None:
+        super().__init__(zmq.DEALER, max_bytes)
+        self.socket.routing_id = str(index).encode()
+        # Messages go to connections that have completed the handshake, and wait for none.
+        self.socket.immediate = True
+        self.socket.reconnect_ivl = RECONNECT
+        self.socket.reconnect_ivl_max = RECONNECT_MAX
+        self.socket.curve_serverkey = keys.head_public
+        self.socket.curve_publickey = keys.member_public
+        self.socket.curve_secretkey = keys.member_secret
+        self._candidates = {
+            (address, port): f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+            for address in addresses
+            for port in keys.ports
+        }
+        for endpoint in self._candidates.values():
+            self.socket.connect(endpoint)
+
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        if len(self._candidates) > 1:
+            self._settle_on(int(frames[-1].get(zmq.SRCFD)))
+        return [self._arrived(frames[-1], HEAD)]
+
+    def _settle_on(self, connection: int) -> None:
+        """The head has answered on one candidate: let go of the others."""
+        try:
+            with socket.socket(fileno=os.dup(connection)) as s:
+                address, port = s.getpeername()[:2]
+        except OSError:
+            return  # closed meanwhile
+        if (address, port) not in self._candidates:
+            return
+        for candidate, endpoint in list(self._candidates.items()):
+            if candidate != (address, port):
+                self.socket.disconnect(endpoint)
+                del self._candidates[candidate]
+
+    def send(self, to: int, data: bytes) -> None:
+        assert to == HEAD, "members speak to the head only"
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(data, zmq.NOBLOCK)

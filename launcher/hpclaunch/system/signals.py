@@ -1,0 +1,30 @@
+"""Signals as data: a handler only wakes the loop, which reads what came from a descriptor."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Signals:
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for signum in (*ENDING, *FORWARDED):
+            # One that was ignored when we were started (nohup) stays so.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, lambda signum, frame: None)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def receive(self) -> list[int]:
+        try:
+            return list(self._reader.recv(512))
+        except BlockingIOError:
+            return []

@@ -1,0 +1,46 @@
+"""Messages as bytes: versioned, typed and limited in size. Never pickle."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from hpclaunch.core.messages import Message, Order, Report
+
+VERSION = 1
+MAX_BYTES = 1 << 20
+
+_KINDS: dict[str, type[Message]] = {"report": Report, "order": Order}
+
+
+class WireError(Exception):
+    """What arrived is not a message that this version understands."""
+
+
+class _Envelope(msgspec.Struct):
+    version: int
+    kind: Literal["report", "order"]
+    body: msgspec.Raw
+
+
+def encode(message: Message) -> bytes:
+    kind = "report" if isinstance(message, Report) else "order"
+    body = msgspec.Raw(msgspec.json.encode(message))
+    return msgspec.json.encode(_Envelope(VERSION, kind, body))
+
+
+def decode(data: bytes) -> Message:
+    """Raises WireError for anything that `encode` of this version could not have written."""
+    if len(data) > MAX_BYTES:
+        raise WireError(f"a message of {len(data)} bytes, over the limit of {MAX_BYTES}")
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.version != VERSION:
+            raise WireError(
+                f"a message of version {envelope.version}, not {VERSION}: install the same "
+                "hpclaunch on all nodes"
+            )
+        return msgspec.json.decode(envelope.body, type=_KINDS[envelope.kind])
+    except msgspec.MsgspecError as e:
+        raise WireError(f"not a message: {e}") from e
