@@ -231,9 +231,13 @@ class Agent:
         search.close()
         self.search = None
 
-    def _on_channel(self, item: net.Arrived | net.Closed) -> None:
+    def _on_channel(self, item: net.Item) -> None:
         if isinstance(item, net.Closed):
             self._deliver(events.PeerClosed(item.index))
+            return
+        if isinstance(item, net.Reached):
+            if self.place.index != HEAD:
+                self._deliver(events.HeadReached())
             return
         try:
             message = wire.decode(item.data)

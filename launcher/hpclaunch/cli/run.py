@@ -76,8 +76,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def check(options: argparse.Namespace) -> None:
     """Raises UsageError for options that are wrong whatever the machine is like."""
     if options.nproc not in KINDS and not (options.nproc.isdigit() and int(options.nproc) > 0):
-        raise UsageError(f"--nproc {options.nproc}: not a number of workers above 0, nor one of "
-                         f"{', '.join(KINDS)}")
+        raise UsageError(
+            f"--nproc {options.nproc}: not a number of workers above 0, nor one of "
+            f"{', '.join(KINDS)}"
+        )
     if options.max_restarts < 0:
         raise UsageError(f"--max-restarts {options.max_restarts}: less than none")
     if not 0 <= options.grace < math.inf:
@@ -169,9 +171,11 @@ def _count_workers(nproc: str, environ: Mapping[str, str]) -> tuple[int, str]:
     cpus = len(os.sched_getaffinity(0))
     if nproc == "cpu":
         return cpus, ""
+    import pynvml
+
     from hpclaunch.system import gpus
 
-    if found := gpus.visible(environ):
+    if found := gpus.visible(environ, pynvml):
         return found, ""
     if nproc == "gpu":
         selection = environ.get("CUDA_VISIBLE_DEVICES")

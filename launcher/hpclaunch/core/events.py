@@ -23,6 +23,11 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadReached:
+    """A connection to the head was made: what was said before may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerClosed:
     """The connection to an agent was closed from its side."""
 
@@ -79,6 +84,7 @@ class Tick:
 Event = (
     Started
     | Received
+    | HeadReached
     | PeerClosed
     | StoreListening
     | CheckpointChosen

@@ -26,6 +26,7 @@ from .effects import (
 )
 from .events import (
     Event,
+    HeadReached,
     PeerClosed,
     Received,
     Signalled,
@@ -79,7 +80,8 @@ class Member:
         self._unkillable_at = math.inf
         self._report_at = 0.0
         self._started_at = 0.0
-        self._notice_at = math.inf
+        self._notice_at = math.inf  # until the head is heard: when to say that we wait for it
+        self._give_up_at = math.inf  # and when to stop waiting
 
     @property
     def _is_head(self) -> bool:
@@ -89,7 +91,7 @@ class Member:
     def next_deadline(self) -> float:
         deadlines = [self._kill_at, self._unkillable_at]
         if not self._is_head and self.phase is not Phase.ENDED:
-            deadlines += [self._report_at, self._notice_at]
+            deadlines += [self._report_at, self._notice_at, self._give_up_at]
             deadlines.append(membership.lost_at(self._head, self.job))
         return min(deadlines)
 
@@ -101,14 +103,19 @@ class Member:
         match event:
             case Started():
                 self._started_at = now
-                self._notice_at = now + WAITING_NOTICE
+                if not self._is_head:
+                    self._notice_at = now + WAITING_NOTICE
+                    self._give_up_at = now + self.job.join
                 effects += [OpenStore()]
             case Received(message=Order() as order, address=address):
                 self._head.hear(now)
+                self._notice_at = self._give_up_at = math.inf
                 self._head_address = address
                 if (order.term, order.serial) > self._order:
                     self._order = (order.term, order.serial)
                     effects += self._obey(order, now)
+            case HeadReached():
+                self._report_at = now
             case PeerClosed(index=index) if index == HEAD:
                 self._head.close(now)
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
@@ -122,6 +129,7 @@ class Member:
                 effects += self._signalled(signum, now)
             case TroubleFound(trouble=trouble) if self._trouble is None:
                 self._trouble = trouble
+                self._hurry(now)
                 effects += self._stop(now)
         effects += self._deadlines(now)
         return effects + self._report(now, changed=self._state() != before)
@@ -205,6 +213,7 @@ class Member:
             return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
         again = bool(self._signum)
         self._signum = self._signum or signum
+        self._hurry(now)
         if again and self.phase is Phase.STOPPING:
             self._kill_at = now  # asked twice: no more grace
             return []
@@ -235,17 +244,15 @@ class Member:
             why = membership.evidence(self._head, now)
             reason = f"the head on {head} was lost: {why}"
             return effects + self._end(Verdict(EXIT_LOST, reason), now)
-        if self._head.heard is None:
-            waited = now - self._started_at
-            if self._signum or self._trouble or waited >= self.job.join:
-                # Nobody to tell: the head never came, so nothing of ours is running.
-                return effects + self._end(self._verdict_alone(waited), now)
-            if now >= self._notice_at:
-                self._notice_at = now + 6 * WAITING_NOTICE
-                line = f"{self.place.host} has waited {waited:.0f} s for the head on {head}"
-                effects.append(Say(line))
-        else:
-            self._notice_at = math.inf
+        waited = now - self._started_at
+        if now >= self._give_up_at:
+            # The head never came, so nothing of ours is running.
+            return effects + self._end(self._verdict_alone(waited), now)
+        if now >= self._notice_at:
+            self._notice_at = now + 6 * WAITING_NOTICE
+            effects.append(
+                Say(f"{self.place.host} has waited {waited:.0f} s for the head on {head}")
+            )
         return effects
 
     def _verdict_alone(self, waited: float) -> Verdict:
@@ -261,6 +268,11 @@ class Member:
             "hpclaunch running there, can the hosts reach each other, and do they see the same "
             "secret file?",
         )
+
+    def _hurry(self, now: float) -> None:
+        """There is something to tell the head, but no reason to wait for it for long."""
+        if self._give_up_at < math.inf:
+            self._give_up_at = min(self._give_up_at, now + self.job.parting)
 
     # Reports
 

@@ -26,7 +26,7 @@ CHUNK = 1 << 20
 
 def newest(directory: Path) -> tuple[str, list[str]]:
     """(path or "", "name: reason" of those passed over). A directory yet to come has none."""
-    passed_over = []
+    passed_over: list[str] = []
     for path in _candidates(directory):
         reason = incomplete(path)
         if reason is None:

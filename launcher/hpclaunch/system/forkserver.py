@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -72,10 +73,8 @@ class ForkServer:
         self._ask("kill")
 
     def _ask(self, op: str, **fields: Any) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it is gone: receive() tells
             self._socket.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
-        except OSError:
-            pass  # it is gone: receive() tells
 
     def receive(self) -> Iterator[dict[str, Any]]:
         """The replies that are there; call it when the descriptor is readable."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 
-def visible(environ: Mapping[str, str], nvml: ModuleType | Any | None = None) -> int:
-    """How many GPUs CUDA would show a program started here; 0 without a driver."""
-    if nvml is None:
-        import pynvml as nvml
+def visible(environ: Mapping[str, str], nvml: Any) -> int:
+    """How many GPUs CUDA would show a program started here; 0 without a driver.
+
+    `nvml` is the module `pynvml`, which the caller imports only when it needs this count.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:

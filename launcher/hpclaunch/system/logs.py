@@ -150,7 +150,7 @@ class Mirror:
             stream.partial = b""
 
     def finish(self, now: float) -> None:
-        """The workers are gone: show the rest. What the console does not take stays in the files."""
+        """The workers are gone: show the rest. What the console does not take is in the files."""
         for stream in self._streams.values():
             stream.behind = True
         self.wake(now)

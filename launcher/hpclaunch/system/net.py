@@ -77,10 +77,18 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """A member's connection to the head is there; messages before it may have gone nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """The connection to an agent was closed from its side."""
 
     index: int
+
+
+Item = Arrived | Reached | Closed
 
 
 class Channel:
@@ -92,16 +100,17 @@ class Channel:
         self.socket.linger = LINGER
         self.socket.maxmsgsize = max_bytes
         self.socket.ipv6 = True
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self.monitor = self.socket.get_monitor_socket(watched)
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [self.socket, self.monitor]
 
-    def receive(self) -> list[Arrived | Closed]:
+    def receive(self) -> list[Item]:
         """Everything that is there."""
-        events: list[Arrived | Closed] = []
+        events: list[Item] = []
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -109,10 +118,11 @@ class Channel:
                 break
             events += self._read(frames)
         while self.monitor.poll(0):
-            header = self.monitor.recv_multipart()[0]
-            closed = self._peer_on.pop(struct.unpack("=hi", header)[1], None)
-            if closed is not None:
-                events.append(Closed(closed))
+            what, value = struct.unpack("=hi", self.monitor.recv_multipart()[0])
+            if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                events.append(Reached())
+            elif (index := self._peer_on.pop(value, None)) is not None:
+                events.append(Closed(index))
         return events
 
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
@@ -162,7 +172,7 @@ class HeadChannel(Channel):
     def sockets(self) -> list[zmq.Socket[bytes]]:
         return [*super().sockets, self.zap]
 
-    def receive(self) -> list[Arrived | Closed]:
+    def receive(self) -> list[Item]:
         self._authenticate()
         return super().receive()
 
@@ -192,9 +202,7 @@ class HeadChannel(Channel):
 class MemberChannel(Channel):
     """The end of every other agent. `addresses` are all that the head's name resolves to."""
 
-    def __init__(
-        self, keys: Keys, index: int, addresses: Iterable[str], max_bytes: int
-    ) -> None:
+    def __init__(self, keys: Keys, index: int, addresses: Iterable[str], max_bytes: int) -> None:
         super().__init__(zmq.DEALER, max_bytes)
         self.socket.routing_id = str(index).encode()
         # Messages go to connections that have completed the handshake, and wait for none.

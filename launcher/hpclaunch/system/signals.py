@@ -18,7 +18,7 @@ class Signals:
         for signum in (*ENDING, *FORWARDED):
             # One that was ignored when we were started (nohup) stays so.
             if signal.getsignal(signum) is not signal.SIG_IGN:
-                signal.signal(signum, lambda signum, frame: None)
+                signal.signal(signum, lambda *_: None)
 
     def fileno(self) -> int:
         return self._reader.fileno()

@@ -25,7 +25,7 @@ class _Envelope(msgspec.Struct):
 
 
 def encode(message: Message) -> bytes:
-    kind = "report" if isinstance(message, Report) else "order"
+    kind: Literal["report", "order"] = "report" if isinstance(message, Report) else "order"
     body = msgspec.Raw(msgspec.json.encode(message))
     return msgspec.json.encode(_Envelope(VERSION, kind, body))
 

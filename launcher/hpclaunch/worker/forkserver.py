@@ -60,7 +60,9 @@ def children():
         with open(f"/proc/{me}/task/{me}/children") as f:
             return [int(pid) for pid in f.read().split()]
     except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ppid(pid) == me]
+        return [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ppid(pid) == me
+        ]
 
 
 def _ppid(pid):
@@ -95,7 +97,7 @@ class ForkServer:
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
-        self.listener = None
+        self.listener: socket.socket | None = None
         self.store = None  # (pid, socket) of the process that holds the rounds' stores
         self.originals = {s: signal.getsignal(s) for s in SPARED}
         for s in SPARED:
@@ -104,7 +106,7 @@ class ForkServer:
         self.wakeup.setblocking(False)
         wakeup_end.setblocking(False)
         self._wakeup_end = wakeup_end
-        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -129,7 +131,10 @@ class ForkServer:
                     getattr(self, "on_" + request.pop("op"))(**request)
 
     def tell(self, event, **fields):
-        self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+        try:
+            self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # the agent is gone: run() sees it too
 
     def drain_wakeup(self):
         try:
@@ -166,6 +171,7 @@ class ForkServer:
         self.store = (pid, ours)
 
     def on_start(self, workers, env, store):
+        assert self.listener is not None, "a round starts after a listen"
         if store and self.store is not None:
             try:
                 socket.send_fds(self.store[1], [b"."], [self.listener.fileno()])
@@ -281,13 +287,10 @@ class ForkServer:
 def main(fd):
     channel = socket.socket(fileno=fd)
     server = ForkServer(channel)
-    server.tell("ready")
     try:
         server.run()
     finally:
-        # The agent is gone, or this process is at fault: either way nothing may stay. What is
-        # still to be told has nobody to hear it.
-        server.tell = lambda event, **fields: None
+        # The agent is gone, or this process is at fault: either way nothing may stay.
         server.sweep(spare_store=False)
 
 

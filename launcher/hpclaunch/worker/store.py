@@ -14,16 +14,16 @@ import sys
 
 def main(fd):
     channel = socket.socket(fileno=fd)
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's own name for it
 
-    store = None
+    stores: list[TCPStore] = []  # the living one
     while True:
         data, fds, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
             return
         listener = socket.socket(fileno=fds[0])
         port = listener.getsockname()[1]
-        store = None  # frees the last round's store before the next one begins
+        stores.clear()  # the last round's goes before the next one begins
         store = TCPStore(
             "127.0.0.1",
             port,
@@ -31,6 +31,7 @@ def main(fd):
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
+        stores.append(store)
 
 
 if __name__ == "__main__":
