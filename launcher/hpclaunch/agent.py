@@ -120,6 +120,8 @@ class Agent:
             self._conclude(self.verdict)
             return self.verdict.code
         finally:
+            if self.search is not None:
+                self.search.close()
             self.forkserver.close()
             if self.channel is not None:
                 self.channel.close()
@@ -183,7 +185,7 @@ class Agent:
             if self._told.get(key) == value.message.news:
                 return
             self._told[key] = value.message.news
-        self.journal.write(kind, now, value)
+        self.journal.write(kind, now, type(value).__name__, value)
 
     # Events
 
@@ -210,9 +212,8 @@ class Agent:
                     f"the store process on {self.place.host} ended with {code}{where}/store.err: "
                     "workers that use torch.distributed cannot meet"
                 )
-            case _:
-                if self.journal is not None:
-                    self.journal.write("note", time.monotonic(), reply)
+            case {"event": "started"} if self.journal is not None:
+                self.journal.write("note", time.monotonic(), "started", reply)
 
     def _on_search(self, search: Search) -> None:
         try:

@@ -112,17 +112,16 @@ class Search:
         self._data += chunk
         if chunk:
             return None
-        self.close()
-        if self._process.returncode:
-            raise OSError(f"the search for checkpoints ended with {self._process.returncode}")
+        if code := self._process.wait():
+            raise OSError(f"the search ended with {code}")
         answer = json.loads(self._data)
         return answer["path"], answer["passed_over"]
 
     def close(self) -> None:
-        self._pipe.close()
-        if self._data == b"":
-            self._process.kill()
+        """Also ends a search that is still running."""
+        self._process.kill()
         self._process.wait()
+        self._pipe.close()
 
 
 if __name__ == "__main__":

@@ -23,14 +23,11 @@ class Journal:
         self._fd = os.open(directory / name, flags, 0o600)
         self.failed: OSError | None = None
 
-    def write(self, kind: str, now: float, value: Any) -> None:
+    def write(self, kind: str, now: float, name: str, value: Any) -> None:
         """`kind` is "event", "effect" or "note"; `now` the monotonic time the core was given."""
         if self.failed:
             return
-        name = value if isinstance(value, str) else type(value).__name__
-        entry = {"time": time.time(), "now": now, kind: name}
-        if not isinstance(value, str):
-            entry["with"] = value
+        entry = {"time": time.time(), "now": now, kind: name, "with": value}
         try:
             os.write(self._fd, msgspec.json.encode(entry) + b"\n")
         except OSError as e:
