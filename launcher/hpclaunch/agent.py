@@ -122,6 +122,7 @@ class Agent:
         finally:
             if self.search is not None:
                 self.search.close()
+            self.mirror.close()
             self.forkserver.close()
             if self.channel is not None:
                 self.channel.close()

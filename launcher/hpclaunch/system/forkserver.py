@@ -41,7 +41,10 @@ class ForkServer:
         self._socket, theirs = socket.socketpair()
         script = str(_WORKER / "forkserver.py")
         command = [sys.executable, "-I", "-S", script, str(theirs.fileno())]
+        # A signal for the agent must not end the fork server before it can ignore it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._buffer = b""
         self.lost = False

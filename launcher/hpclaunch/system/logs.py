@@ -162,6 +162,13 @@ class Mirror:
     def behind(self) -> bool:
         return any(s.behind for s in self._streams.values())
 
+    def close(self) -> None:
+        for stream in self._streams.values():
+            os.close(stream.fd)
+        self._streams.clear()
+        if self._inotify is not None:
+            self._inotify.close()
+
     def forget(self) -> None:
         """Stop following what has been shown whole; the files of the next round come."""
         for key, stream in list(self._streams.items()):

@@ -165,6 +165,7 @@ class HeadChannel(Channel):
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.bind(f"tcp://*:{port}")
                 return port
+        self.close()
         tried = ", ".join(map(str, self.keys.ports))
         raise UsageError(f"none of this job's ports is free on {socket.gethostname()}: {tried}")
 

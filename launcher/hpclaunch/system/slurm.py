@@ -83,8 +83,10 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
 
 def expand(nodelist: str) -> list[str]:
     """`n[1-3],gpu07` -> hosts, in Slurm's order."""
+    if not nodelist or nodelist.count("[") != nodelist.count("]"):
+        raise ValueError(f"host list {nodelist!r}")
     if not re.search(r"[\[,]", nodelist):
-        return [nodelist] if nodelist else []
+        return [nodelist]
     command = ["scontrol", "show", "hostnames", nodelist]
     try:
         shown = subprocess.run(

@@ -42,5 +42,5 @@ def decode(data: bytes) -> Message:
                 "hpclaunch on all nodes"
             )
         return msgspec.json.decode(envelope.body, type=_KINDS[envelope.kind])
-    except msgspec.MsgspecError as e:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"not a message: {e}") from e

@@ -102,6 +102,8 @@ class ForkServer:
         self.originals = {s: signal.getsignal(s) for s in SPARED}
         for s in SPARED:
             signal.signal(s, signal.SIG_IGN)
+        # The agent blocked them for the moments until here.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.wakeup, wakeup_end = socket.socketpair()
         self.wakeup.setblocking(False)
         wakeup_end.setblocking(False)
@@ -122,7 +124,10 @@ class ForkServer:
                     self.reap()
                     self.settle()
                     continue
-                data = self.channel.recv(1 << 16)
+                try:
+                    data = self.channel.recv(1 << 16)
+                except ConnectionResetError:  # the agent died without reading our last words
+                    return
                 if not data:
                     return
                 *lines, buffer = (buffer + data).split(b"\n")
@@ -286,6 +291,7 @@ class ForkServer:
 
 def main(fd):
     channel = socket.socket(fileno=fd)
+    channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
     server = ForkServer(channel)
     try:
         server.run()

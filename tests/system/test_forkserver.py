@@ -1,0 +1,256 @@
+"""The fork server with real processes: what it starts, what it tells, and that nothing stays."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from hpclaunch.system.forkserver import ForkServer, Worker
+
+LIMIT = 20  # seconds; far more than any of this takes
+
+
+class Client:
+    """A fork server and what it has told so far."""
+
+    def __init__(self, tmp_path):
+        self.server = ForkServer()
+        self.tmp_path = tmp_path
+        self.told = []
+
+    def start(self, *commands, env=None, **more):
+        self.server.listen(loopback=True)
+        self.until("listening")
+        workers = [
+            Worker(
+                rank, argv, {"RANK": str(rank)}, str(self.path(rank, "out")), str(self.path(rank))
+            )
+            for rank, argv in enumerate(commands)
+        ]
+        self.server.start(workers, env or {}, store=False, **more)
+        for _ in workers:
+            self.until("started")
+
+    def path(self, rank, kind="err"):
+        return self.tmp_path / f"rank-{rank}.{kind}"
+
+    def until(self, event):
+        """The next reply of this kind; the ones before it stay in `told`."""
+        seen = 0
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            for reply in self.told[seen:]:
+                seen += 1
+                if reply["event"] == event:
+                    self.told.remove(reply)
+                    return reply
+            if select.select([self.server], [], [], 0.1)[0]:
+                self.told += self.server.receive()
+        raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
+
+    @property
+    def pid(self):
+        return self.server._process.pid
+
+
+@pytest.fixture
+def client(tmp_path):
+    client = Client(tmp_path)
+    yield client
+    client.server.close()
+
+
+def sh(script):
+    return ["sh", "-c", script]
+
+
+def python(script):
+    return [sys.executable, "-u", "-c", script]
+
+
+def wait_for(path):
+    deadline = time.monotonic() + LIMIT
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, f"{path} was never written"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def gone(pid):
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "signum"),
+    [
+        ("exit 0", 0, 0),
+        ("exit 3", 3, 0),
+        ("exit 137", 137, 0),
+        ("kill -KILL $$", 137, 9),
+        ("kill -SEGV $$", 139, 11),
+    ],
+)
+def test_how_a_worker_ended(client, script, code, signum):
+    client.start(sh(script))
+    exited = client.until("exit")
+    assert (exited["rank"], exited["code"], exited["signal"]) == (0, code, signum)
+    client.until("gone")
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"), [(["/no/such/program"], 127), (["/etc/passwd"], 126), (["/"], 126)]
+)
+def test_a_program_that_cannot_be_started(client, argv, code):
+    client.start(argv)
+    assert client.until("exit")["code"] == code
+    assert f"cannot start {argv[0]}" in client.path(0).read_text()
+
+
+def test_environment_and_output(client):
+    client.start(sh("echo $RANK $COMMON; echo oops >&2"), sh("echo $RANK"), env={"COMMON": "all"})
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "0 all\n"
+    assert client.path(0).read_text() == "oops\n"
+    assert client.path(1, "out").read_text() == "1\n"
+    assert client.path(1, "out").stat().st_mode & 0o777 == 0o600
+
+
+def test_output_is_appended_never_overwritten(client):
+    client.path(0, "out").write_text("of an earlier run\n")
+    client.start(sh("echo more"))
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "of an earlier run\nmore\n"
+
+
+def test_a_worker_is_like_a_fresh_process(client, tmp_path):
+    """Signals, masks and descriptors are those that a shell gives to a program."""
+    probe = tmp_path / "probe.py"
+    probe.write_text(
+        "import os, re\n"
+        "status = open('/proc/self/status').read()\n"
+        "descriptors = sorted(os.listdir('/proc/self/fd'))\n"
+        "print(re.findall(r'Sig(?:Blk|Ign):.*', status), descriptors)\n"
+    )
+    expected = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} {probe} < /dev/null"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    client.start([sys.executable, str(probe)])
+    client.until("gone")
+    assert client.path(0, "out").read_text() == expected.stdout
+
+
+def test_stop_reaches_the_whole_group_and_kill_everything(client):
+    client.start(sh("trap 'echo stopped; exit 5' TERM; echo up; while :; do sleep 0.05; done"))
+    wait_for(client.path(0, "out"))
+    client.server.stop()
+    assert client.until("exit")["code"] == 5
+    client.until("gone")
+    client.path(0, "out").unlink()
+    client.start(sh("trap '' TERM; echo up; while :; do sleep 0.05; done"))
+    wait_for(client.path(0, "out"))
+    client.server.stop()
+    client.server.kill()
+    assert client.until("exit")["signal"] == signal.SIGKILL
+    client.until("gone")
+
+
+def test_what_a_worker_leaves_behind_goes_with_the_round(client):
+    client.start(
+        sh("setsid sleep 600 & (setsid sh -c 'sleep 601 & sleep 602' &) ; echo $!; exit 0")
+    )
+    left = int(wait_for(client.path(0, "out")))
+    client.until("gone")
+    assert gone(left)
+    assert psutil.Process(client.pid).children(recursive=True) == []
+
+
+def test_a_signal_goes_only_to_those_that_handle_it(client):
+    handler = "trap 'echo usr1' USR1; echo up; while :; do sleep 0.02; done"
+    client.start(sh(handler), sh("echo up; exec sleep 600"))
+    for rank in (0, 1):
+        wait_for(client.path(rank, "out"))
+    client.server.signal(signal.SIGUSR1)
+    assert client.until("unhandled")["ranks"] == [1]
+    deadline = time.monotonic() + LIMIT
+    while "usr1" not in client.path(0, "out").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not client.told, "a worker ended"
+    client.server.kill()
+    client.until("gone")
+
+
+def test_nothing_outlives_a_killed_fork_server(client):
+    client.start(sh("setsid sleep 600 & echo $! $$; wait"))
+    pids = [int(word) for word in wait_for(client.path(0, "out")).split()]
+    os.kill(client.pid, signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT
+    while not client.server.lost:
+        assert time.monotonic() < deadline
+        select.select([client.server], [], [], 0.1)
+        client.told += client.server.receive()
+    assert all(gone(pid) for pid in pids)
+
+
+def test_nothing_outlives_a_killed_agent(tmp_path):
+    """The agent is a process of its own here, and really killed."""
+    agent = subprocess.Popen(
+        [sys.executable, "-c",
+         "import sys, time; sys.path.insert(0, sys.argv[1]); import test_forkserver as t, pathlib\n"
+         "c = t.Client(pathlib.Path(sys.argv[2]))\n"
+         "c.start(t.sh('trap \"\" TERM; setsid sleep 600 & echo $! $$; wait'))\n"
+         "time.sleep(600)", os.path.dirname(__file__), str(tmp_path)]
+    )  # fmt: skip
+    pids = [int(word) for word in wait_for(tmp_path / "rank-0.out").split()]
+    (server,) = psutil.Process(agent.pid).children()
+    agent.kill()
+    agent.wait()
+    assert all(gone(pid) for pid in (*pids, server.pid))
+
+
+def test_signals_meant_for_the_agent_leave_it_alone(client):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(client.pid, signum)
+    client.start(sh("exit 0"))
+    client.until("gone")
+
+
+def test_the_store_is_there_before_torch_is(client):
+    """Workers may connect at once; a second round gets a store without the first one's keys."""
+    errors = client.tmp_path / "store.err"
+    client.server.prepare_store(sys.executable, str(errors))
+    use = (
+        "import sys; from torch.distributed import TCPStore\n"
+        "s = TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False)\n"
+        "print(s.check(['key'])); s.set('key', 'v')"
+    )
+    for _ in range(2):
+        client.server.listen(loopback=True)
+        port = str(client.until("listening")["port"])
+        out, err = str(client.path(0, "out")), str(client.path(0))
+        worker = Worker(0, [*python(use), port], {}, out, err)
+        client.server.start([worker], {}, store=True)
+        exited = client.until("exit")
+        assert exited["code"] == 0, json.dumps(client.path(0).read_text())
+        client.until("gone")
+    assert client.path(0, "out").read_text() == "False\nFalse\n"
+
+
+def test_a_store_that_cannot_start_is_told(client):
+    client.server.prepare_store("/bin/false", str(client.tmp_path / "store.err"))
+    assert client.until("store-exit")["code"] == 1

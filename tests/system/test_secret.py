@@ -1,0 +1,68 @@
+"""The secret file: made once, private, refused otherwise."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hpclaunch.core.errors import UsageError
+from hpclaunch.system import secret
+
+
+def test_made_on_first_use_and_private(tmp_path):
+    path = tmp_path / "state" / "hpclaunch" / "secret"
+    made = secret.load_or_create(path)
+    assert len(made) == secret.BYTES
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert secret.load_or_create(path) == made
+    assert [p.name for p in path.parent.iterdir()] == ["secret"]
+
+
+def test_many_at_once_agree(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        made = set(pool.map(lambda _: secret.load_or_create(tmp_path / "secret"), range(64)))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_open_to_others_is_refused(tmp_path, mode):
+    path = tmp_path / "secret"
+    secret.load_or_create(path)
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=f"open to others \\(mode {mode:04o}\\)"):
+        secret.load_or_create(path)
+
+
+def test_too_short_is_refused(tmp_path):
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    with pytest.raises(UsageError, match="too short"):
+        secret.load_or_create(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_of_another_user_is_refused(tmp_path):
+    path = tmp_path / "secret"
+    secret.load_or_create(path)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        secret.load_or_create(path)
+
+
+def test_a_place_that_cannot_be_written_names_the_way_out(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=secret.VARIABLE):
+        secret.load_or_create(tmp_path / "file" / "secret")
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"HPCLAUNCH_SECRET_FILE": "/s", "XDG_STATE_HOME": "/x"}, "/s"),
+        ({"XDG_STATE_HOME": "/x"}, "/x/hpclaunch/secret"),
+    ],
+)
+def test_where_it_is(environ, path):
+    assert str(secret.secret_path(environ)) == path

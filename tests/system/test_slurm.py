@@ -1,0 +1,115 @@
+"""What an environment of Slurm means, as tables. Values as a real step has them."""
+
+import os
+
+import pytest
+
+from hpclaunch.core.errors import UsageError
+from hpclaunch.core.model import Place
+from hpclaunch.system import slurm
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "3",
+    "SLURM_JOB_NODELIST": "n[1-3]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[2-3]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_PROCID": "1",
+    "SLURMD_NODENAME": "n3",
+}
+
+
+def read(**changes):
+    return slurm.allocation({**STEP, **changes}, unique="x")
+
+
+def test_a_step_on_part_of_the_jobs_nodes():
+    where = read()
+    assert where.name == "7.0"
+    assert where.places == (Place(0, 0, "n2"), Place(1, 1, "n3"))
+    assert where.index == 1
+
+
+def test_uneven_tasks_per_node():
+    where = read(SLURM_STEP_TASKS_PER_NODE="2,1", SLURM_LOCALID="0")
+    assert where.places == (Place(0, 0, "n2"), Place(1, 0, "n2"), Place(2, 1, "n3"))
+    assert where.index == 2
+
+
+def test_a_requeued_job_is_another_start():
+    assert read(SLURM_RESTART_COUNT="2").identity == "7.0.r2"
+
+
+def test_the_hosts_own_name_decides_where_it_is_known():
+    assert read(SLURMD_NODENAME="n2").index == 0
+    assert read(SLURMD_NODENAME="elsewhere").index == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_TASKS_PER_NODE": "1"},
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x2"},
+        {"SLURM_STEP_TASKS_PER_NODE": ""},
+        {"SLURM_LOCALID": "3"},
+        {"SLURM_LOCALID": "one"},
+        {"SLURM_STEP_NODELIST": "n[2-"},
+        {"SLURM_STEP_NODELIST": ""},
+        {"SLURM_RESTART_COUNT": "?"},
+    ],
+)
+def test_nonsense_is_one_clear_line(changes):
+    with pytest.raises(UsageError, match="makes no sense"):
+        read(**changes)
+
+
+@pytest.mark.parametrize("missing", ["SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_JOB_ID"])
+def test_a_missing_variable_is_named(missing):
+    environ = {k: v for k, v in STEP.items() if k != missing}
+    with pytest.raises(UsageError, match=missing):
+        slurm.allocation(environ, unique="x")
+
+
+def test_a_job_of_several_nodes_without_srun():
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NODEID": "0"}
+    with pytest.raises(UsageError, match="prefix with srun"):
+        slurm.allocation(batch, unique="x")
+
+
+def test_a_batch_script_of_one_node_needs_no_srun():
+    where = slurm.allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, unique="x")
+    assert (where.name, len(where.places), where.index) == ("7.batch", 1, 0)
+
+
+def test_without_slurm():
+    where = slurm.allocation({}, unique="20260101-1")
+    assert (where.name, len(where.places)) == ("local-20260101-1", 1)
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "hosts"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[001-003]", ["n001", "n002", "n003"]),
+        ("n[3,1]", None),  # any order, but both
+        ("gpu2,cpu1,gpu1", ["gpu2", "cpu1", "gpu1"]),
+        ("b1,a[1-2]", ["b1", "a1", "a2"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("node[01-02]-int", ["node01-int", "node02-int"]),
+    ],
+)
+def test_host_lists_without_scontrol(monkeypatch, nodelist, hosts):
+    monkeypatch.setenv("PATH", os.devnull)
+    expanded = slurm.expand(nodelist)
+    assert expanded == hosts if hosts else sorted(expanded) == ["n1", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("4,1(x2)", [4, 1, 1])]
+)
+def test_tasks_per_node(text, counts):
+    assert slurm.tasks_per_node(text) == counts

@@ -1,0 +1,92 @@
+"""Messages as bytes: what goes in comes out, and nothing else comes out."""
+
+import contextlib
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpclaunch.core.messages import Order, Report
+from hpclaunch.core.model import Assignment, Failure, Goal, Phase, Trouble, Verdict, WorkerExit
+from hpclaunch.system import wire
+
+ASSIGNMENT = Assignment(1, 1, 4, 2, 8, 0, 2, 2, 4, "10.0.0.3", "10.0.0.1", 4242, False, "/c/e.pt")
+FAILURE = Failure(1, 3, "n2", 137, 9, 12.5, "last words é")
+REPORT = Report(
+    index=2,
+    serial=9,
+    nproc=2,
+    address="10.0.0.3",
+    head_address="10.0.0.1",
+    store_port=4243,
+    round=1,
+    phase=Phase.STOPPING,
+    exits=(WorkerExit(4, 137, 9, 0.25, False, "Killed\n"),),
+    stop_signal=0,
+    trouble=Trouble(1, "no disk"),
+)
+ORDERS = [
+    Order(1, 1, Goal.WAIT, 0),
+    Order(1, 2, Goal.RUN, 1, assignment=ASSIGNMENT),
+    Order(1, 3, Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
+]
+
+
+@pytest.mark.parametrize("message", [REPORT, *ORDERS])
+def test_there_and_back(message):
+    assert wire.decode(wire.encode(message)) == message
+
+
+def altered(**changes) -> bytes:
+    envelope = json.loads(wire.encode(REPORT))
+    body = changes.pop("body", {})
+    envelope["body"].update(body)
+    return json.dumps({**envelope, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x04K\x01.",  # a pickle
+        b"{}",
+        b"[]",
+        altered(kind="pickle"),
+        altered(kind="order"),
+        altered(body={"index": "2"}),
+        altered(body={"phase": "dancing"}),
+        altered(body={"exits": [{"rank": 1}]}),
+        altered(body={"serial": None}),
+        altered(body={"serial": math.pi}),
+        wire.encode(REPORT)[:-3],
+    ],
+)
+def test_anything_else_is_refused(data):
+    with pytest.raises(wire.WireError):
+        wire.decode(data)
+
+
+def test_another_version_says_what_to_do():
+    with pytest.raises(wire.WireError, match="install the same hpclaunch on all nodes"):
+        wire.decode(altered(version=2))
+
+
+def test_the_size_is_limited():
+    with pytest.raises(wire.WireError, match="over the limit"):
+        wire.decode(altered(body={"address": "x" * wire.MAX_BYTES}))
+
+
+@given(st.binary(max_size=300))
+def test_noise_never_does_harm(data):
+    with pytest.raises(wire.WireError):
+        wire.decode(data)
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_one_wrong_byte_never_does_harm(position, value):
+    data = bytearray(wire.encode(REPORT))
+    data[position % len(data)] = value
+    with contextlib.suppress(wire.WireError):
+        assert isinstance(wire.decode(bytes(data)), Report)
