@@ -1,0 +1,75 @@
+"""Run the command as a user does, and look at what it leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
+LIMIT = 60  # seconds; far more than any of these runs takes
+
+
+def environment(**changes):
+    """The tests' own environment without a launcher's or Slurm's variables."""
+    foreign = ("SLURM", "TORCHELASTIC", "HPCLAUNCH", "CUDA_VISIBLE")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
+    return {**env, **{k: str(v) for k, v in changes.items()}}
+
+
+def hpclaunch(*args, cwd, env=None, before=(), **more):
+    """The finished run, with its output as text; `before` stands before the command."""
+    command = [*before, HPCLAUNCH, *map(str, args)]
+    env = environment() if env is None else env
+    return subprocess.run(
+        command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
+    )
+
+
+def start(*args, cwd, **more):
+    """A running one."""
+    command = [HPCLAUNCH, *map(str, args)]
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.Popen(command, cwd=cwd, env=environment(), text=True, **more)
+
+
+def script(directory, text, name="train.py"):
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def until(condition):
+    """What `condition` returns once it is true."""
+    deadline = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+    return found
+
+
+def living(pids):
+    """Those of `pids` that are alive; a zombie that nobody reaped is not."""
+    alive = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                alive.append(pid)
+        except psutil.NoSuchProcess:
+            pass
+    return alive
+
+
+def family(process):
+    """The pids of a launcher and everything below it."""
+    return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
+
+
+def end(process, signum=signal.SIGTERM):
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=LIMIT)
+    return process.returncode, out, err

@@ -1,0 +1,262 @@
+"""The same program on one machine: real workers, really killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from launching import LIMIT, end, environment, family, hpclaunch, living, script, start, until
+
+TRAIN = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+rank, restarts = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"rank {rank} of {int(ones)} restarts {restarts}")
+if restarts in sys.argv[1:] and rank == 1:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+WAIT = """
+import os, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *a: print("got USR1"))
+def stop(*a):
+    print("got TERM")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("up", os.getpid())
+for _ in range(6000):
+    time.sleep(0.1)
+"""
+
+
+def only_logs(cwd):
+    (directory,) = (cwd / "hpclaunch-logs").iterdir()
+    return directory
+
+
+def journal(cwd):
+    lines = (only_logs(cwd) / "journal.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def outputs(cwd, number=0):
+    return {p.name: p.read_text() for p in (only_logs(cwd) / f"round-{number}").glob("*.out")}
+
+
+def test_a_training(tmp_path):
+    done = hpclaunch("--nproc", 2, script(tmp_path, TRAIN), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["rank 0 of 2 restarts 0", "rank 1 of 2 restarts 0"]
+    assert outputs(tmp_path) == {
+        "rank-0.out": "rank 0 of 2 restarts 0\n",
+        "rank-1.out": "rank 1 of 2 restarts 0\n",
+    }
+
+
+def test_a_killed_worker_costs_one_restart(tmp_path):
+    done = hpclaunch("--nproc", 2, script(tmp_path, TRAIN), "0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2 restarts 1" in done.stdout
+    assert "was killed by SIGKILL; restart 1 of 3" in done.stderr
+    assert outputs(tmp_path, 1)["rank-1.out"] == "rank 1 of 2 restarts 1\n"
+
+
+def test_restarts_exhausted(tmp_path):
+    args = ["--nproc", 2, "--max-restarts", 1, script(tmp_path, TRAIN), "0", "1"]
+    done = hpclaunch(*args, cwd=tmp_path)
+    assert done.returncode == 137
+    text = done.stderr
+    assert "rank 1 on " in text
+    assert "was killed by SIGKILL in round 1, and all 1 restart is used up" in text
+    assert "    | rank 1 of 2 restarts 1" in text
+
+
+@pytest.mark.parametrize(("code", "told"), [("sys.exit(7)", 7), ("1/0", 1), ("os.abort()", 134)])
+def test_the_exit_code_is_the_causes_own(tmp_path, code, told):
+    body = (
+        f"import os, sys\nif os.environ['RANK'] == '1':\n    {code}\nimport time; time.sleep(600)"
+    )
+    args = ["--nproc", 2, "--max-restarts", 0, "--grace", 1, script(tmp_path, body)]
+    done = hpclaunch(*args, cwd=tmp_path)
+    assert done.returncode == told
+    assert "no restarts were allowed (--max-restarts 0)" in done.stderr
+    if code == "1/0":
+        assert "    | ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_workers_do_not_need_torch(tmp_path):
+    done = hpclaunch("--nproc", 3, script(tmp_path, "print('hello')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "hello\n" * 3)
+
+
+def test_auto_without_a_gpu_says_what_it_counts(tmp_path):
+    if os.path.exists("/proc/driver/nvidia"):
+        pytest.skip("there is a GPU here")
+    cpus = len(os.sched_getaffinity(0))
+    done = hpclaunch("--nproc", "auto", script(tmp_path, "print('hello')"), cwd=tmp_path)
+    assert done.stdout == "hello\n" * cpus
+    assert f"no GPU here: one worker for each of the {cpus} CPUs" in done.stderr
+
+
+def test_arguments_reach_the_script_verbatim(tmp_path):
+    args = ["--nproc=5", "-m", "two words", "", "--", "*", "--max-restarts", "$HOME"]
+    body = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    done = hpclaunch("--nproc", 1, script(tmp_path, body), *args, cwd=tmp_path)
+    assert json.loads(done.stdout) == args
+
+
+def test_resuming(tmp_path):
+    """From the second start on, and with arguments for a script that knows nothing of us."""
+    body = (
+        "import os, sys, torch\n"
+        "print(sys.argv[1:], os.environ['HPCLAUNCH_CHECKPOINT'])\n"
+        "torch.save({}, 'points/a b.pt')\n"
+        "sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))\n"
+    )
+    (tmp_path / "points").mkdir()
+    args = ["--checkpoint-dir", "points", "--resume-with", "--resume {checkpoint}"]
+    done = hpclaunch("--nproc", 1, *args, script(tmp_path, body), "x", cwd=tmp_path)
+    point = str(tmp_path / "points" / "a b.pt")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"['x'] {''}", f"['x', '--resume', '{point}'] {point}"]
+    assert f"resuming from {point}" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_job_in_order(tmp_path, signum):
+    job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)
+    until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
+    pids = family(job)
+    code, out, err = end(job, signum)
+    assert code == 128 + signum
+    assert out.count("got TERM") == 2
+    assert f"ended by {signum.name}" in err
+    assert until(lambda: not living(pids))
+
+
+def outputs_if_any(cwd):
+    return outputs(cwd) if (cwd / "hpclaunch-logs").exists() else {}
+
+
+def test_usr1_is_passed_on_and_the_workers_run_on(tmp_path):
+    job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)
+    until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
+    job.send_signal(signal.SIGUSR1)
+    until(lambda: sum(1 for text in outputs(tmp_path).values() if "got USR1" in text) == 2)
+    assert job.poll() is None
+    job.send_signal(signal.SIGUSR2)  # for which WAIT has no handler
+    err = until(lambda: job.stderr.readline())
+    assert "SIGUSR2 not passed on to rank 0, 1: the script has no handler for it" in err
+    assert end(job)[0] == 128 + signal.SIGTERM
+
+
+def test_a_worker_that_ignores_sigterm_gets_sigkill(tmp_path):
+    body = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(600)"
+    job = start("--nproc", 1, "--grace", 0.3, script(tmp_path, body), cwd=tmp_path)
+    until(lambda: "up" in "".join(outputs_if_any(tmp_path).values()))
+    pids = family(job)
+    assert end(job)[0] == 128 + signal.SIGTERM
+    assert until(lambda: not living(pids))
+
+
+def test_nothing_outlives_a_killed_agent(tmp_path):
+    body = WAIT + "\n"
+    body = body.replace('print("up"', 'os.system("setsid sleep 600 &"); print("up"')
+    job = start("--nproc", 2, script(tmp_path, body), cwd=tmp_path)
+    until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
+    pids = family(job)
+    assert len(pids) >= 6  # agent, fork server, store, two workers, what they started
+    job.kill()
+    job.communicate(timeout=LIMIT)
+    assert until(lambda: not living(pids))
+
+
+def test_a_killed_fork_server_ends_the_job(tmp_path):
+    job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)
+    until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
+    pids = family(job)
+    os.kill(pids[1], signal.SIGKILL)
+    _, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 1
+    assert "the fork server on" in err
+    assert until(lambda: not living(pids))
+
+
+def test_a_stalled_console_stops_nobody(tmp_path):
+    """1 MB a worker into a pipe that nobody reads until the workers are done."""
+    body = "for n in range(10_000): print(f'{n:06d} ' + 92 * 'x')\nopen('done','w').close()"
+    job = start("--nproc", 1, script(tmp_path, body), cwd=tmp_path)
+    until((tmp_path / "done").exists)
+    out, _ = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0
+    assert [line[:6] for line in out.splitlines()] == [f"{n:06d}" for n in range(10_000)]
+
+
+def test_a_console_that_has_gone_ends_nothing(tmp_path):
+    body = "import time\nfor n in range(30): print(n); time.sleep(0.02)"
+    job = start("--nproc", 1, script(tmp_path, body), cwd=tmp_path, stderr=subprocess.DEVNULL)
+    job.stdout.close()
+    assert job.wait(LIMIT) == 0
+    assert outputs(tmp_path)["rank-0.out"].splitlines()[-1] == "29"
+
+
+def test_the_journal_tells_the_story(tmp_path):
+    hpclaunch("--nproc", 1, "--max-restarts", 1, script(tmp_path, "1/0"), cwd=tmp_path)
+    entries = journal(tmp_path)
+    told = [e.get("event") or e.get("effect") or e.get("note") for e in entries]
+    assert told[0] == "Started"
+    assert told.count("StartWorkers") == 2
+    assert told.count("started") == 2
+    assert told.count("WorkerExited") == 2
+    assert told[-1] == "Exit"
+    assert [e["now"] for e in entries] == sorted(e["now"] for e in entries)
+    assert only_logs(tmp_path).stat().st_mode & 0o777 == 0o700
+    assert (only_logs(tmp_path) / "journal.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_log_directory_of_the_users_choice(tmp_path):
+    args = ["--nproc", 1, "--log-dir", "mine", script(tmp_path, "print('hello')")]
+    for runs in (1, 2):
+        assert hpclaunch(*args, cwd=tmp_path).returncode == 0
+        assert (tmp_path / "mine/round-0/rank-0.out").read_text() == "hello\n" * runs
+
+
+def test_the_environment_is_torchruns(tmp_path):
+    """Every variable that torchrun sets, and with the same value where it can be the same."""
+    body = "import json, os; json.dump(dict(os.environ), open(os.environ['RANK'] + '.json', 'w'))"
+    path = script(tmp_path, body)
+
+    def seen(rank):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        return {k: v for k, v in found.items() if k not in before}
+
+    before = environment()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun += ["--max-restarts=3", str(path)]
+    subprocess.run([sys.executable, *torchrun], cwd=tmp_path, env=before, check=True)
+    theirs = [seen(rank) for rank in (0, 1)]
+    assert hpclaunch("--nproc", 2, path, cwd=tmp_path).returncode == 0
+    ours = [seen(rank) for rank in (0, 1)]
+    own = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"}
+    for mine, its in zip(ours, theirs, strict=True):
+        assert set(its) <= set(mine)
+        assert {k: mine[k] for k in set(its) - own} == {k: its[k] for k in set(its) - own}
+        assert set(mine) - set(its) == {"HPCLAUNCH_CHECKPOINT", "GLOO_SOCKET_IFNAME"}
+        assert mine["MASTER_ADDR"] == "127.0.0.1"
+        assert mine["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_what_the_user_has_set_stays(tmp_path):
+    chosen = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "lo"}
+    chosen["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    body = f"import os; print([os.environ[n] for n in {list(chosen)}])"
+    args = ["--nproc", 2, script(tmp_path, body)]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(**chosen))
+    assert done.stdout == f"{list(chosen.values())}\n" * 2
