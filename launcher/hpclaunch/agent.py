@@ -10,44 +10,28 @@ import os
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from . import report
-from .core import contract, effects, events
+from .config import Config
+from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
-from .core.model import EXIT_LOST, Assignment, Job, Trouble, Verdict
+from .core.model import EXIT_LOST, Assignment, Trouble, Verdict
 from .core.restarts import signal_name
 from .system import forkserver, net, route, secret, wire
 from .system.checkpoints import Search
 from .system.console import Console
 from .system.journal import Journal
-from .system.logs import LogDirectory, Mirror, tail
+from .system.logs import Mirror, tail
 from .system.signals import Signals
-from .system.slurm import Allocation
+from .workers import workers_of
 
 STALLED = 10.0  # seconds that the end waits for a console that takes nothing
 HEAD = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Everything that the command line and the environment settle beforehand."""
-
-    allocation: Allocation
-    job: Job
-    nproc: int
-    python: str
-    script: tuple[str, ...]  # the script and its arguments, verbatim
-    checkpoint_dir: Path | None
-    resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
-    logs: LogDirectory | None  # None only with trouble
-    trouble: Trouble | None  # why this agent cannot take part; the head tells the user
-    notes: tuple[str, ...] = ()  # what the head says at the start
 
 
 class Agent:
@@ -59,9 +43,8 @@ class Agent:
         self.place = config.job.places[config.allocation.index]
         self.signals = Signals()
         self.forkserver = forkserver.ForkServer()
-        if config.logs is not None and self.place.index == HEAD:
-            errors = str(config.logs.path / "store.err")
-            self.forkserver.prepare_store(config.python, errors)
+        if self.place.index == HEAD:
+            self._prepare_store()
         self.out, self.err = Console(1), Console(2)
         self.mirror = Mirror()
         self.channel: net.HeadChannel | net.MemberChannel | None = None
@@ -280,32 +263,23 @@ class Agent:
         self._poller.register(self.search.fileno(), zmq.POLLIN)
 
     def _start_workers(self, part: Assignment) -> None:
-        config = self.config
-        assert config.logs is not None, "an agent without logs has trouble and starts nothing"
-        self.round_dir = config.logs.round(part.round)
+        logs = self.config.logs
+        assert logs is not None, "an agent without logs has trouble and starts nothing"
+        self.round_dir = logs.round(part.round)
+        workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
         self.mirror.forget()
-        shared = contract.common(
-            part,
-            self.environ,
-            run_id=config.allocation.name,
-            max_restarts=config.job.max_restarts,
-            interface=route.interface_of(part.address),
-        )
-        resume = [a.replace("{checkpoint}", part.checkpoint) for a in config.resume_with]
-        argv = [config.python, "-u", *config.script, *(resume if part.checkpoint else ())]
-        workers = []
-        for offset in range(part.nproc):
-            stem = self.round_dir / f"rank-{part.first_rank + offset}"
-            out, err = stem.with_suffix(".out"), stem.with_suffix(".err")
-            for path, console in ((out, self.out), (err, self.err)):
-                self.mirror.follow(path, console)
-            errors = str(stem.with_suffix(".error.json"))
-            own = contract.per_worker(part, offset, error_file=errors)
-            worker = forkserver.Worker(part.first_rank + offset, argv, own, str(out), str(err))
-            workers.append(worker)
+        for worker in workers:
+            self.mirror.follow(worker.out, self.out)
+            self.mirror.follow(worker.err, self.err)
         if part.hosts_store:
-            self.forkserver.prepare_store(config.python, str(config.logs.path / "store.err"))
+            self._prepare_store()
         self.forkserver.start(workers, shared, store=part.hosts_store)
+
+    def _prepare_store(self) -> None:
+        """It imports torch while the agents still find each other."""
+        if self.config.logs is not None:
+            errors = str(self.config.logs.path / "store.err")
+            self.forkserver.prepare_store(self.config.python, errors)
 
     def _say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""

@@ -23,7 +23,7 @@ from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import EXIT_USAGE, Job, Trouble
 
 if TYPE_CHECKING:
-    from hpclaunch.agent import Config
+    from hpclaunch.config import Config
 
 PLACEHOLDER = "{checkpoint}"
 KINDS = ("auto", "gpu", "cpu")
@@ -112,7 +112,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     What is wrong on one node only (a missing file, no GPU) does not end this agent: the others
     would wait for it. It is brought to the head, which ends the job everywhere with one line.
     """
-    from hpclaunch.agent import Config
+    from hpclaunch.config import Config
     from hpclaunch.system import slurm
     from hpclaunch.system.logs import LogDirectory
 

@@ -12,12 +12,12 @@ import select
 import stat
 
 LIMIT = 1 << 18  # bytes held back
-PIECE = select.PIPE_BUF  # a pipe or terminal that polls writable takes as many without blocking
+PIECE = select.PIPE_BUF  # a pipe or socket that polls writable takes as many without blocking
 
 
 class Console:
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd = _without_waiting(fd)
         self._held = bytearray()
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
@@ -56,3 +56,17 @@ class Console:
                 self._held.clear()
                 return
             del self._held[:written]
+
+
+def _without_waiting(fd: int) -> int:
+    """The same console through a non-blocking descriptor of our own, where that can be had.
+
+    To make `fd` itself non-blocking would do so for everybody who shares it, the user's shell too.
+    """
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{fd}", flags)
+    except OSError:  # a socket, or a terminal of another user
+        return fd

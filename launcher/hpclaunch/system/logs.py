@@ -100,7 +100,7 @@ class Mirror:
         """-1 without inotify."""
         return self._inotify.fileno() if self._inotify is not None else -1
 
-    def follow(self, path: Path, sink: Sink) -> None:
+    def follow(self, path: Path | str, sink: Sink) -> None:
         """Copy what is written to a file from now on; it is created where it is missing."""
         flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
