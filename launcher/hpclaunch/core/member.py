@@ -32,6 +32,7 @@ from .events import (
     Signalled,
     Started,
     StoreListening,
+    Tick,
     TroubleFound,
     WorkerExited,
     WorkersGone,
@@ -92,7 +93,8 @@ class Member:
         deadlines = [self._kill_at, self._unkillable_at]
         if not self._is_head and self.phase is not Phase.ENDED:
             deadlines += [self._report_at, self._notice_at, self._give_up_at]
-            deadlines.append(membership.lost_at(self._head, self.job))
+            if self.verdict is None:
+                deadlines.append(membership.lost_at(self._head, self.job))
         return min(deadlines)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -116,6 +118,7 @@ class Member:
                     effects += self._obey(order, now)
             case HeadReached():
                 self._report_at = now
+                self._head.reopen()
             case PeerClosed(index=index) if index == HEAD:
                 self._head.close(now)
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
@@ -131,7 +134,7 @@ class Member:
                 self._trouble = trouble
                 self._hurry(now)
                 effects += self._stop(now)
-        effects += self._deadlines(now)
+        effects += self._deadlines(now, ticked=isinstance(event, Tick))
         return effects + self._report(now, changed=self._state() != before)
 
     def _state(self) -> tuple[object, ...]:
@@ -194,7 +197,7 @@ class Member:
         return self._stop(now) if event.code else []
 
     def _workers_gone(self) -> list[Effect]:
-        if self.phase not in (Phase.RUNNING, Phase.STOPPING):
+        if self.phase not in (Phase.RUNNING, Phase.STOPPING, Phase.STUCK):
             return []
         self._kill_at = self._unkillable_at = math.inf
         if self.verdict is not None:
@@ -215,13 +218,14 @@ class Member:
         self._signum = self._signum or signum
         self._hurry(now)
         if again and self.phase is Phase.STOPPING:
-            self._kill_at = now  # asked twice: no more grace
+            # Asked twice: no more grace. Once the kill is out, there is nothing to hasten.
+            self._kill_at = now if self._kill_at < math.inf else math.inf
             return []
         return self._stop(now)
 
     # Time
 
-    def _deadlines(self, now: float) -> list[Effect]:
+    def _deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects: list[Effect] = []
         if now >= self._kill_at:
             self._kill_at = math.inf
@@ -234,13 +238,14 @@ class Member:
                 "SIGKILL (a hung file system or driver?)"
             )
             self._trouble = self._trouble or Trouble(EXIT_LOST, reason)
+            self.phase = Phase.STUCK
             if self.verdict is not None:
                 self.phase = Phase.ENDED
                 return [Say(reason)]
         if self._is_head or self.verdict is not None:
             return effects
         head = self.job.places[HEAD].host
-        if now >= membership.lost_at(self._head, self.job):
+        if ticked and now >= membership.lost_at(self._head, self.job):
             why = membership.evidence(self._head, now)
             reason = f"the head on {head} was lost: {why}"
             return effects + self._end(Verdict(EXIT_LOST, reason), now)
@@ -277,10 +282,9 @@ class Member:
     # Reports
 
     def _report(self, now: float, *, changed: bool) -> list[Effect]:
-        due = not self._is_head and now >= self._report_at
-        if not changed and not due:
+        if not changed and now < self._report_at:
             return []
-        self._report_at = now + self.job.beat
+        self._report_at = math.inf if self._is_head else now + self.job.beat
         self._serial += 1
         exits = tuple(
             WorkerExit(e.rank, e.code, e.signal, now - at, stopped, e.tail)

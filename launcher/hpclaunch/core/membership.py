@@ -24,6 +24,10 @@ class Contact:
         self.heard = now
         self.closed = None
 
+    def reopen(self) -> None:
+        """Its connection is there again, and the channel vouches for who made it."""
+        self.closed = None
+
     def close(self, now: float) -> None:
         if self.heard is not None and self.closed is None:
             self.closed = now

@@ -112,6 +112,7 @@ class Phase(str, Enum):
     IDLE = "idle"  # no workers; ready for the next round
     RUNNING = "running"
     STOPPING = "stopping"  # its workers are being ended
+    STUCK = "stuck"  # some of its workers survive SIGKILL
     DONE = "done"  # all its workers ended with 0
     ENDED = "ended"  # it has the verdict and is leaving
 

@@ -13,7 +13,7 @@ from enum import Enum
 
 from . import membership, ranks, restarts
 from .effects import ChooseCheckpoint, Effect, Say, Send
-from .events import CheckpointChosen, Event, PeerClosed, Received, Started
+from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
 from .model import EXIT_LOST, Assignment, Failure, Goal, Job, Phase, Place, Verdict
 
@@ -105,7 +105,8 @@ class Head:
                 self.peers[index].contact.close(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
-        effects += self._look_for_lost(now)
+        if isinstance(event, Tick):
+            effects += self._look_for_lost(now)
         while (step := self._step(now)) is not None:
             effects += step
         if now >= self._beat_at:
@@ -293,7 +294,7 @@ class Head:
 
     def _settle(self, now: float) -> list[Effect] | None:
         """No worker of this round may be left anywhere before the next one or the end."""
-        if not self._all(Phase.IDLE) and not self._stuck():
+        if not all(p.lost or self._settled(p) for p in self.peers):
             return None
         if self.verdict is None:
             failures = self._failures.values()
@@ -306,9 +307,13 @@ class Head:
         self._enter(Stage.GATHERING, now)
         return [Say(f"{first}; restart {self.restarts} of {self.job.max_restarts}")]
 
-    def _stuck(self) -> bool:
-        """Whether the job ends although somebody cannot end its workers."""
-        return any(p.report is not None and p.report.trouble is not None for p in self.peers)
+    def _settled(self, peer: Peer) -> bool:
+        """Whether an agent has no worker of this round, or none that could be ended."""
+        report = peer.report
+        if report is None or report.round != self.round:
+            return report is not None and report.trouble is not None
+        ended = report.trouble is not None and report.phase is Phase.PREPARING
+        return ended or report.phase in (Phase.IDLE, Phase.STUCK)
 
     def _end(self, now: float) -> list[Effect]:
         self._enter(Stage.ENDING, now)
@@ -334,7 +339,7 @@ class Head:
             goal=_GOAL[self.stage],
             round=self.round,
             assignment=peer.assignment if needs else None,
-            verdict=self.verdict if self.stage is Stage.ENDING else None,
+            verdict=self.verdict if _GOAL[self.stage] is Goal.END else None,
         )
         return Send(peer.place.index, order)
 

@@ -1,0 +1,142 @@
+"""Short words for scripted histories of the core: jobs, messages, and a machine to tell them to.
+
+The constructors fill in what a story does not care about. Serial numbers grow by themselves, so
+that a story's messages are each newer than the last unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from typing import Any, Protocol
+
+from hpclaunch.core.effects import Effect, Send
+from hpclaunch.core.events import Event, HeadReached, Received, Signalled, Started, StoreListening
+from hpclaunch.core.member import Member
+from hpclaunch.core.messages import Order, Report
+from hpclaunch.core.model import Assignment, Goal, Job, Phase, Place, Verdict, WorkerExit
+
+_serials = itertools.count(1)
+
+
+def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
+    """One agent for each word; the same word twice is two agents on one node."""
+    names = hosts.split()
+    nodes = list(dict.fromkeys(names))
+    places = tuple(Place(i, nodes.index(name), name) for i, name in enumerate(names))
+    return Job(places, **settings)
+
+
+def a_part(number: int = 0, **fields: Any) -> Assignment:
+    """The second node's part in a round of two nodes with two workers each."""
+    defaults: dict[str, Any] = {
+        "round": number,
+        "restarts": number,
+        "first_rank": 2,
+        "nproc": 2,
+        "world_size": 4,
+        "first_local_rank": 0,
+        "local_world_size": 2,
+        "group_rank": 1,
+        "group_world_size": 2,
+        "address": "10.0.0.2",
+        "store_address": "10.0.0.1",
+        "store_port": 4000,
+        "hosts_store": False,
+        "checkpoint": "",
+    }
+    return Assignment(**defaults | fields)
+
+
+def run(number: int = 0, **fields: Any) -> Received:
+    """The head orders the round `number` to be run."""
+    return an_order(Goal.RUN, number, assignment=a_part(number), **fields)
+
+
+def stop(number: int = 0, **fields: Any) -> Received:
+    return an_order(Goal.STOP, number, **fields)
+
+
+def wait(number: int = 0, **fields: Any) -> Received:
+    return an_order(Goal.WAIT, number, **fields)
+
+
+def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) -> Received:
+    return an_order(Goal.END, verdict=Verdict(code, reason), **fields)
+
+
+def an_order(goal: Goal, number: int = 0, *, serial: int = 0, **fields: Any) -> Received:
+    order = Order(1, serial or next(_serials), goal, number, **fields)
+    return Received(0, order, "10.0.0.1")
+
+
+def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Received:
+    """An agent with two workers says where it stands."""
+    defaults: dict[str, Any] = {
+        "index": index,
+        "serial": next(_serials),
+        "nproc": 2,
+        "address": f"10.0.0.{index + 1}",
+        "head_address": "10.0.0.1" if index else "",
+        "store_port": 4000 + index,
+        "round": number,
+        "phase": phase,
+        "exits": (),
+        "stop_signal": 0,
+        "trouble": None,
+    }
+    return Received(index, Report(**defaults | fields), f"10.0.0.{index + 1}")
+
+
+def failed(rank: int, code: int = 1, signum: int = 0, age: float = 0.0) -> WorkerExit:
+    return WorkerExit(rank, code, signum, age, stopped=False, tail=f"rank {rank} is no more")
+
+
+class Core(Protocol):
+    def handle(self, event: Event, now: float) -> list[Effect]: ...
+
+    def next_deadline(self) -> float: ...
+
+
+def tell(core: Core, now: float, *events: Event) -> list[Effect]:
+    """What the core asks for on these events, which all happen at once."""
+    return [effect for event in events for effect in core.handle(event, now)]
+
+
+def orders(effects: list[Effect]) -> list[tuple[int, str, int]]:
+    """(agent, goal, round) of the orders among some effects."""
+    sent = [(e.to, e.message) for e in effects if isinstance(e, Send)]
+    return [(to, m.goal.value, m.round) for to, m in sent if isinstance(m, Order)]
+
+
+def reports(effects: list[Effect]) -> list[Report]:
+    sent = [e.message for e in effects if isinstance(e, Send)]
+    return [m for m in sent if isinstance(m, Report)]
+
+
+def deeds(effects: list[Effect]) -> list[Effect]:
+    """The effects that are not messages."""
+    return [e for e in effects if not isinstance(e, Send)]
+
+
+# One agent that is not the head
+
+TERM = Signalled(signal.SIGTERM)
+
+
+def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
+    settings = {"grace": 20.0, "silence": 100.0, "unkillable": 30.0} | settings
+    return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2")
+
+
+def idle(**settings: Any) -> Member:
+    """It has met the head and is ready."""
+    member = a_member(**settings)
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait())
+    return member
+
+
+def running(**settings: Any) -> Member:
+    member = idle(**settings)
+    tell(member, 1.0, run(0))
+    return member

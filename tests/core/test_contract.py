@@ -1,0 +1,78 @@
+"""The environment that workers see is torchrun's."""
+
+from __future__ import annotations
+
+import pytest
+from story import a_part
+
+from hpclaunch.core import contract
+
+
+def environment(part, inherited=None, *, offset=0, interface="eth0"):
+    shared = contract.common(
+        part, inherited or {}, run_id="1234.0", max_restarts=3, interface=interface
+    )
+    return shared | contract.per_worker(part, offset, error_file="/logs/rank.json")
+
+
+def test_the_last_worker_of_two_nodes_with_two_each():
+    part = a_part(1, checkpoint="/ckpt/step-20.pt")
+    assert environment(part, offset=1) == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "3",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "4000",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "1234.0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_ERROR_FILE": "/logs/rank.json",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "HPCLAUNCH_CHECKPOINT": "/ckpt/step-20.pt",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OMP_NUM_THREADS", "8"),
+        ("GLOO_SOCKET_IFNAME", "ib0"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),
+    ],
+)
+def test_what_the_user_has_set_is_kept(name, value):
+    assert name not in environment(a_part(), {name: value})
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT"])
+def test_what_a_round_decides_is_not_inherited(name):
+    assert environment(a_part(), {name: "17"})[name] != "17"
+
+
+def test_a_worker_that_is_alone_on_its_node_may_use_all_its_threads():
+    assert "OMP_NUM_THREADS" not in environment(a_part(nproc=1, local_world_size=1))
+
+
+def test_threads_are_limited_where_two_agents_with_one_worker_share_a_node():
+    env = environment(a_part(nproc=1, local_world_size=2, first_local_rank=1))
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert env["LOCAL_RANK"] == "1"
+
+
+def test_no_interface_no_variable():
+    assert "GLOO_SOCKET_IFNAME" not in environment(a_part(), interface="")
+
+
+def test_a_start_from_the_beginning_says_so():
+    """Set but empty: a variable that the job's own environment holds must not shine through."""
+    assert environment(a_part(), {"HPCLAUNCH_CHECKPOINT": "old"})["HPCLAUNCH_CHECKPOINT"] == ""

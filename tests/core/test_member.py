@@ -1,0 +1,215 @@
+"""Stories of one agent that is not the head: what it hears, and what it does about it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell
+
+from hpclaunch.core.effects import (
+    KillWorkers,
+    OpenStore,
+    Say,
+    SignalWorkers,
+    StartWorkers,
+    StopWorkers,
+)
+from hpclaunch.core.events import (
+    Signalled,
+    Started,
+    StoreListening,
+    Tick,
+    TroubleFound,
+    WorkerExited,
+    WorkersGone,
+)
+from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
+
+# One round
+
+
+def test_a_round_that_succeeds():
+    member = a_member()
+    assert deeds(tell(member, 0.0, Started())) == [OpenStore()]
+    tell(member, 0.1, StoreListening(4001))
+    assert member.phase is Phase.IDLE
+    order = run(0)
+    effects = tell(member, 0.2, order)
+    assert deeds(effects) == [StartWorkers(order.message.assignment)]
+    assert reports(effects)[-1].phase is Phase.RUNNING
+    tell(member, 9.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0))
+    (report,) = reports(tell(member, 9.1, WorkersGone()))
+    assert (report.phase, report.round) == (Phase.DONE, 0)
+    tell(member, 9.2, end())
+    assert member.phase is Phase.ENDED
+    assert member.verdict.code == 0
+
+
+def test_a_worker_that_fails_ends_the_round_without_asking():
+    member = running()
+    effects = tell(member, 2.0, WorkerExited(3, 1, 0, "boom"))
+    assert deeds(effects) == [StopWorkers()]
+    (failure,) = reports(effects)[-1].exits
+    assert (failure.rank, failure.code, failure.stopped, failure.tail) == (3, 1, False, "boom")
+    (report,) = reports(tell(member, 2.5, WorkerExited(2, 143, 15)))
+    assert [(e.rank, e.age, e.stopped) for e in report.exits] == [(3, 0.5, False), (2, 0.0, True)]
+    assert deeds(tell(member, 2.6, WorkersGone())) == [OpenStore()]
+    (report,) = reports(tell(member, 2.7, StoreListening(4002)))
+    assert (report.phase, report.round, report.store_port) == (Phase.IDLE, 0, 4002)
+    assert len(report.exits) == 2  # told until the next round begins
+
+
+def test_a_round_lost_elsewhere():
+    member = running()
+    assert deeds(tell(member, 2.0, stop(0))) == [StopWorkers()]
+    assert deeds(tell(member, 2.1, WorkersGone())) == [OpenStore()]
+
+
+def test_done_here_but_lost_elsewhere():
+    member = running()
+    tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0), WorkersGone())
+    assert deeds(tell(member, 3.0, stop(0))) == [OpenStore()]
+    tell(member, 3.1, StoreListening(4002))
+    assert deeds(tell(member, 3.2, run(1))) != []
+    assert member.round == 1
+
+
+def test_stop_arrives_before_run():
+    """The order to run was overtaken: that round is over, and must not begin here any more."""
+    member = idle()
+    late = run(0, serial=900_001)
+    assert deeds(tell(member, 1.0, stop(0, serial=900_002))) == []
+    assert (member.phase, member.round) == (Phase.IDLE, 0)
+    assert tell(member, 1.1, late) == []
+
+
+def test_run_without_being_ready():
+    member = a_member()
+    tell(member, 0.0, Started())
+    assert deeds(tell(member, 0.1, run(0))) == []
+    assert member.round == -1
+
+
+def test_duplicate_and_old_orders_change_nothing():
+    member = running()
+    first, second = stop(0, serial=900_011), run(1, serial=900_012)
+    tell(member, 2.0, first, WorkersGone(), StoreListening(4002))
+    tell(member, 2.1, second)
+    for again in (first, second, run(0, serial=900_010), end(serial=900_001)):
+        assert tell(member, 2.2, again) == []
+    assert (member.phase, member.round, member.verdict) == (Phase.RUNNING, 1, None)
+
+
+def test_a_round_is_run_once():
+    """The head repeats the order until it hears that it was obeyed, which may take its time."""
+    member = running()
+    tell(member, 2.0, WorkerExited(2, 1, 0), WorkersGone(), StoreListening(4002))
+    assert member.phase is Phase.IDLE
+    assert tell(member, 2.1, run(0)) == []
+
+
+def test_an_order_for_another_round_leaves_this_one_alone():
+    member = running()
+    assert deeds(tell(member, 2.0, stop(7))) == []
+    assert member.phase is Phase.RUNNING
+
+
+# Grace, and the end of grace
+
+
+def test_workers_that_ignore_sigterm_are_killed():
+    member = running(grace=20.0)
+    tell(member, 2.0, stop(0))
+    assert deeds(tell(member, 21.9, Tick())) == []
+    assert deeds(tell(member, 22.0, Tick())) == [KillWorkers()]
+    assert deeds(tell(member, 22.1, WorkersGone())) == [OpenStore()]
+    assert deeds(tell(member, 60.0, Tick())) == []
+
+
+def test_unkillable_workers_end_the_job():
+    member = running(grace=20.0, unkillable=30.0)
+    tell(member, 2.0, stop(0))
+    tell(member, 22.0, Tick())
+    (report,) = reports(tell(member, 52.0, Tick()))
+    assert report.trouble.code == EXIT_LOST
+    assert "still there 30 s after SIGKILL" in report.trouble.reason
+    tell(member, 52.1, end(EXIT_LOST, report.trouble.reason))
+    assert member.phase is Phase.ENDED, "nothing more can be done: the agent leaves"
+
+
+def test_unkillable_workers_after_the_end_was_ordered():
+    member = running(grace=20.0, unkillable=30.0)
+    tell(member, 2.0, end(143, "ended by SIGTERM on n0"))
+    tell(member, 22.0, Tick())
+    (said,) = deeds(tell(member, 52.0, Tick()))
+    assert isinstance(said, Say)
+    assert member.phase is Phase.ENDED
+    assert member.verdict.code == 143
+
+
+def test_the_end_waits_for_the_workers():
+    member = running()
+    assert deeds(tell(member, 2.0, end(1, "why"))) == [StopWorkers()]
+    assert member.phase is Phase.STOPPING
+    tell(member, 3.0, WorkersGone())
+    assert member.phase is Phase.ENDED
+
+
+# Signals and troubles
+
+
+def test_sigterm_stops_the_workers_and_is_told():
+    member = running()
+    effects = tell(member, 2.0, TERM)
+    assert deeds(effects) == [StopWorkers()]
+    assert reports(effects)[-1].stop_signal == signal.SIGTERM
+
+
+def test_sigterm_twice_kills():
+    member = running(grace=20.0)
+    tell(member, 2.0, TERM)
+    assert deeds(tell(member, 3.0, TERM)) == [KillWorkers()]
+
+
+def test_impatience_does_not_put_off_the_end():
+    """Signals after the kill change nothing: the workers count as unkillable when they would."""
+    member = running(grace=20.0, unkillable=30.0)
+    tell(member, 2.0, TERM, end(143, "ended by SIGTERM on n1"))
+    assert deeds(tell(member, 3.0, TERM)) == [KillWorkers()]
+    assert deeds(tell(member, 13.0, TERM)) == []
+    tell(member, 33.0, Tick())
+    assert member.phase is Phase.ENDED
+
+
+def test_no_round_begins_after_sigterm():
+    member = idle()
+    tell(member, 1.0, TERM)
+    assert deeds(tell(member, 1.1, run(0))) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_user_signals_are_passed_on_while_workers_run(signum):
+    member = idle()
+    assert deeds(tell(member, 0.5, Signalled(signum))) == []
+    tell(member, 1.0, run(0))
+    assert deeds(tell(member, 2.0, Signalled(signum))) == [SignalWorkers(signum)]
+    tell(member, 3.0, stop(0))
+    assert deeds(tell(member, 3.1, Signalled(signum))) == []
+    assert member.verdict is None
+
+
+def test_trouble_is_told_and_stops_the_workers():
+    member = running()
+    trouble = Trouble(EXIT_LOST, "the fork server on n1 was killed")
+    effects = tell(member, 2.0, TroubleFound(trouble))
+    assert deeds(effects) == [StopWorkers()]
+    assert reports(effects)[-1].trouble == trouble
+    tell(member, 2.1, TroubleFound(Trouble(2, "another")))
+    assert reports(tell(member, 3.5, Tick()))[-1].trouble == trouble  # the first one counts
+
+
+def test_once_ended_nothing_matters():
+    member = idle()
+    tell(member, 1.0, end(1, "why"))
+    assert tell(member, 2.0, run(0), TERM, Tick(), WorkersGone()) == []

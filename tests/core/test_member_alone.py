@@ -1,0 +1,122 @@
+"""Stories of one agent and a head that it hears little of, or nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
+
+from hpclaunch.core.effects import Say, StopWorkers
+from hpclaunch.core.events import (
+    HeadReached,
+    PeerClosed,
+    Started,
+    StoreListening,
+    Tick,
+    TroubleFound,
+    WorkerExited,
+)
+from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
+
+
+def test_the_head_never_comes():
+    member = a_member(join=120.0)
+    tell(member, 0.0, Started(), StoreListening(4001))
+    (said,) = deeds(tell(member, 10.0, Tick()))
+    assert said == Say("n1 has waited 10 s for the head on n0")
+    (said,) = deeds(tell(member, 70.0, Tick()))
+    assert said == Say("n1 has waited 70 s for the head on n0")
+    tell(member, 120.0, Tick())
+    assert member.phase is Phase.ENDED
+    assert member.verdict.code == EXIT_LOST
+    assert "the head on n0 did not answer n1 within 120 s" in member.verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "words"),
+    [
+        (TERM, 143, "ended by SIGTERM while waiting for n0"),
+        (TroubleFound(Trouble(2, "no script on n1")), 2, "no script on n1"),
+    ],
+)
+def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words):
+    member = a_member(join=120.0, parting=10.0)
+    tell(member, 0.0, Started(), StoreListening(4001))
+    tell(member, 30.0, event)
+    tell(member, 39.9, Tick())
+    assert member.phase is Phase.IDLE
+    tell(member, 40.0, Tick())
+    assert (member.verdict.code, member.verdict.reason) == (code, words)
+
+
+def test_a_silent_head_is_lost():
+    member = running(silence=10.0)  # last heard at 1.0
+    assert deeds(tell(member, 10.9, Tick())) == []
+    assert deeds(tell(member, 11.0, Tick())) == [StopWorkers()]
+    assert member.verdict.code == EXIT_LOST
+    assert member.verdict.reason == "the head on n0 was lost: it has been silent for 10 s"
+
+
+def test_a_closed_connection_shortens_the_wait():
+    member = running(silence=10.0, reconnect=1.0)
+    tell(member, 2.0, PeerClosed(0))
+    tell(member, 2.9, Tick())
+    assert member.verdict is None
+    tell(member, 3.0, Tick())
+    assert member.verdict.reason == "the head on n0 was lost: its connection was closed"
+
+
+def test_a_connection_made_again_is_a_sign_of_life():
+    """The next order comes with the head's next beat, which may take longer than `reconnect`."""
+    member = running(silence=10.0, reconnect=1.0)
+    tell(member, 2.0, PeerClosed(0))
+    assert len(reports(tell(member, 2.1, HeadReached()))) == 1
+    tell(member, 3.0, Tick())
+    assert member.verdict is None
+    tell(member, 3.05, wait())
+    tell(member, 12.0, Tick())
+    assert member.verdict is None
+
+
+def test_another_members_connection_is_not_the_heads():
+    member = running(reconnect=1.0)
+    tell(member, 2.0, PeerClosed(2))
+    tell(member, 5.0, Tick())
+    assert member.verdict is None
+
+
+def test_after_a_pause_what_was_heard_comes_before_the_clock():
+    """Only a Tick tells the time: other events may have orders waiting behind them."""
+    member = running(silence=10.0)
+    effects = tell(member, 12.0, WorkerExited(2, 0, 0), wait(), Tick())
+    assert deeds(effects) == []
+    assert member.verdict is None
+
+
+def test_waiting_for_workers_without_a_head_does_not_spin():
+    """With a verdict, the head's silence is no deadline any more."""
+    member = running(silence=10.0, grace=20.0)
+    tell(member, 11.0, Tick())
+    assert member.phase is Phase.STOPPING
+    assert member.next_deadline() > 11.0
+    tell(member, 12.0, Tick())
+    assert member.next_deadline() > 12.0
+
+
+# Beats
+
+
+def test_a_beat_each_second_whatever_happens():
+    member = running()
+    for now in itertools.islice(itertools.count(2.0), 5):
+        assert member.next_deadline() == pytest.approx(now)
+        assert len(reports(tell(member, now, Tick()))) == 1
+    assert reports(tell(member, 6.5, Tick())) == []
+
+
+def test_serials_grow():
+    member = idle()
+    sent = reports(tell(member, 1.0, run(0)) + tell(member, 2.0, Tick(), stop(0)))
+    serials = [report.serial for report in sent]
+    assert serials == sorted(set(serials))

@@ -1,0 +1,47 @@
+"""When an agent counts as lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from story import a_job
+
+from hpclaunch.core.membership import Contact, evidence, lost_at
+
+JOB = a_job(silence=10.0, reconnect=1.0)
+
+
+def contact(*history):
+    """A contact after "heard" and "closed" at some times."""
+    one = Contact()
+    for what, when in history:
+        (one.hear if what == "heard" else one.close)(when)
+    return one
+
+
+# What was known of an agent, and when it counts as lost.
+TABLE = {
+    "never heard": ([], math.inf),
+    "never heard, and closed": ([("closed", 3.0)], math.inf),
+    "heard": ([("heard", 5.0)], 15.0),
+    "heard again": ([("heard", 5.0), ("heard", 6.0)], 16.0),
+    "closed": ([("heard", 5.0), ("closed", 7.0)], 8.0),
+    "closed twice counts from the first": (
+        [("heard", 5.0), ("closed", 7.0), ("closed", 7.9)],
+        8.0,
+    ),
+    "closed after a long silence": ([("heard", 5.0), ("closed", 14.5)], 15.0),
+    "closed, then heard": ([("heard", 5.0), ("closed", 7.0), ("heard", 7.5)], 17.5),
+}
+
+
+@pytest.mark.parametrize(("history", "expected"), TABLE.values(), ids=TABLE)
+def test_lost_at(history, expected):
+    assert lost_at(contact(*history), JOB) == expected
+
+
+def test_evidence():
+    assert evidence(contact(("heard", 5.0)), 15.0) == "it has been silent for 10 s"
+    closed = contact(("heard", 5.0), ("closed", 7.0))
+    assert evidence(closed, 8.0) == "its connection was closed"

@@ -1,0 +1,108 @@
+"""The direction of the imports: cli -> agent -> system -> core, and torch in the worker only."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hpclaunch
+
+PACKAGE = Path(hpclaunch.__file__).parent
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+# Modules that only compute. signal is here for its names and numbers.
+PURE = {
+    "__future__",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "math",
+    "operator",
+    "signal",
+    "typing",
+}
+# What each room may import of the package; `config`, `workers` and `report` stand beside the agent.
+ALLOWED = {
+    "core": {"core"},
+    "system": {"core"},
+    "worker": set(),
+    "report": {"core"},
+    "config": {"core", "system"},
+    "workers": {"core", "system", "config"},
+    "agent": {"core", "system", "report", "config", "workers"},
+    "cli": {"core", "system", "report", "config", "agent", "cli", "__init__"},
+    "__main__": {"cli"},
+    "__init__": set(),
+}
+
+
+def imports(file: Path) -> list[str]:
+    """Absolute names of everything a file imports, within functions too, as dotted paths."""
+    package = ("hpclaunch", *file.parts[:-1])
+    found = []
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def room(dotted: str) -> str:
+    """'core', 'agent', ... of a name in the package; '__init__' for what the package itself has."""
+    name = dotted.split(".")[1]
+    known = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+    return name if known else "__init__"
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_imports_go_one_way(file):
+    own = file.parts[0].removesuffix(".py")
+    inner = [name for name in imports(file) if name.split(".")[0] == "hpclaunch"]
+    assert {room(name) for name in inner} <= ALLOWED[own]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
+def test_core_is_pure(file):
+    foreign = {name.split(".")[0] for name in imports(file)} - {"hpclaunch"}
+    assert foreign <= PURE
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
+def test_core_uses_of_signal_only_its_names(file):
+    """Neither handlers nor kills: an enum of numbers."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "signal"
+    }
+    assert {name for name in used if not name.startswith("SIG")} <= {"Signals"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
+def test_worker_files_stand_alone(file):
+    """They are run by path, by the user's Python: nothing of ours is importable there."""
+    foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+    assert foreign <= ({"torch"} if file.name == "store.py" else set())
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)
+def test_only_workers_know_torch(file):
+    assert "torch" not in {name.split(".")[0] for name in imports(file)}
+
+
+def test_an_agent_does_not_load_torch():
+    """It would cost the agent over a second and hundreds of megabytes."""
+    program = "import sys, hpclaunch.agent, hpclaunch.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,274 @@
+"""Stories of the head: what the agents report, and what it makes of them."""
+
+from __future__ import annotations
+
+from story import a_job, deeds, failed, orders, report, tell
+
+from hpclaunch.core.effects import ChooseCheckpoint, Say, Send
+from hpclaunch.core.events import (
+    CheckpointChosen,
+    PeerClosed,
+    Started,
+    Tick,
+)
+from hpclaunch.core.messages import Order
+from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble, WorkerExit
+from hpclaunch.core.rounds import Head, Stage
+
+IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
+DONE, ENDED, PREPARING = Phase.DONE, Phase.ENDED, Phase.PREPARING
+
+
+def all_report(phase, number=-1, agents=2, **fields):
+    return [report(i, phase, number, **fields) for i in range(agents)]
+
+
+def gathered(hosts="n0 n1", **settings):
+    """Everybody is ready; the checkpoint is being chosen. No beat disturbs the story."""
+    settings = {"silence": 100.0, "beat": 100.0} | settings
+    head = Head(a_job(hosts, **settings))
+    tell(head, 0.0, Started(), *all_report(IDLE, agents=len(hosts.split())))
+    return head
+
+
+def running(hosts="n0 n1", **settings):
+    head = gathered(hosts, **settings)
+    tell(head, 0.1, CheckpointChosen(""))
+    tell(head, 0.2, *all_report(RUNNING, 0, agents=len(hosts.split())))
+    return head
+
+
+def sent(effects):
+    return {e.to: e.message for e in effects if isinstance(e, Send)}
+
+
+# One round
+
+
+def test_a_job_that_succeeds():
+    head = Head(a_job(beat=100.0))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    assert deeds(tell(head, 0.1, report(1, IDLE))) == [ChooseCheckpoint()]
+    effects = tell(head, 0.2, CheckpointChosen(""))
+    assert orders(effects) == [(0, "run", 0), (1, "run", 0)]
+    first, second = (sent(effects)[i].assignment for i in (0, 1))
+    assert (first.first_rank, first.hosts_store) == (0, True)
+    assert (second.first_rank, second.hosts_store) == (2, False)
+    assert {first.world_size, second.world_size} == {4}
+    assert first.store_address == second.store_address == "10.0.0.1"
+    assert first.store_port == second.store_port == 4000
+    assert tell(head, 5.0, report(0, DONE, 0)) == []
+    effects = tell(head, 5.1, report(1, DONE, 0))
+    assert orders(effects) == [(0, "end", 0), (1, "end", 0)]
+    assert sent(effects)[1].verdict.code == 0
+    tell(head, 5.2, *all_report(ENDED, 0))
+    assert head.stage is Stage.ENDED
+
+
+def test_the_store_is_where_another_node_did_reach_the_head():
+    head = Head(a_job("n0 n0 n1"))
+    tell(head, 0.0, Started(), report(0, IDLE, address="10.9.9.9"))
+    tell(head, 0.1, report(1, IDLE, head_address="127.0.0.1"))
+    tell(head, 0.2, report(2, IDLE, head_address="10.0.0.7"))
+    effects = tell(head, 0.3, CheckpointChosen(""))
+    parts = [sent(effects)[i].assignment for i in range(3)]
+    assert [part.store_address for part in parts] == ["10.0.0.7"] * 3
+
+
+def test_checkpoints_that_are_passed_over_are_named():
+    head = gathered()
+    effects = tell(head, 0.2, CheckpointChosen("/c/4.pt", ("5.pt: not complete",)))
+    assert deeds(effects) == [
+        Say("passing over checkpoint 5.pt: not complete"),
+        Say("resuming from /c/4.pt"),
+    ]
+    assert {m.assignment.checkpoint for m in sent(effects).values()} == {"/c/4.pt"}
+
+
+def test_a_worker_fails_and_the_job_goes_on():
+    head = running()
+    effects = tell(head, 3.0, report(1, STOPPING, 0, exits=(failed(2),)))
+    assert orders(effects) == [(0, "stop", 0), (1, "stop", 0)]
+    assert tell(head, 3.1, report(1, IDLE, 0, exits=(failed(2),))) == []
+    effects = tell(head, 3.2, report(0, IDLE, 0))
+    assert deeds(effects) == [
+        Say("rank 2 on n1 exited with code 1; restart 1 of 3"),
+        ChooseCheckpoint(),
+    ]
+    effects = tell(head, 3.3, CheckpointChosen("/c/1.pt"))
+    assert orders(effects) == [(0, "run", 1), (1, "run", 1)]
+    assert {m.assignment.restarts for m in sent(effects).values()} == {1}
+
+
+def test_no_round_begins_before_every_worker_of_the_last_is_gone():
+    head = running()
+    tell(head, 3.0, report(1, IDLE, 0, exits=(failed(2),)))
+    for phase in (RUNNING, STOPPING, PREPARING):
+        assert deeds(tell(head, 4.0, report(0, phase, 0))) == []
+    assert head.stage is Stage.STOPPING
+
+
+def test_the_budget_is_spent():
+    head = running(max_restarts=0)
+    early, late = failed(3, 139, 11, age=0.9), failed(0, age=0.1)
+    tell(head, 3.0, report(0, STOPPING, 0, exits=(late,)))
+    tell(head, 3.1, report(1, IDLE, 0, exits=(early,)))
+    effects = tell(head, 3.2, report(0, IDLE, 0, exits=(late,)))
+    verdict = sent(effects)[1].verdict
+    assert (verdict.code, verdict.cause.rank) == (139, 3)
+    assert [f.rank for f in verdict.consequences] == [0]
+
+
+def test_workers_that_were_stopped_are_no_failures():
+    head = running()
+    stopped = WorkerExit(2, 143, 15, age=0.0, stopped=True, tail="")
+    tell(head, 3.0, report(1, STOPPING, 0, exits=(stopped,)))
+    assert head.stage is Stage.RUNNING
+
+
+def test_a_failure_is_told_however_late():
+    """Reports that were lost do no harm: the next one tells everything again."""
+    head = running()
+    tell(head, 3.0, report(0, DONE, 0), report(1, IDLE, 0, exits=(failed(2),)))
+    assert head.stage is Stage.STOPPING
+
+
+# Messages
+
+
+def test_old_and_repeated_reports_change_nothing():
+    head = running()
+    tell(head, 3.0, report(1, DONE, 0, serial=900_001))
+    for again in (
+        report(1, RUNNING, 0, serial=900_000),
+        report(1, DONE, 0, serial=900_001),
+        report(1, STOPPING, 0, serial=900_001, exits=(failed(2),)),
+    ):
+        assert tell(head, 3.1, again) == []
+    assert head.stage is Stage.RUNNING
+    assert head.peers[1].report.phase is DONE
+
+
+def test_a_failure_of_an_old_round_is_no_failure_of_this_one():
+    head = running()
+    tell(head, 3.0, report(1, IDLE, 0, exits=(failed(2),)), report(0, IDLE, 0))
+    tell(head, 3.1, CheckpointChosen(""))
+    tell(head, 3.2, report(1, IDLE, 0, exits=(failed(2),)))
+    assert (head.stage, head.round) == (Stage.RUNNING, 1)
+
+
+def test_orders_are_repeated_at_every_beat_and_the_assignment_until_it_is_taken():
+    head = gathered(beat=1.0)
+    tell(head, 0.5, CheckpointChosen(""))
+    again = sent(tell(head, 1.0, Tick()))
+    assert again[1].assignment.first_rank == 2
+    tell(head, 1.1, report(1, RUNNING, 0))
+    assert sent(tell(head, 2.0, Tick()))[1].assignment is None
+
+
+# Who is there
+
+
+def test_join_timeout_names_the_hosts():
+    head = Head(a_job("n0 n1 n2", join=600.0, silence=1000.0))
+    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
+    (said,) = deeds(tell(head, 10.0, Tick()))
+    assert said == Say("waiting for n2 since 10 s; 2 of 3 agents are here")
+    verdict = sent(tell(head, 600.0, Tick()))[1].verdict
+    assert verdict.code == EXIT_LOST
+    assert verdict.reason.startswith("no agent came from n2 within 600 s")
+
+
+def test_many_missing_hosts_are_counted():
+    head = Head(a_job(" ".join(f"n{i}" for i in range(12))))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    (said,) = deeds(tell(head, 10.0, Tick()))
+    assert "n8 and 3 more since" in said.text
+
+
+def test_a_new_agent_is_answered_at_once():
+    head = Head(a_job("n0 n1 n2"))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    assert orders(tell(head, 0.1, report(1, PREPARING))) == [(1, "wait", 0)]
+    assert orders(tell(head, 0.2, report(1, IDLE))) == []
+
+
+def test_a_late_agent_hears_the_end():
+    head = Head(a_job("n0 n1 n2"))
+    trouble = Trouble(EXIT_USAGE, "no script on n1")
+    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, trouble=trouble))
+    assert head.stage is Stage.ENDING
+    late = sent(tell(head, 5.0, report(2, PREPARING)))[2]
+    assert (late.goal.value, late.verdict.code) == ("end", EXIT_USAGE)
+
+
+def test_an_agent_that_falls_silent_ends_the_job():
+    head = running(silence=10.0)
+    tell(head, 8.0, report(0, RUNNING, 0))
+    tell(head, 10.1, Tick())
+    assert head.stage is Stage.RUNNING
+    assert orders(tell(head, 10.2, Tick())) == [(0, "stop", 0)]
+    tell(head, 11.0, report(0, IDLE, 0))
+    assert head.verdict.code == EXIT_LOST
+    assert head.verdict.reason == "the agent on n1 was lost: it has been silent for 10 s"
+    assert head.stage is Stage.ENDING
+
+
+def test_a_closed_connection_is_a_loss_unless_it_comes_back():
+    head = running(reconnect=1.0)
+    tell(head, 3.0, PeerClosed(1))
+    tell(head, 3.5, report(1, RUNNING, 0))
+    tell(head, 4.5, Tick())
+    assert head.verdict is None
+    tell(head, 5.0, PeerClosed(1))
+    tell(head, 6.0, Tick())
+    assert head.verdict.reason == "the agent on n1 was lost: its connection was closed"
+
+
+def test_after_a_pause_what_was_heard_comes_before_the_clock():
+    """One agent's message is no occasion to judge another, whose own may be next in the queue."""
+    head = running("n0 n1 n2", silence=10.0)
+    tell(head, 11.0, report(1, RUNNING, 0), report(2, RUNNING, 0), Tick())
+    assert head.verdict is None
+
+
+# The end
+
+
+def test_a_signal_ends_the_job_everywhere():
+    head = running()
+    assert orders(tell(head, 3.0, report(1, STOPPING, 0, stop_signal=15)))[0][1] == "stop"
+    effects = tell(head, 4.0, *all_report(IDLE, 0))
+    verdict = sent(effects)[1].verdict
+    assert (verdict.code, verdict.reason) == (143, "ended by SIGTERM on n1")
+
+
+def test_the_end_waits_for_workers_elsewhere_whatever_the_trouble():
+    """Trouble on one node does not shorten the grace that workers on another have to save."""
+    head = running()
+    trouble = Trouble(EXIT_LOST, "the fork server on n1 was killed")
+    tell(head, 3.0, report(1, PREPARING, 0, trouble=trouble))
+    assert head.stage is Stage.STOPPING
+    tell(head, 3.1, report(0, STOPPING, 0))
+    assert head.stage is Stage.STOPPING
+    tell(head, 15.0, report(0, IDLE, 0))
+    assert head.stage is Stage.ENDING
+
+
+def test_parting_is_limited():
+    head = running(parting=10.0)
+    tell(head, 3.0, *all_report(DONE, 0))
+    tell(head, 3.1, report(0, ENDED, 0))
+    assert head.stage is Stage.ENDING
+    tell(head, 13.0, Tick())
+    assert head.stage is Stage.ENDED
+
+
+def test_every_end_order_carries_the_verdict():
+    """Also when the last beat and the end of the parting fall on the same moment."""
+    head = running(parting=10.0, beat=1.0)
+    effects = tell(head, 3.0, *all_report(DONE, 0))
+    effects += [e for t in range(31) for e in tell(head, 3.0 + t, Tick())]
+    ends = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Order)]
+    assert ends
+    assert all(order.verdict is not None for order in ends if order.goal.value == "end")

@@ -1,0 +1,132 @@
+"""A whole cluster in one process and no time at all: real cores, simulated everything else.
+
+    python tests/sim/replay.py SEED        the transcript of one run
+    python tests/sim/replay.py --seeds N   many runs
+
+The same seed is the same run, to the last message.
+"""
+
+from __future__ import annotations
+
+import heapq
+import signal
+from collections.abc import Callable
+from random import Random
+
+from sim_agent import Agent
+from sim_checker import BrokenLawError, Checker
+from sim_network import Network
+from sim_plan import Fault, Kind, Plan, draw
+from sim_training import Training
+
+from hpclaunch.core import effects, events
+
+
+class Simulation:
+    """`run` raises BrokenLawError when a law is broken; `transcript` is kept if asked for."""
+
+    def __init__(self, plan: Plan, *, record: bool = False) -> None:
+        self.plan = plan
+        self.rng = Random(f"{plan.seed} on the way")
+        self.now = 0.0
+        self.transcript: list[str] = []
+        self._record = record
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._port = 40000
+        self.checker = Checker(self)
+        self.training = Training(self)
+        self.network = Network(self)
+        self.agents = [Agent(self, index) for index in range(len(plan.starts))]
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, action))
+
+    def fresh_port(self) -> int:
+        self._port += 1
+        return self._port
+
+    def run(self) -> None:
+        for agent, start in zip(self.agents, self.plan.starts, strict=True):
+            self.after(start, agent.start)
+        for fault in self.plan.faults:
+            # A fault of a process that is not there yet befalls it once it is.
+            at = max(fault.at, self.plan.starts[fault.agent] + 0.0001)
+            self.after(at, lambda fault=fault: self._strike(fault))
+        while self._queue and self._queue[0][0] < self.plan.bound:
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+            if not any(a.living for a in self.agents) and self.now > max(self.plan.starts):
+                break
+        self.checker.settled()
+
+    def _strike(self, fault: Fault) -> None:
+        agent = self.agents[fault.agent]
+        if not agent.living:
+            return
+        if self._record:
+            lasting = f" for {fault.lasts:.1f} s" if fault.kind is Kind.PAUSE else ""
+            self.say(f"agent {fault.agent}: {fault.kind.name}{lasting}")
+        match fault.kind:
+            case Kind.PAUSE:
+                agent.pause(fault.lasts)
+            case Kind.BLIP:
+                for member in range(1, len(self.agents)):
+                    if fault.agent in (0, member):
+                        self.network.blip(member)
+            case Kind.USR1:
+                agent.signal(signal.SIGUSR1)
+            case Kind.SIGTERM:
+                agent.signal(signal.SIGTERM)
+            case Kind.SIGINT:
+                agent.signal(signal.SIGINT)
+                self.after(fault.lasts, lambda: agent.signal(signal.SIGINT))
+            case Kind.SCANCEL:
+                for each in self.agents:
+                    each.signal(signal.SIGTERM)
+            case Kind.TROUBLE:
+                agent.trouble()
+            case Kind.KILL_AGENT:
+                agent.kill()
+            case Kind.CUT:
+                self.network.cut_off(fault.agent)
+            case Kind.KILL_FORKSERVER:
+                agent.kill_forkserver()
+            case Kind.UNKILLABLE:
+                agent.make_unkillable()
+
+    # The transcript
+
+    def note(self, index: int, arrow: str, value: events.Event | effects.Effect) -> None:
+        if not self._record or isinstance(value, events.Tick):
+            return
+        if isinstance(value, events.Received):
+            text = f"from {value.sender}: {value.message}"
+        elif isinstance(value, effects.Send):
+            text = f"to {value.to}: {value.message}"
+        else:
+            text = str(value)
+        self.say(f"agent {index} {arrow} {text}")
+
+    def say(self, text: str) -> None:
+        self.transcript.append(f"{self.now:10.4f}  {text}")
+
+
+def replay(seed: int) -> tuple[Simulation, BaseException | None]:
+    """The run of a seed with its transcript, and what went wrong in it, if anything."""
+    sim = Simulation(draw(seed), record=True)
+    try:
+        sim.run()
+    except Exception as e:  # an error in the core is a finding like a broken law
+        return sim, e
+    return sim, None
+
+
+def check(seed: int) -> None:
+    """Run a seed; a failure names the command that shows it."""
+    try:
+        Simulation(draw(seed)).run()
+    except Exception as e:
+        again = f"python tests/sim/replay.py {seed}"
+        raise BrokenLawError(f"{type(e).__name__}: {e}\nto see it: {again}") from e

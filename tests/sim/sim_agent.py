@@ -1,0 +1,208 @@
+"""One simulated agent: a real core, and a faithful stand-in for its fork server and its loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import TYPE_CHECKING
+
+from sim_training import Worker
+
+from hpclaunch.core import effects, events
+from hpclaunch.core.control import Control
+from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Assignment, Trouble, Verdict
+
+if TYPE_CHECKING:
+    from cluster_sim import Simulation
+
+LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
+
+# The order in which the loop reads its sources after it was stopped for a while.
+_SOURCES = (
+    events.Signalled,
+    events.StoreListening | events.WorkerExited | events.WorkersGone | events.TroubleFound,
+    events.CheckpointChosen,
+    events.Received,
+    events.PeerClosed | events.HeadReached,
+)
+
+
+class Agent:
+    def __init__(self, sim: Simulation, index: int) -> None:
+        self.sim = sim
+        self.index = index
+        self.host = sim.plan.job.places[index].host
+        self.living = False
+        self.killed = False
+        self.verdict: Verdict | None = None  # once it has left
+        self.told = False  # it has heard the head at least once
+        self.port = 0  # where a store would listen
+        self.workers: list[Worker] = []
+        self._running = False
+        self._forkserver = True
+        self._unkillable_next = False
+        self._paused = False
+        self._inbox: list[events.Event] = []
+        self._armed = math.inf
+        address = f"addr-{self.host}"
+        self.control = Control(sim.plan.job, index, sim.plan.nprocs[index], address)
+
+    @property
+    def clock(self) -> float:
+        return self.sim.now + self.sim.plan.clocks[self.index]
+
+    def living_workers(self) -> list[Worker]:
+        return [w for w in self.workers if w.alive]
+
+    # The loop
+
+    def start(self) -> None:
+        if self.killed:
+            return
+        self.living = True
+        self.deliver(events.Started())
+        self.sim.network.process_started(self.index)
+
+    def deliver(self, event: events.Event) -> None:
+        if not self.living:
+            return
+        if self._paused:
+            self._inbox.append(event)
+            return
+        self.sim.note(self.index, "<-", event)
+        if isinstance(event, events.Received) and self.index:
+            self.told = True
+        check = self.sim.checker.before(self, event)
+        todo = self.control.handle(event, self.clock)
+        for effect in todo:
+            self.sim.note(self.index, "->", effect)
+        self.sim.checker.after(self, event, todo, check)
+        for effect in todo:
+            self._carry_out(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self.control.next_deadline()
+        if not self.living or deadline == self._armed or math.isinf(deadline):
+            return
+        self._armed = deadline
+        wait = max(0.0, deadline - self.clock) + self.sim.rng.uniform(1e-6, LATENESS)
+        self.sim.after(wait, lambda: self._wake(deadline))
+
+    def _wake(self, deadline: float) -> None:
+        if self._armed == deadline and not self._paused:
+            self._tick()
+
+    def _tick(self) -> None:
+        self._armed = math.inf
+        if self.living and self.clock >= self.control.next_deadline():
+            self.deliver(events.Tick())
+        self._arm()
+
+    def pause(self, seconds: float) -> None:
+        if self.living and not self._paused:
+            self._paused = True
+            self.sim.after(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = False
+        inbox, self._inbox = self._inbox, []
+        for source in _SOURCES:
+            for event in inbox:
+                if isinstance(event, source):
+                    self.deliver(event)
+        self._tick()
+
+    def leave(self) -> None:
+        """The process is gone, and its workers with it."""
+        self.living = False
+        for worker in self.living_workers():
+            self.sim.training.vanish(worker)
+        self.sim.network.process_ended(self.index)
+
+    def kill(self) -> None:
+        self.killed = True
+        if self.living:
+            self.leave()
+
+    # Effects
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send(to=to, message=message):
+                self.sim.network.send(self.index, to, message)
+            case effects.OpenStore():
+                if self._forkserver:
+                    self.port = self.sim.fresh_port()
+                    self._answer(events.StoreListening(self.port), self.sim.rng.uniform(0, 0.05))
+            case effects.ChooseCheckpoint():
+                self.sim.after(self.sim.rng.uniform(0.0, 0.3), self._choose)
+            case effects.StartWorkers(assignment=part):
+                self._start_workers(part)
+            case effects.StopWorkers():
+                for worker in self.living_workers():
+                    self.sim.training.terminate(worker)
+            case effects.KillWorkers():
+                for worker in self.living_workers():
+                    self.sim.training.kill(worker)
+            case effects.Exit(verdict=verdict):
+                self.verdict = verdict
+                self.leave()
+
+    def _choose(self) -> None:
+        self.deliver(events.CheckpointChosen(self.sim.training.newest_complete()))
+
+    # The fork server
+
+    def _answer(self, event: events.Event, wait: float = 0.0005) -> None:
+        def tell() -> None:
+            if self._forkserver:
+                self.deliver(event)
+
+        self.sim.after(wait, tell)
+
+    def _start_workers(self, part: Assignment) -> None:
+        if not self._forkserver:
+            return
+        rng, plan = self.sim.rng, self.sim.plan
+        self._running = True
+        for offset in range(part.nproc):
+            mute, deaf = rng.random() < plan.stubborn, rng.random() < 0.15
+            rank = part.first_rank + offset
+            worker = Worker(self.index, part.round, rank, self._worker_ended, mute, deaf)
+            self.workers.append(worker)
+            self.sim.training.join(worker, part)
+            if self._unkillable_next:
+                self._unkillable_next = False
+                self.sim.training.hang(worker)
+
+    def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
+        self._answer(events.WorkerExited(worker.rank, code, int(signum)))
+        if self._running and not self.living_workers():
+            self._running = False
+            self._answer(events.WorkersGone(), 0.001)
+
+    def kill_forkserver(self) -> None:
+        if not self.living or not self._forkserver:
+            return
+        self._forkserver = False
+        for worker in self.living_workers():
+            self.sim.training.vanish(worker)
+        reason = f"the fork server on {self.host} was killed"
+        self.deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
+        self.deliver(events.WorkersGone())
+
+    def make_unkillable(self) -> None:
+        """One worker hangs for good: one that runs, or the next one to start."""
+        if workers := self.living_workers():
+            self.sim.training.hang(workers[0])
+        else:
+            self._unkillable_next = True
+
+    def trouble(self) -> None:
+        """Something on this node is not as the job needs it."""
+        self.deliver(events.TroubleFound(Trouble(EXIT_USAGE, f"no script on {self.host}")))
+
+    def signal(self, signum: signal.Signals) -> None:
+        if self.living:
+            self.deliver(events.Signalled(int(signum)))

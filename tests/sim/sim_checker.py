@@ -1,0 +1,240 @@
+"""The laws of the house (the design's invariants), checked after every step of every agent.
+
+A checker knows the whole cluster, which no agent does, and the plan: what may be asked of an
+outcome depends on the faults there were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpclaunch.core import effects, events
+from hpclaunch.core.model import EXIT_LOST, Assignment
+from hpclaunch.core.rounds import Stage
+
+if TYPE_CHECKING:
+    from cluster_sim import Simulation
+    from sim_agent import Agent
+
+HEAD = 0
+
+
+class BrokenLawError(AssertionError):
+    """A law was broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """An agent as it was before the step."""
+
+    state: tuple[object, ...]
+    due: bool  # a deadline had passed: something may happen whatever the event was
+    stale: bool  # the event is a message that is not newer than one which came before
+
+
+class Checker:
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.newest: dict[tuple[int, int], tuple[int, int]] = {}  # (to, sender) -> term, serial
+        self.hasty: set[int] = set()  # whose deadline had passed already after their last step
+        self.facts: dict[int, tuple[object, ...]] = {}  # of each round, the same for everybody
+        self.started: dict[int, set[int]] = {}  # which agents have started it
+
+    # Every step
+
+    def before(self, agent: Agent, event: events.Event) -> Before:
+        stale = False
+        if isinstance(event, events.Received):
+            key = (agent.index, event.sender)
+            number = (getattr(event.message, "term", 0), event.message.serial)
+            stale = number <= self.newest.get(key, (-1, -1))
+            self.newest[key] = max(number, self.newest.get(key, number))
+        due = agent.clock >= agent.control.next_deadline()
+        return Before(_state(agent), due, stale)
+
+    def after(
+        self, agent: Agent, event: events.Event, todo: list[effects.Effect], was: Before
+    ) -> None:
+        control = agent.control
+        self._require(control.member.round >= was.state[1], agent, "went back to an old round")
+        if control.head is not None:
+            self._require(control.head.round >= was.state[4], agent, "went back as the head")
+        if was.stale and not was.due:
+            same = _state(agent) == was.state and not todo
+            self._require(same, agent, f"acted on an old message: {event}")
+        # One deadline may set the next one to this very moment (no grace), but no more than that.
+        late = control.next_deadline() <= agent.clock and not control.exited
+        spins = agent.index in self.hasty and isinstance(event, events.Tick) and late
+        self._require(not spins, agent, "spins: its deadline stays in the past")
+        (self.hasty.add if late else self.hasty.discard)(agent.index)
+        for effect in todo:
+            if isinstance(effect, effects.StartWorkers):
+                self._starts(agent, effect.assignment)
+            elif isinstance(effect, effects.Exit):
+                self._exits(agent)
+        if control.head is not None:
+            self._nobody_lost_in_error(agent)
+
+    def _starts(self, agent: Agent, part: Assignment) -> None:
+        plan, index = self.sim.plan, agent.index
+        alive = [w for w in self.sim.training.living() if w.round != part.round]
+        # A worker on the wrong side of a cut is not seen by anybody who could wait for it.
+        alive = [w for w in alive if w.agent not in self.sim.network.cut]
+        self._require(not alive, agent, f"starts round {part.round} while {alive} run")
+        self._require(not agent.living_workers(), agent, "starts over living workers")
+        self._require(part.round >= max(self.started, default=0), agent, "starts an old round")
+        starters = self.started.setdefault(part.round, set())
+        self._require(index not in starters, agent, f"starts round {part.round} twice")
+        starters.add(index)
+        facts = (
+            part.restarts,
+            part.world_size,
+            part.group_world_size,
+            part.store_address,
+            part.store_port,
+            part.checkpoint,
+        )
+        agreed = self.facts.setdefault(part.round, facts)
+        self._require(facts == agreed, agent, f"has {facts} for {agreed}")
+        self._require(part.restarts <= plan.job.max_restarts, agent, "restarts beyond the budget")
+        self._require(part.restarts == part.round, agent, "miscounts its restarts")
+        expected = _seat(plan.job.places, plan.nprocs, index)
+        seat = (
+            part.first_rank,
+            part.nproc,
+            part.world_size,
+            part.first_local_rank,
+            part.local_world_size,
+            part.group_rank,
+            part.group_world_size,
+        )
+        self._require(seat == expected, agent, f"sits on {seat} instead of {expected}")
+        host = min(plan.job.places, key=lambda p: (p.node, p.index)).index
+        self._require(part.hosts_store == (index == host), agent, "hosts the store in error")
+        if index == host:
+            self._require(part.store_port == agent.port, agent, "has a stale store")
+            self._require(part.first_rank == 0, agent, "hosts the store without rank 0")
+        complete = {f.path for f in self.sim.training.directory if f.complete}
+        chosen = part.checkpoint
+        self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+
+    def _nobody_lost_in_error(self, agent: Agent) -> None:
+        head = agent.control.head
+        assert head is not None
+        for index, peer in enumerate(head.peers):
+            lost = peer.lost and self.sim.agents[index].living
+            connected = index not in self.sim.network.cut
+            self._require(not (lost and connected), agent, f"gave agent {index} up in error")
+
+    def _exits(self, agent: Agent) -> None:
+        sim = self.sim
+        assert agent.control.member.verdict is not None
+        left = [w for w in agent.living_workers() if not w.unkillable]
+        self._require(not left, agent, f"leaves while its own {left} run")
+        head, cut = sim.agents[HEAD], sim.network.cut
+        if head.killed or agent.index in cut or not (agent.told or agent.index == HEAD):
+            return
+        reason = agent.control.member.verdict.reason
+        given_up = reason.startswith("the head on") and head.living
+        self._require(not given_up, agent, f"gave a living head up: {reason}")
+        for other in sim.agents:
+            if other.index in cut:
+                continue
+            running = [w for w in other.living_workers() if not w.unkillable]
+            self._require(not running, agent, f"leaves while {running} run")
+
+    # The end
+
+    def settled(self) -> None:
+        sim = self.sim
+        for agent in sim.agents:
+            self._require(not agent.living, agent, f"has not left after {sim.now:.0f} s")
+        head = sim.agents[HEAD]
+        if head.killed:
+            state = head.control.head
+            told = state is not None and state.stage in (Stage.ENDING, Stage.ENDED)
+            codes = {EXIT_LOST}
+            if told and state is not None and state.verdict is not None:
+                codes.add(state.verdict.code)
+            self._codes_within(codes)
+            return
+        assert head.verdict is not None, "a head that left on its own has a verdict"
+        self._codes_within({head.verdict.code})
+        if head.verdict.code == 0:
+            last = sim.training.rounds[max(sim.training.rounds)]
+            done = len(last.exits) == last.world_size
+            done = done and all(code == 0 for code, _, _ in last.exits.values())
+            self._require(done, head, f"calls {last.exits} a success")
+        if sim.plan.harmless:
+            self._fair(head)
+
+    def _codes_within(self, codes: set[int]) -> None:
+        sim = self.sim
+        for agent in sim.agents:
+            if agent.killed or agent.verdict is None:
+                continue
+            # Who never met the head or was cut off from it can only say that.
+            alone = agent.index and (agent.index in sim.network.cut or not agent.told)
+            if not alone:
+                said = agent.verdict
+                self._require(said.code in codes, agent, f"left with {said}, not {codes}")
+
+    def _fair(self, head: Agent) -> None:
+        """Where only workers failed, the outcome follows from how often they did."""
+        plan, verdict = self.sim.plan, head.verdict
+        assert verdict is not None
+        if plan.crashes <= plan.job.max_restarts:
+            fair = verdict.code == 0 and verdict.restarts == plan.crashes
+            self._require(fair, head, f"ends with {verdict} after {plan.crashes} crashes")
+            return
+        spent = verdict.code != 0 and verdict.restarts == plan.job.max_restarts
+        self._require(spent and verdict.cause is not None, head, f"ends with {verdict}")
+        if plan.slow or plan.drop or plan.kinds:
+            return  # reports may come too late to tell causes from consequences
+        assert verdict.cause is not None
+        exits = self.sim.training.rounds[verdict.cause.round].exits
+        first = min(at for code, _, at in exits.values() if code)
+        blamed = exits[verdict.cause.rank][2]
+        self._require(
+            blamed <= first + 2 * plan.delay + 0.005,
+            head,
+            f"blames rank {verdict.cause.rank}, {blamed - first:.3f} s after the first failure",
+        )
+
+    def _require(self, holds: bool, agent: Agent, what: str) -> None:
+        if not holds:
+            raise BrokenLawError(
+                f"at {self.sim.now:.3f} agent {agent.index} on {agent.host} {what}"
+            )
+
+
+def _state(agent: Agent) -> tuple[object, ...]:
+    """(phase, round, verdict, and of the head: stage, round, restarts, verdict)"""
+    member, head = agent.control.member, agent.control.head
+    own = (member.phase, member.round, member.verdict)
+    if head is None:
+        return (*own, None, -1, 0, None)
+    return (*own, head.stage, head.round, head.restarts, head.verdict)
+
+
+def _seat(places: tuple, nprocs: tuple[int, ...], index: int) -> tuple[int, ...]:
+    """What Slurm's order makes of an agent, counted one worker at a time."""
+    workers = [
+        (place.node, place.index)
+        for node in range(len(places))
+        for place in places
+        if place.node == node
+        for _ in range(nprocs[place.index])
+    ]
+    mine = (places[index].node, index)
+    local = [entry for entry in workers if entry[0] == mine[0]]
+    return (
+        workers.index(mine),
+        nprocs[index],
+        len(workers),
+        local.index(mine),
+        len(local),
+        mine[0],
+        1 + max(place.node for place in places),
+    )

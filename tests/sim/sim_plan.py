@@ -1,0 +1,146 @@
+"""What befalls one simulated job, drawn from its seed before the job begins.
+
+The plan holds what a checker must know afterwards: which faults there were decides what may be
+asked of the outcome. The small accidents of the way (delays, exit codes) come from the same
+generator while the job runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from hpclaunch.core.model import Job, Place
+
+MAX_AGENTS = 16
+LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
+
+
+class Kind(Enum):
+    # What no user may ever notice.
+    PAUSE = "the agent is stopped for a while, for less than the silence that counts as a loss"
+    BLIP = "its connection to the head is closed and made again at once"
+    USR1 = "SIGUSR1, which is for the workers"
+    # What ends the job.
+    SIGTERM = "SIGTERM to one agent"
+    SIGINT = "SIGINT twice to one agent"
+    SCANCEL = "SIGTERM to every agent"
+    TROUBLE = "the agent cannot take part"
+    KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
+    CUT = "no message to or from the agent any more, and no sign of it"
+    KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it"
+    UNKILLABLE = "one of its workers survives SIGKILL"
+
+
+# An agent that sleeps while its connection is closed cannot make it again: not both in one run.
+HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
+FATAL = tuple(kind for kind in Kind if kind not in HARMLESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    kind: Kind
+    agent: int
+    lasts: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    seed: int
+    job: Job
+    nprocs: tuple[int, ...]
+    starts: tuple[float, ...]  # when each agent's process begins
+    clocks: tuple[float, ...]  # what its monotonic clock shows at time 0
+    faults: tuple[Fault, ...]
+    crashes: int  # rounds in which a worker fails by itself
+    work: float  # seconds that a round's workers need
+    coupled: bool  # the workers meet in collectives: nobody gets on without all the others
+    saves: bool  # rank 0 writes checkpoints
+    stubborn: float  # how likely a worker is to ignore SIGTERM
+    delay: float  # the usual delay of a message
+    slow: float  # how likely it is to take up to a second
+    drop: float
+    duplicate: float
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(fault.kind for fault in self.faults)
+
+    @property
+    def harmless(self) -> bool:
+        """Nothing but workers fails, if anything does."""
+        return self.kinds <= set(HARMLESS)
+
+    @property
+    def bound(self) -> float:
+        """When every living agent must have left: the job has no reason to take longer."""
+        job = self.job
+        ending = job.grace + job.unkillable + job.silence + job.parting + 10.0
+        return LATEST_START + job.join + (job.max_restarts + 1) * (self.work + ending)
+
+
+def draw(seed: int) -> Plan:
+    rng = Random(seed)
+    places = _places(rng)
+    job = Job(
+        places,
+        max_restarts=rng.choice((0, 1, 3)),
+        grace=rng.choice((0.0, 2.0, 5.0, 20.0)),
+        join=120.0,
+    )
+    latest = rng.choice((0.5, 3.0, LATEST_START))
+    starts = tuple(rng.choice((0.0, rng.uniform(0.0, latest))) for _ in places)
+    mood = rng.random()
+    harmless, fatal, crashes = 0, 0, 0
+    if mood < 0.7:
+        harmless = rng.randint(0, 3)
+    if mood > 0.3:
+        crashes = rng.randint(0, 4)
+    if mood > 0.5:
+        fatal = rng.choice((1, 1, 1, 2, 3))
+    work = rng.uniform(0.5, 12.0)
+    harmless_kinds = (Kind.USR1, rng.choice((Kind.PAUSE, Kind.BLIP)))
+    span = max(starts) + work * (1 + min(crashes, job.max_restarts))
+    faults = [
+        Fault(
+            at=rng.uniform(0.0, span),
+            kind=rng.choice(kinds),
+            agent=rng.randrange(len(places)),
+            lasts=rng.uniform(0.1, 7.0),
+        )
+        for count, kinds in ((harmless, harmless_kinds), (fatal, FATAL))
+        for _ in range(count)
+    ]
+    # A pause together with losses, or a closed connection with them, can use up the time that an
+    # agent has to be heard: then the job would be right to give it up.
+    lossy = not any(f.kind in (Kind.PAUSE, Kind.BLIP) for f in faults)
+    return Plan(
+        seed=seed,
+        job=job,
+        nprocs=tuple(rng.choice((1, 2, 4)) for _ in places),
+        starts=starts,
+        clocks=tuple(rng.uniform(0.0, 1e6) for _ in places),
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        crashes=crashes,
+        work=work,
+        coupled=rng.random() < 0.7,
+        saves=rng.random() < 0.6,
+        stubborn=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        delay=rng.choice((0.0002, 0.005, 0.05)),
+        slow=rng.choice((0.0, 0.02, 0.2)) if lossy else 0.0,
+        drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
+        duplicate=rng.choice((0.0, 0.1, 0.5)),
+    )
+
+
+def _places(rng: Random) -> tuple[Place, ...]:
+    """Small clusters more often than large ones; tasks in blocks or, as `-m cyclic`, in turns."""
+    nodes = rng.choice((1, 2, 2, 2, 3, 4, rng.randint(5, MAX_AGENTS)))
+    per_node = rng.choice((1, 1, 1, 2, 3)) if nodes > 1 else rng.choice((2, 3))
+    per_node = max(1, min(per_node, MAX_AGENTS // nodes))
+    count = nodes * per_node
+    cyclic = rng.random() < 0.3
+    of = [i % nodes if cyclic else i // per_node for i in range(count)]
+    return tuple(Place(i, node, f"n{node}") for i, node in enumerate(of))

@@ -1,0 +1,153 @@
+"""The user's side of a simulated job: workers that train, save, fail, and take others along."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hpclaunch.core.model import Assignment
+
+if TYPE_CHECKING:
+    from cluster_sim import Simulation
+
+# (exit code as a shell has it, signal): an exception, a bad argument, the OOM killer, a bug in C
+# code, and somebody's kill.
+CRASHES = ((1, 0), (3, 0), (137, 9), (139, 11), (143, 15))
+FOLLOWED = ((1, 0), (134, 6))  # how a worker fails that has lost a peer
+SAVING = 0.1  # seconds between the creation of a checkpoint file and its last byte
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    agent: int
+    round: int
+    rank: int
+    ended: Callable[[Worker, int, int], None]  # (worker, code, signal), to its fork server
+    mute: bool  # ignores SIGTERM
+    deaf: bool  # does not notice when a peer is gone, and waits for it in vain
+    unkillable: bool = False
+    alive: bool = True
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of round {self.round} on agent {self.agent}"
+
+
+@dataclass(eq=False, slots=True)
+class Round:
+    world_size: int
+    victims: frozenset[int]  # ranks that fail by themselves
+    workers: list[Worker] = field(default_factory=list)
+    exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
+
+
+@dataclass(eq=False, slots=True)
+class File:
+    path: str
+    complete: bool = False
+
+
+class Training:
+    """Every worker of the job, in every round, and the directory that they save in."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.rounds: dict[int, Round] = {}
+        self.directory: list[File] = []
+        self._crashes_left = sim.plan.crashes
+
+    def living(self) -> list[Worker]:
+        return [w for r in self.rounds.values() for w in r.workers if w.alive]
+
+    def newest_complete(self) -> str:
+        return next((f.path for f in reversed(self.directory) if f.complete), "")
+
+    def join(self, worker: Worker, part: Assignment) -> None:
+        """The worker runs; with the last one of its world a coupled training begins."""
+        plan, rng = self.sim.plan, self.sim.rng
+        this = self.rounds.get(part.round)
+        if this is None:
+            victims: frozenset[int] = frozenset()
+            if self._crashes_left:
+                self._crashes_left -= 1
+                count = min(rng.randint(1, 2), part.world_size)
+                victims = frozenset(rng.sample(range(part.world_size), count))
+            this = self.rounds[part.round] = Round(part.world_size, victims)
+        this.workers.append(worker)
+        if worker.rank in this.victims:
+            code, signum = rng.choice(CRASHES)
+            self._end_after(rng.uniform(0.0, plan.work), worker, code, signum)
+        elif not plan.coupled:
+            self._end_after(rng.uniform(0.0, plan.work), worker, 0, 0)
+        elif any(w.rank in this.exits for w in this.workers):
+            self._follow(worker)
+        if plan.saves and worker.rank == 0:
+            self._save(worker)
+        met = len(this.workers) == this.world_size and not this.exits
+        if plan.coupled and met and not this.victims:
+            for other in this.workers:
+                self._end_after(plan.work + rng.uniform(0.0, 0.1), other, 0, 0)
+
+    def end(self, worker: Worker, code: int, signum: int) -> None:
+        if not worker.alive or worker.unkillable:
+            return
+        worker.alive = False
+        this = self.rounds[worker.round]
+        this.exits[worker.rank] = (code, signum, self.sim.now)
+        worker.ended(worker, code, signum)
+        if code and self.sim.plan.coupled:
+            for other in this.workers:
+                self._follow(other)
+
+    def terminate(self, worker: Worker) -> None:
+        """SIGTERM: most die of it, some save first and leave with 0, some do not care."""
+        rng = self.sim.rng
+        if worker.mute:
+            return
+        code, signum = (143, signal.SIGTERM) if rng.random() < 0.8 else (0, 0)
+        self._end_after(rng.uniform(0.0, rng.choice((0.05, 3.0))), worker, code, signum)
+
+    def kill(self, worker: Worker) -> None:
+        self._end_after(self.sim.rng.uniform(0.0, 0.05), worker, 137, signal.SIGKILL)
+
+    def hang(self, worker: Worker) -> None:
+        """In a system call, for good. A peer misses it before long, or the user loses patience."""
+        worker.unkillable = True
+
+        def notice() -> None:
+            peers = [w for w in self.rounds[worker.round].workers if w.alive and not w.unkillable]
+            if peers:
+                self.end(self.sim.rng.choice(peers), 1, 0)
+            else:
+                self.sim.agents[worker.agent].signal(signal.SIGTERM)
+
+        self.sim.after(3.0, notice)
+
+    def vanish(self, worker: Worker) -> None:
+        """It dies with its agent or fork server: nobody is left to be told."""
+        worker.ended = lambda *_: None
+        self.end(worker, 137, signal.SIGKILL)
+
+    def _end_after(self, seconds: float, worker: Worker, code: int, signum: int) -> None:
+        self.sim.after(seconds, lambda: self.end(worker, code, signum))
+
+    def _follow(self, worker: Worker) -> None:
+        """A peer is gone: most workers see a broken connection, others wait in vain for it."""
+        rng = self.sim.rng
+        if worker.alive and not worker.deaf:
+            self._end_after(rng.uniform(0.005, 0.4), worker, *rng.choice(FOLLOWED))
+
+    def _save(self, writer: Worker) -> None:
+        def begin() -> None:
+            if writer.alive:
+                file = File(f"ckpt-{len(self.directory)}")
+                self.directory.append(file)
+                self.sim.after(SAVING, lambda: finish(file))
+
+        def finish(file: File) -> None:
+            if writer.alive:
+                file.complete = True
+                self._save(writer)
+
+        self.sim.after(self.sim.rng.uniform(0.0, 1.0), begin)
