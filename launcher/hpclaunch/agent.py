@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ class Agent:
             address = self._join()
         except OSError as e:
             raise UsageError(f"{self.place.host} cannot reach the other hosts: {e}") from e
-        self.control = Control(config.job, self.place.index, config.nproc, address)
+        incarnation = secrets.token_hex(8)
+        self.control = Control(config.job, self.place.index, config.nproc, address, incarnation)
         logs = config.logs
         self.journal = None if logs is None else Journal(logs.path, self.place.index)
         self._told: dict[object, tuple[object, ...]] = {}  # the last news in the journal

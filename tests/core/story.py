@@ -66,7 +66,8 @@ def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) 
 
 
 def an_order(goal: Goal, number: int = 0, *, serial: int = 0, **fields: Any) -> Received:
-    order = Order(1, serial or next(_serials), goal, number, **fields)
+    fields = {"incarnation": "a1", **fields}
+    order = Order(1, serial or next(_serials), goal=goal, round=number, **fields)
     return Received(0, order, "10.0.0.1")
 
 
@@ -74,6 +75,7 @@ def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Receive
     """An agent with two workers says where it stands."""
     defaults: dict[str, Any] = {
         "index": index,
+        "incarnation": f"a{index}",
         "serial": next(_serials),
         "nproc": 2,
         "address": f"10.0.0.{index + 1}",
@@ -126,7 +128,7 @@ TERM = Signalled(signal.SIGTERM)
 
 def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
     settings = {"grace": 20.0, "silence": 100.0, "unkillable": 30.0} | settings
-    return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2")
+    return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2", "a1")
 
 
 def idle(**settings: Any) -> Member:

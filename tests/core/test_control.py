@@ -14,14 +14,14 @@ IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
 
 def test_a_job_of_one_agent():
-    control = Control(a_job("n0"), 0, 1, "127.0.0.1")
+    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
     assert tell(control, 0.0, Started()) == [OpenStore()]
     assert tell(control, 0.1, StoreListening(4000)) == [ChooseCheckpoint()]
     assert control.next_deadline() == float("inf")
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():
-    control = Control(a_job(), 0, 1, "10.0.0.1")
+    control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
     tell(control, 0.0, Started())
     tell(control, 0.1, report(1, IDLE, stop_signal=15))
     effects = tell(control, 0.2, report(1, ENDED, stop_signal=15))
@@ -36,7 +36,7 @@ def test_the_head_ends_although_its_own_fork_server_has_not_answered():
     [(Signalled(2), 130), (TroubleFound(Trouble(EXIT_USAGE, "no script on n0")), EXIT_USAGE)],
 )
 def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
-    control = Control(a_job(), 0, 1, "10.0.0.1")
+    control = Control(a_job(), 0, 1, "10.0.0.1", "a0")
     tell(control, 0.0, Started(), StoreListening(4000), event)
     (left,) = [e for e in tell(control, 10.0, Tick()) if isinstance(e, Exit)]
     assert left.verdict.code == code

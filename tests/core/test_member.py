@@ -213,3 +213,20 @@ def test_once_ended_nothing_matters():
     member = idle()
     tell(member, 1.0, end(1, "why"))
     assert tell(member, 2.0, run(0), TERM, Tick(), WorkersGone()) == []
+
+
+def test_an_order_for_an_earlier_launch_in_the_same_step_is_none_of_ours():
+    member = a_member()
+    tell(member, 0.0, Started(), StoreListening(4001))
+    tell(member, 1.0, end(incarnation="earlier"))
+    assert member.verdict is None
+
+
+def test_a_message_holds_the_last_words_of_the_first_failure_only():
+    """A node has many workers, and a message has a limit."""
+    member = running()
+    words = [WorkerExited(rank, 1, 0, "x" * 4000) for rank in range(200)]
+    effects = tell(member, 1.0, *words)
+    told = reports(effects)[-1].exits
+    assert len(told) == 200
+    assert [bool(e.tail) for e in told[:2]] == [True, False]

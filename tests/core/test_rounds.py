@@ -146,7 +146,7 @@ def test_old_and_repeated_reports_change_nothing():
     ):
         assert tell(head, 3.1, again) == []
     assert head.stage is Stage.RUNNING
-    assert head.peers[1].report.phase is DONE
+    assert head.roster[1].report.phase is DONE
 
 
 def test_a_failure_of_an_old_round_is_no_failure_of_this_one():
@@ -272,3 +272,18 @@ def test_every_end_order_carries_the_verdict():
     ends = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Order)]
     assert ends
     assert all(order.verdict is not None for order in ends if order.goal.value == "end")
+
+
+def test_an_agent_of_a_later_launch_in_the_same_step_is_not_taken_for_the_one_before():
+    head = running()
+    stranger = report(1, DONE, 0, incarnation="later", serial=900_000)
+    assert tell(head, 2.0, stranger) == []
+    assert head.roster[1].report.incarnation == "a1"
+
+
+def test_one_that_was_given_up_in_error_still_hears_the_end():
+    head = running(beat=1.0, silence=10.0)
+    tell(head, 9.0, report(0, RUNNING, 0))
+    effects = tell(head, 20.0, Tick())
+    effects += tell(head, 21.0, report(0, IDLE, 0))
+    assert (1, "end", 0) in orders(effects)

@@ -45,7 +45,7 @@ class Agent:
         self._inbox: list[events.Event] = []
         self._armed = math.inf
         address = f"addr-{self.host}"
-        self.control = Control(sim.plan.job, index, sim.plan.nprocs[index], address)
+        self.control = Control(sim.plan.job, index, sim.plan.nprocs[index], address, f"a{index}")
 
     @property
     def clock(self) -> float:

@@ -122,7 +122,7 @@ class Checker:
     def _nobody_lost_in_error(self, agent: Agent) -> None:
         head = agent.control.head
         assert head is not None
-        for index, peer in enumerate(head.peers):
+        for index, peer in enumerate(head.roster):
             lost = peer.lost and self.sim.agents[index].living
             connected = index not in self.sim.network.cut
             self._require(not (lost and connected), agent, f"gave agent {index} up in error")

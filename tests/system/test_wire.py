@@ -16,6 +16,7 @@ ASSIGNMENT = Assignment(1, 1, 4, 2, 8, 0, 2, 2, 4, "10.0.0.3", "10.0.0.1", 4242,
 FAILURE = Failure(1, 3, "n2", 137, 9, 12.5, "last words é")
 REPORT = Report(
     index=2,
+    incarnation="f00d",
     serial=9,
     nproc=2,
     address="10.0.0.3",
@@ -28,9 +29,9 @@ REPORT = Report(
     trouble=Trouble(1, "no disk"),
 )
 ORDERS = [
-    Order(1, 1, Goal.WAIT, 0),
-    Order(1, 2, Goal.RUN, 1, assignment=ASSIGNMENT),
-    Order(1, 3, Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
+    Order(1, 1, "f00d", Goal.WAIT, 0),
+    Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
+    Order(1, 3, "f00d", Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
 ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 
 from . import membership
 from .effects import (
@@ -59,12 +60,13 @@ class Member:
     """`handle(event, now) -> effects`. Once the phase is ENDED the agent may leave; `verdict` says
     how the job ended."""
 
-    def __init__(self, job: Job, index: int, nproc: int, address: str) -> None:
+    def __init__(self, job: Job, index: int, nproc: int, address: str, incarnation: str) -> None:
         self.job = job
         self.index = index
         self.place = job.places[index]
         self.nproc = nproc
         self.address = address
+        self.incarnation = incarnation
         self.phase = Phase.PREPARING
         self.round = -1
         self.verdict: Verdict | None = None
@@ -109,7 +111,7 @@ class Member:
                     self._notice_at = now + WAITING_NOTICE
                     self._give_up_at = now + self.job.join
                 effects += [OpenStore()]
-            case Received(message=Order() as order, address=address):
+            case Received(message=Order() as order, address=address) if self._is_mine(order):
                 self._head.hear(now)
                 self._notice_at = self._give_up_at = math.inf
                 self._head_address = address
@@ -141,6 +143,10 @@ class Member:
         return (self.phase, self.round, len(self._exits), self._signum, self._trouble)
 
     # Orders
+
+    def _is_mine(self, order: Order) -> bool:
+        """Not for one that an earlier launch in the same job step had in my place."""
+        return order.incarnation == self.incarnation
 
     def _obey(self, order: Order, now: float) -> list[Effect]:
         match order.goal:
@@ -192,7 +198,9 @@ class Member:
         return [StopWorkers()]
 
     def _worker_exited(self, event: WorkerExited, now: float) -> list[Effect]:
-        stopped = self.phase is Phase.STOPPING
+        stopped = self.phase is not Phase.RUNNING
+        if stopped:  # nobody asks for its last words, and a message has a limit
+            event = replace(event, tail="")
         self._exits[event.rank] = (event, now, stopped)
         return self._stop(now) if event.code else []
 
@@ -292,6 +300,7 @@ class Member:
         )
         report = Report(
             index=self.index,
+            incarnation=self.incarnation,
             serial=self._serial,
             nproc=self.nproc,
             address=self.address,

@@ -17,6 +17,7 @@ class Report:
     """An agent to the head: where I stand."""
 
     index: int
+    incarnation: str  # differs for every start of an agent
     serial: int
     nproc: int
     address: str  # where the others reach this agent's node
@@ -40,6 +41,7 @@ class Order:
 
     term: int
     serial: int
+    incarnation: str  # of the agent that it is meant for
     goal: Goal
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round

@@ -8,7 +8,6 @@ whether a message came once, twice or late.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from enum import Enum
 
 from . import membership, ranks, restarts
@@ -16,6 +15,7 @@ from .effects import ChooseCheckpoint, Effect, Say, Send
 from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
 from .model import EXIT_LOST, Assignment, Failure, Goal, Job, Phase, Place, Verdict
+from .roster import Peer, Roster
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
 NEXT_NOTICE = 60.0
@@ -50,17 +50,6 @@ _GOAL = {
 }
 
 
-@dataclass(slots=True)
-class Peer:
-    """What the head knows of one agent, itself included."""
-
-    place: Place
-    contact: membership.Contact = field(default_factory=membership.Contact)
-    report: Report | None = None
-    assignment: Assignment | None = None
-    lost: bool = False
-
-
 class Head:
     """`handle(event, now) -> effects`; the job is over once `stage` is ENDED."""
 
@@ -71,7 +60,7 @@ class Head:
         self.round = 0
         self.restarts = 0
         self.verdict: Verdict | None = None
-        self.peers = [Peer(place) for place in job.places]
+        self.roster = Roster(job)
         self._failures: dict[int, Failure] = {}  # of this round, by rank
         self._checkpoint: CheckpointChosen | None = None
         self._serial = 0
@@ -83,8 +72,8 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at]
-        deadlines += [membership.lost_at(p.contact, self.job) for p in self._others()]
-        if self.stage is Stage.GATHERING and self._missing():
+        deadlines += [membership.lost_at(p.contact, self.job) for p in self.roster.others]
+        if self.stage is Stage.GATHERING and self.roster.missing:
             deadlines += [self._notice_at, self._since + self.job.join]
         if self.stage is Stage.ENDING:
             deadlines.append(self._since + self.job.parting)
@@ -98,11 +87,11 @@ class Head:
             case Started():
                 self._since = now
                 self._notice_at = now + FIRST_NOTICE
-                self._beat_at = now + self.job.beat if self._others() else math.inf
+                self._beat_at = now + self.job.beat if self.roster.others else math.inf
             case Received(message=Report() as report):
                 effects += self._note(report, now)
-            case PeerClosed(index=index) if index < len(self.peers):
-                self.peers[index].contact.close(now)
+            case PeerClosed(index=index) if index < len(self.roster):
+                self.roster[index].contact.close(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
         if isinstance(event, Tick):
@@ -111,38 +100,16 @@ class Head:
             effects += step
         if now >= self._beat_at:
             self._beat_at = now + self.job.beat
-            effects += [self._order(p) for p in self._others() if p.report]
+            effects += [self._order(p) for p in self.roster.others if p.report]
         return effects
 
     # What is known
 
-    def _others(self) -> list[Peer]:
-        return [p for p in self.peers[1:] if not p.lost]
-
-    def _missing(self) -> list[Peer]:
-        return [p for p in self.peers if p.report is None]
-
-    def _all(self, phase: Phase) -> bool:
-        """Whether every agent is in this phase of this round.
-
-        Before the first round nobody has taken part in one: then their `round` is one less.
-        """
-        number = self.round - 1 if self.stage is Stage.GATHERING else self.round
-        return all(
-            p.report is not None and p.report.phase is phase and p.report.round == number
-            for p in self.peers
-            if not p.lost
-        )
-
     def _note(self, report: Report, now: float) -> list[Effect]:
-        peer = self.peers[report.index]
-        if peer.lost:
-            return []
-        peer.contact.hear(now)
-        if peer.report is not None and report.serial <= peer.report.serial:
-            return []
+        peer = self.roster[report.index]
         new = peer.report is None
-        peer.report = report
+        if not peer.accept(report, now):
+            return []
         if report.round == self.round:
             for e in report.exits:
                 if e.code and not e.stopped and e.rank not in self._failures:
@@ -171,7 +138,7 @@ class Head:
 
     def _look_for_lost(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for peer in self._others():
+        for peer in self.roster.others:
             if now < membership.lost_at(peer.contact, self.job):
                 continue
             peer.lost = True
@@ -217,7 +184,7 @@ class Head:
     def _gather(self, now: float) -> list[Effect] | None:
         if self.verdict is not None:
             return self._end(now)
-        if missing := self._missing():
+        if missing := self.roster.missing:
             waited = now - self._since
             names = _names(missing)
             if waited >= self.job.join:
@@ -229,11 +196,12 @@ class Head:
                 return self._end(now)
             if now >= self._notice_at:
                 self._notice_at = now + NEXT_NOTICE
-                here = len(self.peers) - len(missing)
-                counted = f"{here} of {len(self.peers)} agents are here"
+                here = len(self.roster) - len(missing)
+                counted = f"{here} of {len(self.roster)} agents are here"
                 return [Say(f"waiting for {names} since {waited:.0f} s; {counted}")]
             return None
-        if not self._all(Phase.IDLE):
+        # Ready for the round means: done with the one before, if there was any.
+        if not self.roster.all_in(Phase.IDLE, self.round - 1):
             return None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
@@ -241,13 +209,13 @@ class Head:
 
     def _start(self, now: float) -> list[Effect]:
         assert self._checkpoint is not None, "a round starts once its checkpoint is chosen"
-        reports = [p.report for p in self.peers if p.report is not None]
+        reports = self.roster.reports
         seats = ranks.seats((self.job.places[r.index], r.nproc) for r in reports)
         store = reports[seats[0].place.index]
         address = self._store_address(store, reports)
         for seat in seats:
             index = seat.place.index
-            self.peers[index].assignment = Assignment(
+            self.roster[index].assignment = Assignment(
                 round=self.round,
                 restarts=self.restarts,
                 first_rank=seat.first_rank,
@@ -286,7 +254,7 @@ class Head:
         if self.verdict is not None or self._failures:
             self._enter(Stage.STOPPING, now)
             return self._orders()
-        if not self._all(Phase.DONE):
+        if not self.roster.all_in(Phase.DONE, self.round):
             return None
         again = f" after {_count(self.restarts, 'restart')}" if self.restarts else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.restarts)
@@ -294,7 +262,7 @@ class Head:
 
     def _settle(self, now: float) -> list[Effect] | None:
         """No worker of this round may be left anywhere before the next one or the end."""
-        if not all(p.lost or self._settled(p) for p in self.peers):
+        if not all(p.settled(self.round) for p in self.roster.present):
             return None
         if self.verdict is None:
             failures = self._failures.values()
@@ -307,27 +275,21 @@ class Head:
         self._enter(Stage.GATHERING, now)
         return [Say(f"{first}; restart {self.restarts} of {self.job.max_restarts}")]
 
-    def _settled(self, peer: Peer) -> bool:
-        """Whether an agent has no worker of this round, or none that could be ended."""
-        report = peer.report
-        if report is None or report.round != self.round:
-            return report is not None and report.trouble is not None
-        ended = report.trouble is not None and report.phase is Phase.PREPARING
-        return ended or report.phase in (Phase.IDLE, Phase.STUCK)
-
     def _end(self, now: float) -> list[Effect]:
         self._enter(Stage.ENDING, now)
         return self._orders()
 
     def _all_told(self) -> bool:
         return all(
-            p.lost or (p.report is not None and p.report.phase is Phase.ENDED) for p in self.peers
+            p.report is not None and p.report.phase is Phase.ENDED for p in self.roster.present
         )
 
     # Orders
 
     def _orders(self) -> list[Effect]:
-        return [self._order(p) for p in self.peers if p.report is not None and not p.lost]
+        # One that was given up in error may still hear how the job ended.
+        told = self.roster if self.stage is Stage.ENDING else self.roster.present
+        return [self._order(p) for p in told if p.report is not None]
 
     def _order(self, peer: Peer) -> Send:
         assert peer.report is not None, "an agent is answered once it has been heard"
@@ -336,6 +298,7 @@ class Head:
         order = Order(
             term=self.term,
             serial=self._serial,
+            incarnation=peer.report.incarnation,
             goal=_GOAL[self.stage],
             round=self.round,
             assignment=peer.assignment if needs else None,
