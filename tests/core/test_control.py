@@ -6,8 +6,16 @@ import pytest
 from story import a_job, report, tell
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.effects import ChooseCheckpoint, Exit, OpenStore
-from hpclaunch.core.events import Signalled, Started, StoreListening, Tick, TroubleFound
+from hpclaunch.core.effects import ChooseCheckpoint, Exit, OpenStore, StartWorkers
+from hpclaunch.core.events import (
+    CheckpointChosen,
+    Received,
+    Signalled,
+    Started,
+    StoreListening,
+    Tick,
+    TroubleFound,
+)
 from hpclaunch.core.model import EXIT_USAGE, Phase, Trouble
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
@@ -17,7 +25,9 @@ def test_a_job_of_one_agent():
     control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
     assert tell(control, 0.0, Started()) == [OpenStore()]
     assert tell(control, 0.1, StoreListening(4000)) == [ChooseCheckpoint()]
-    assert control.next_deadline() == float("inf")
+    (started,) = tell(control, 0.2, CheckpointChosen(""))
+    assert isinstance(started, StartWorkers)
+    assert control.next_deadline() == float("inf"), "alone, an agent sleeps until something happens"
 
 
 def test_the_head_ends_although_its_own_fork_server_has_not_answered():
@@ -41,3 +51,11 @@ def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
     (left,) = [e for e in tell(control, 10.0, Tick()) if isinstance(e, Exit)]
     assert left.verdict.code == code
     assert tell(control, 11.0, Tick(), event) == []
+
+
+def test_nobody_reports_for_another():
+    control = Control(a_job("n0 n1 n2"), 0, 1, "10.0.0.1", "a0")
+    tell(control, 0.0, Started())
+    genuine = report(2, Phase.IDLE)
+    tell(control, 0.1, Received(1, genuine.message))
+    assert control.head.roster[2].report is None

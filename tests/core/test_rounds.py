@@ -287,3 +287,10 @@ def test_one_that_was_given_up_in_error_still_hears_the_end():
     effects = tell(head, 20.0, Tick())
     effects += tell(head, 21.0, report(0, IDLE, 0))
     assert (1, "end", 0) in orders(effects)
+
+
+def test_a_search_that_takes_long_is_mentioned():
+    head = gathered()
+    assert deeds(tell(head, 9.0, Tick())) == []
+    assert deeds(tell(head, 10.0, Tick())) == [Say("looking for a complete checkpoint since 10 s")]
+    assert deeds(tell(head, 11.0, Tick())) == []

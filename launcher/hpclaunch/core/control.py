@@ -65,4 +65,7 @@ class Control:
 
 
 def _is_report(event: Event) -> bool:
-    return isinstance(event, Received) and isinstance(event.message, Report)
+    """Nobody reports for another."""
+    if not isinstance(event, Received) or not isinstance(event.message, Report):
+        return False
+    return event.message.index == event.sender

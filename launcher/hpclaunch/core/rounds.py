@@ -73,6 +73,8 @@ class Head:
             return math.inf
         deadlines = [self._beat_at]
         deadlines += [membership.lost_at(p.contact, self.job) for p in self.roster.others]
+        if self.stage is Stage.CHOOSING:
+            deadlines.append(self._notice_at)
         if self.stage is Stage.GATHERING and self.roster.missing:
             deadlines += [self._notice_at, self._since + self.job.join]
         if self.stage is Stage.ENDING:
@@ -165,9 +167,7 @@ class Head:
             case Stage.GATHERING:
                 return self._gather(now)
             case Stage.CHOOSING:
-                if self.verdict is not None:
-                    return self._end(now)
-                return None if self._checkpoint is None else self._start(now)
+                return self._choose(now)
             case Stage.RUNNING:
                 return self._watch(now)
             case Stage.STOPPING:
@@ -205,7 +205,18 @@ class Head:
             return None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
+        self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
+
+    def _choose(self, now: float) -> list[Effect] | None:
+        if self.verdict is not None:
+            return self._end(now)
+        if self._checkpoint is not None:
+            return self._start(now)
+        if now >= self._notice_at:
+            self._notice_at = now + NEXT_NOTICE
+            return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
+        return None
 
     def _start(self, now: float) -> list[Effect]:
         assert self._checkpoint is not None, "a round starts once its checkpoint is chosen"
