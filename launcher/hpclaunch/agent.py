@@ -51,6 +51,8 @@ class Agent:
         self.channel: net.HeadChannel | net.MemberChannel | None = None
         try:
             address = self._join()
+        except UsageError as e:
+            raise UsageError(f"on {self.place.host}: {e}") from e
         except OSError as e:
             raise UsageError(f"{self.place.host} cannot reach the other hosts: {e}") from e
         incarnation = secrets.token_hex(8)
@@ -102,6 +104,7 @@ class Agent:
                 self._deliver(events.TroubleFound(self.config.trouble))
             while self.verdict is None:
                 self._turn()
+            self.signals.ignore()
             self._conclude(self.verdict)
             return self.verdict.code
         finally:

@@ -74,7 +74,7 @@ def test_restarts_exhausted(tmp_path):
     assert done.returncode == 137
     text = done.stderr
     assert "rank 1 on " in text
-    assert "was killed by SIGKILL in round 1, and all 1 restart is used up" in text
+    assert "was killed by SIGKILL in round 1, and the only restart is used up" in text
     assert "    | rank 1 of 2 restarts 1" in text
 
 

@@ -69,6 +69,13 @@ def test_a_job_of_several_nodes_without_srun(cwd):
     assert "prefix with srun" in line
 
 
+def test_an_interpreter_that_is_none(cwd):
+    done = hpclaunch("train.py", cwd=cwd, env=environment(PYTHON_EXEC="/no/such/python"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "PYTHON_EXEC=/no/such/python is not a program" in line
+
+
 @pytest.mark.parametrize(
     ("closed", "args", "says"),
     [

@@ -55,7 +55,7 @@ def test_the_verdict_has_the_code_of_the_cause():
     ("budget", "words"),
     [
         (0, "no restarts were allowed (--max-restarts 0)"),
-        (1, "all 1 restart is used up"),
+        (1, "the only restart is used up"),
         (2, "all 2 restarts are used up"),
     ],
 )

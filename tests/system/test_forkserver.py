@@ -251,6 +251,21 @@ def test_the_store_is_there_before_torch_is(client):
     assert client.path(0, "out").read_text() == "False\nFalse\n"
 
 
+def test_signals_meant_for_the_agent_leave_the_store_alone(client):
+    """scancel sends its signal to every process of the step."""
+    program = client.tmp_path / "store"
+    program.write_text("#!/bin/sh\necho $$ > $0.pid\nexec sleep 600\n")
+    program.chmod(0o700)
+    client.server.prepare_store(str(program), str(client.tmp_path / "store.err"))
+    store = psutil.Process(int(wait_for(client.tmp_path / "store.pid")))
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        store.send_signal(signum)
+    client.server.listen(loopback=True)
+    client.until("listening")
+    assert store.is_running()
+    assert client.told == []
+
+
 def test_a_store_that_cannot_start_is_told(client):
     client.server.prepare_store("/bin/false", str(client.tmp_path / "store.err"))
     assert client.until("store-exit")["code"] == 1

@@ -13,6 +13,7 @@ import argparse
 import math
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -118,9 +119,10 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
 
     started = time.strftime("%Y%m%d-%H%M%S")
     where = slurm.allocation(environ, unique=f"{started}-{os.getpid()}")
-    trouble, notes, logs, nproc = None, [], None, 1
+    trouble, notes, logs, nproc, python = None, [], None, 1, ""
     try:
         _check_script(options.script)
+        python = _interpreter(environ)
         _check_checkpoint_dir(options.checkpoint_dir)
         nproc, note = _count_workers(options.nproc, environ)
         notes += [note] if note else []
@@ -134,7 +136,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         allocation=where,
         job=Job(where.places, max_restarts=options.max_restarts, grace=options.grace),
         nproc=nproc,
-        python=environ.get("PYTHON_EXEC") or sys.executable,
+        python=python,
         script=(options.script, *options.args),
         checkpoint_dir=options.checkpoint_dir,
         resume_with=tuple(shlex.split(options.resume_with or "")),
@@ -152,6 +154,14 @@ def _check_script(script: str) -> None:
         raise UsageError(f"{script} is a directory, not a script")
     if not os.access(path, os.R_OK):
         raise UsageError(f"cannot read the script {script}: permission denied")
+
+
+def _interpreter(environ: Mapping[str, str]) -> str:
+    """Of the workers; PYTHON_EXEC is torchrun's own variable for it."""
+    python = environ.get("PYTHON_EXEC")
+    if python and shutil.which(python) is None:
+        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
+    return python or sys.executable
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:

@@ -286,6 +286,7 @@ class Member:
         """There is something to tell the head, but no reason to wait for it for long."""
         if self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, now + self.job.parting)
+            self._notice_at = math.inf
 
     # Reports
 

@@ -45,7 +45,8 @@ def verdict_for(failures: Collection[Failure], used: int, budget: int) -> Verdic
     if not budget:
         spent = "no restarts were allowed (--max-restarts 0)"
     else:
-        spent = f"all {budget} restart{'s are' if budget > 1 else ' is'} used up"
+        spent = "the only restart is" if budget == 1 else f"all {budget} restarts are"
+        spent += " used up"
     return Verdict(
         code=first.code,
         reason=f"{how(first)} in round {first.round}, and {spent}",

@@ -20,6 +20,15 @@ class Signals:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
 
+    def ignore(self) -> None:
+        """From the verdict on nothing may change the exit code, the interpreter's own end included.
+
+        Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
+        """
+        for signum in (*ENDING, *FORWARDED):
+            signal.signal(signum, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+
     def fileno(self) -> int:
         return self._reader.fileno()
 

@@ -171,7 +171,9 @@ class ForkServer:
             return
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
-        pid = self.spawn([*argv, str(theirs.fileno())], os.environ, err, err)
+        # It stays deaf to what scancel sends to every process: workers that save their state when
+        # they are told to stop still need it.
+        pid = self.spawn([*argv, str(theirs.fileno())], os.environ, err, err, deaf=True)
         theirs.close()
         self.store = (pid, ours)
 
@@ -217,8 +219,11 @@ class ForkServer:
 
     # Processes
 
-    def spawn(self, argv, environ, out, err):
-        """Fork and exec; a program that cannot be started ends as a shell says: 126 or 127."""
+    def spawn(self, argv, environ, out, err, deaf=False):
+        """Fork and exec; a program that cannot be started ends as a shell says: 126 or 127.
+
+        It has the signal handlers that the agent was started with, or is `deaf` as we are.
+        """
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -231,7 +236,7 @@ class ForkServer:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             os.dup2(os.open(out, flags, 0o600), 1)
             os.dup2(os.open(err, flags, 0o600), 2)
-            for s, handler in self.originals.items():
+            for s, handler in () if deaf else self.originals.items():
                 signal.signal(s, handler)
             for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(s, signal.SIG_DFL)

@@ -1,0 +1,266 @@
+"""A real Slurm cluster for the tests: munged, slurmctld and slurmd on `hosts`, and jobs on it.
+
+Everything of it lies in one temporary directory and in the hosts' own namespaces, so that neither
+a Slurm of this machine nor another cluster of these tests is in its way.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import hosts
+from .hosts import Host, Process
+
+TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
+CONTROLLER = "ctl"
+PREFIX = "hpclaunch-slurm-"
+DAEMONS = r"^(\S*/)?(slurmd|slurmstepd|slurmctld|slurmscriptd|munged)\b|^: slurmscriptd"
+_CONFIG = """\
+ClusterName=test
+SlurmctldHost={controller}
+AuthInfo=socket={directory}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+ReturnToService=2
+SlurmUser=root
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%h.pid
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%h
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%h.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0
+SlurmdParameters=config_overrides
+SlurmdTimeout=120
+KillWait=20
+MinJobAge=60
+UnkillableStepTimeout=20
+GresTypes=gpu
+NodeName=n[1-{nodes}] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def eventually(what: str, found: Callable[[], object], timeout: float = 30.0) -> None:
+    """Wait until `found()` is true; AssertionError names what never came."""
+    limit = time.monotonic() + timeout
+    while not found():
+        assert time.monotonic() < limit, f"{what}: not within {timeout:.0f} s"
+        time.sleep(0.1)
+
+
+def remove_stale() -> None:
+    """Directories of runs that were killed; what ran in them ended with those runs.
+
+    A cluster holds the lock in its directory for as long as its process lives.
+    """
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        if path.is_symlink() or path.stat().st_uid != os.geteuid():
+            continue
+        with (path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(path)
+
+
+class Cluster:
+    """`up` and `down`; in between, `sbatch`. Nodes are n1, n2, ... of `nodes`."""
+
+    def __init__(self, open_to_all: Sequence[Path]) -> None:
+        """`open_to_all` are the directories that jobs of any user need."""
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = (self.directory / "lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.directory.chmod(0o755)
+        self._open_to_all = open_to_all
+        self._all: list[Host] = []
+        self.env = {  # nothing of the environment that the tests were started in
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "SLURM_CONF": str(self.directory / "slurm.conf"),
+        }
+
+    def up(self, nodes: int, gpus: int, cpus: int) -> None:
+        """Returns once all nodes are idle. On an exception the caller owes a `down`."""
+        names = {CONTROLLER: 1} | {f"n{i}": 10 + i for i in range(1, nodes + 1)}
+        self._write_config(names, nodes=nodes, gpus=gpus, cpus=cpus)
+        setup = [f"mount --bind {self.directory}/hosts /etc/hosts"]
+        setup += hosts.opening(self._open_to_all, self.directory / "aside")
+        for name, number in names.items():
+            self._all.append(Host(name, number, setup))
+        self.controller, *computing = self._all
+        self.nodes = {host.name: host for host in computing}
+        self.controller.become_switch()
+        for host in computing:
+            host.connect(self.controller)
+        self._start_daemons()
+
+    def _write_config(self, names: Mapping[str, int], **numbers: int) -> None:
+        here = self.directory
+        (here / "state").mkdir()
+        lines = ["127.0.0.1 localhost", *(f"{hosts.NETWORK[n]} {h}" for h, n in names.items())]
+        (here / "hosts").write_text("\n".join(lines) + "\n")
+        config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
+        (here / "slurm.conf").write_text(config)
+        for gpu in range(numbers["gpus"]):  # Slurm asks only that they are there
+            (here / f"gpu{gpu}").touch()
+        gres = f"Name=gpu File={here}/gpu[0-{numbers['gpus'] - 1}]\n"
+        (here / "gres.conf").write_text(gres)
+        key = here / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(1024))
+
+    def _start_daemons(self) -> None:
+        names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
+        options = [f"--{o}={self.directory}/munge.{n}" for o, n in names.items()]
+        self.on(CONTROLLER, ["munged", *options, f"--seed-file={self.directory}/munge.seed"])
+        self.on(CONTROLLER, ["slurmctld"])
+        for name in self.nodes:
+            self.on(name, ["slurmd"])
+
+        def idle() -> bool:
+            states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
+            return states == ["idle"] * len(self.nodes)
+
+        eventually("an idle cluster", idle, timeout=60)
+
+    def down(self) -> None:
+        try:
+            for host in self._all:
+                host.down()
+            shutil.rmtree(self.directory, ignore_errors=True)
+        finally:
+            self._lock.close()
+
+    # On the hosts
+
+    def on(self, host: str, argv: Sequence[str], *, user: str = "", stdin: str = "") -> str:
+        """Run a command on a host; AssertionError with its output when it fails."""
+        where = self.controller if host == CONTROLLER else self.nodes[host]
+        return where.run(argv, env=self.env, user=user, stdin=stdin)
+
+    def processes(self, pattern: str = "", host: str = "") -> list[Process]:
+        """The living ones of the nodes, or of one node; without Slurm's and without zombies."""
+        where = [self.nodes[host]] if host else list(self.nodes.values())
+        return [p for h in where for p in h.processes(rf"^(?!{DAEMONS}).*(?:{pattern})")]
+
+    # Jobs
+
+    def sbatch(
+        self,
+        body: str,
+        *,
+        directory: Path,
+        nodes: int = 3,
+        user: str = "",
+        env: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+    ) -> Job:
+        """Submit a script of one task per node, whose files and home are in `directory`."""
+        everything = self.env | {"HOME": str(directory), "XDG_STATE_HOME": f"{directory}/state"}
+        output = directory / f"job-{secrets.token_hex(4)}.out"
+        command = ["sbatch", "--parsable", "--no-requeue", f"--nodes={nodes}", f"-D{directory}"]
+        command += ["--ntasks-per-node=1", f"--output={output}", *options]
+        script = f"#!/bin/bash\n{body}\n"
+        said = self.controller.run(
+            command, env=everything | dict(env or {}), user=user, stdin=script
+        )
+        return Job(self, int(said.split(";")[0]), directory, output)
+
+    def jobs(self) -> list[str]:
+        """The ids of those that are not over."""
+        return self.on(CONTROLLER, ["squeue", "-h", "-o", "%i"]).split()
+
+    def directory_of(self, user: str) -> Path:
+        """A fresh directory of the user's own, which the user can come to."""
+        directory = Path(tempfile.mkdtemp(prefix=f"{user}-", dir=self.directory))
+        entry = pwd.getpwnam(user)
+        os.chown(directory, entry.pw_uid, entry.pw_gid)
+        return directory
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended. As a message of an assertion it is what the user would see."""
+
+    state: str
+    code: int  # of the batch script
+    output: str
+
+    def __str__(self) -> str:
+        return f"{self.state} with {self.code}:\n{self.output}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    cluster: Cluster
+    id: int
+    directory: Path
+    _output: Path
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text() if self._output.exists() else ""
+
+    def wait(self, timeout: float = 120.0) -> Ended:
+        """Until Slurm has taken it off the nodes."""
+        fields: dict[str, str] = {}
+
+        def over() -> bool:
+            fields.update(self._fields())
+            return fields["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+
+        try:
+            eventually(f"the end of job {self.id}", over, timeout)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.output}") from None
+        return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
+
+    def _fields(self) -> dict[str, str]:
+        shown = self.cluster.on(CONTROLLER, ["scontrol", "show", "job", "-o", str(self.id)])
+        pairs = (word.partition("=") for word in shown.split())
+        return {name: value for name, _, value in pairs}
+
+    def cancel(self, *options: str) -> None:
+        self.cluster.on(CONTROLLER, ["scancel", *options, str(self.id)])
+
+    def says(self, text: str, timeout: float = 60.0) -> None:
+        """Wait until the text is on the job's console."""
+        try:
+            eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
+        except AssertionError as e:
+            raise AssertionError(f"{e}; it says:\n{self.output}") from None
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """The exit code of every agent, by its task (see `scripts/agent.sh`)."""
+        found = self.directory.glob("code.*")
+        return {int(p.suffix[1:]): int(p.read_text()) for p in found}
+
+    def told(self) -> dict[int, Mapping[str, str]]:
+        """The environment of every worker so far, by rank (see `scripts/tell.py`)."""
+        found = self.directory.glob("told-*.json")
+        return dict(sorted((int(p.stem[5:]), json.loads(p.read_text())) for p in found))
+
+    def until_all_run(self, world: int) -> None:
+        """Wait until all workers of `scripts/tell.py` are there."""
+        try:
+            eventually(f"{world} workers", lambda: len(self.told()) == world, timeout=60)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.output}") from None

@@ -1,0 +1,92 @@
+"""The cluster for the session, and what every test owes: that nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import hpclaunch
+
+from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
+
+HERE = Path(__file__).parent
+SCRIPTS = HERE / "scripts"
+NODES = 3
+# Command lines, for `Cluster.processes`
+AGENT = r"^\S*python\S* \S*/hpclaunch "
+WORKER = r"^\S*python\S* -u "
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three idle nodes, n1 to n3, with four GPUs each that are none."""
+    if reason := _why_not():
+        if "HPCLAUNCH_SLURM_REQUIRED" in os.environ:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    remove_stale()
+    package = Path(hpclaunch.__file__).parent
+    prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
+    it = Cluster(open_to_all=[*prefixes, package.parent, HERE])
+    try:
+        it.up(nodes=NODES, gpus=4, cpus=8)
+        yield it
+    finally:
+        it.down()
+
+
+def _why_not() -> str:
+    if os.geteuid():
+        return "a Slurm cluster needs root"
+    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"a Slurm cluster needs {', '.join(missing)}"
+    trial = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    return f"no namespaces for hosts here: {done.stderr.strip()}" if done.returncode else ""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: Cluster) -> Iterator[None]:
+    """Once its jobs are over, no agent, fork server, store or worker lives on any node."""
+    yield
+    for job in cluster.jobs():
+        cluster.on("ctl", ["scancel", job])
+    try:
+        eventually("nodes with nothing of ours", lambda: not cluster.processes())
+    except AssertionError as e:
+        left = cluster.processes()
+        for process in left:
+            process.kill()
+        raise AssertionError(f"{e}: {left}") from None
+
+
+class Launch(Protocol):
+    def __call__(self, *args: object, srun: str = ..., **options: Any) -> Job: ...
+
+
+@pytest.fixture
+def launch(cluster: Cluster, tmp_path: Path) -> Launch:
+    """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
+
+    The agents' exit codes are kept for `Job.codes`; `srun` may be another command before theirs.
+    """
+
+    def launch(*args: object, srun: str = f"srun {SCRIPTS}/agent.sh", **options: Any) -> Job:
+        command = f"{srun} {shlex.join(map(str, args))}"
+        return cluster.sbatch(command, **{"directory": tmp_path} | options)
+
+    return launch

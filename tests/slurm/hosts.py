@@ -1,0 +1,201 @@
+"""Hosts on one machine: network, name, processes and mounts of their own, and files in common.
+
+A host lives as long as its process 1. The kernel ends that with whoever started it, and everything
+on the host with it: however the tests end, nothing of theirs goes on. Needs root.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import pwd
+import re
+import shlex
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TOOLS = ("ip", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
+NETWORK = ipaddress.ip_network("10.78.0.0/24")
+SWITCH = "br0"
+_UNSHARE = (
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A living process on a host; `pid` is the one that the tests see."""
+
+    pid: int
+    host: str
+    uid: int
+    command: str
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, signum)
+
+
+class Host:
+    """A host without a link; `connect` or `become_switch` give it one."""
+
+    def __init__(self, name: str, number: int, setup: Sequence[str]) -> None:
+        """`setup` are shell commands to run as root on the new host; `number` is its address."""
+        self.name = name
+        self.address = str(NETWORK[number])
+        lines = [
+            "set -e",
+            f"hostname {name}",
+            "ip link set lo up",
+            "mount -t tmpfs tmpfs /dev/shm",
+            *setup,
+            "trap '' CHLD",  # stays ignored: orphans are reaped by the kernel
+            "echo ready",
+            "exec sleep infinity >/dev/null 2>&1",
+        ]
+        command = [*_UNSHARE, "bash", "-c", "\n".join(lines)]
+        self._parent = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a Ctrl-C is for the tests, which end the host in order
+        )
+        said = self._wait_until_ready()
+        children = psutil.Process(self._parent.pid).children()
+        if not children:
+            self._parent.wait()
+            raise RuntimeError(f"no host {name}: {said}")
+        self.pid = children[0].pid  # process 1 of the host
+        self._space = os.readlink(f"/proc/{self.pid}/ns/pid")
+
+    def _wait_until_ready(self) -> str:
+        assert self._parent.stdout is not None, "a pipe was asked for"
+        said = ""
+        with self._parent.stdout as lines:
+            for line in lines:
+                if line == "ready\n":
+                    break
+                said += line
+        return said
+
+    def down(self) -> None:
+        """Everything on the host ends at once, as when the power fails."""
+        if self._parent.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._parent.wait()
+
+    # The link
+
+    def _net(self, command: str) -> None:
+        """In the host's network, but with the machine's process ids."""
+        subprocess.run(["nsenter", "-t", str(self.pid), "-n", *command.split()], check=True)
+
+    def become_switch(self) -> None:
+        """The other hosts' links end here."""
+        self._net(f"ip link add {SWITCH} type bridge")
+        self._net(f"ip addr add {self.address}/{NETWORK.prefixlen} dev {SWITCH}")
+        self._net(f"ip link set {SWITCH} up")
+
+    def connect(self, switch: Host) -> None:
+        self._switch = switch
+        port = f"to-{self.name}"
+        switch._net(f"ip link add {port} type veth peer name eth0 netns {self.pid}")
+        switch._net(f"ip link set {port} master {SWITCH} up")
+        self._net(f"ip addr add {self.address}/{NETWORK.prefixlen} dev eth0")
+        self._net("ip link set eth0 up")
+
+    def cut(self) -> None:
+        """Pull the plug of the network: nothing comes or goes, and nobody is told."""
+        self._switch._net(f"ip link set to-{self.name} down")
+
+    def heal(self) -> None:
+        self._switch._net(f"ip link set to-{self.name} up")
+
+    # Processes
+
+    def command(self, argv: Sequence[str], cwd: Path | str = "/", user: str = "") -> list[str]:
+        """What to start here so that `argv` runs on this host, as `user` where one is named."""
+        enter = ["nsenter", "-t", str(self.pid), "-n", "-u", "-m", "-p", "--"]
+        if user:
+            entry = pwd.getpwnam(user)
+            enter += ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}"]
+            enter += ["--clear-groups", "--"]
+        return [*enter, "env", "-C", str(cwd), *argv]
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | str = "/",
+        user: str = "",
+        stdin: str = "",
+    ) -> str:
+        """What it printed; AssertionError with all of it when it failed."""
+        done = subprocess.run(
+            self.command(argv, cwd, user),
+            env=env,
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        said = f"{shlex.join(argv)} on {self.name} ended with {done.returncode}: {done.stdout}"
+        assert done.returncode == 0, said
+        return done.stdout
+
+    def processes(self, pattern: str = "") -> Iterator[Process]:
+        """The living ones whose command line matches. A zombie holds nothing and does nothing."""
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if os.readlink(entry / "ns/pid") != self._space:
+                    continue
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                command = (entry / "cmdline").read_text().replace("\0", " ").strip()
+                uid = entry.stat().st_uid
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ended meanwhile, or is one that even root may not look into
+            if (
+                state not in "ZX"
+                and int(entry.name) != self.pid
+                and re.search(pattern, command, re.DOTALL)
+            ):
+                yield Process(int(entry.name), self.name, uid, command)
+
+
+def opening(paths: Sequence[Path], aside: Path) -> list[str]:
+    """Shell commands for a host's setup: let every user come to `paths`.
+
+    A Python or a checkout below a closed directory (/root is 0700) is of no use to other users.
+    On the host the closed directory is covered by an open one with nothing in it but our paths.
+    """
+    away, covers, back = [], [], []
+    closed = {path: blocker for path in paths if (blocker := _blocker(path))}
+    for number, (path, blocker) in enumerate(closed.items()):
+        if any(other in path.parents for other in closed):
+            continue  # it comes with that one
+        spot = aside / str(number)
+        there, here, cover = (shlex.quote(str(p)) for p in (path, spot, blocker))
+        away += [f"mkdir -p {here}", f"mount --rbind {there} {here}"]
+        covers.append(f"mount -t tmpfs -o mode=755 tmpfs {cover}")
+        back += [f"mkdir -p {there}", f"mount --move {here} {there}"]
+    return [*away, *dict.fromkeys(covers), *back]
+
+
+def _blocker(path: Path) -> Path | None:
+    """The outermost directory above `path` that other users may not pass."""
+    for directory in reversed(path.parents):
+        if not directory.stat().st_mode & stat.S_IXOTH:
+            return directory
+    return None

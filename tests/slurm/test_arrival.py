@@ -1,0 +1,29 @@
+"""Agents do not come at the same moment: whoever is first waits for the others."""
+
+from __future__ import annotations
+
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+
+
+def late(who: str, seconds: int) -> str:
+    return f"""srun bash -c '[ "$SLURM_NODEID" {who} ] && sleep {seconds}; hpclaunch "$@"' bash"""
+
+
+def test_a_late_head(launch: Launch) -> None:
+    """So late that the others say for whom they wait."""
+    job = launch("--nproc", 1, TELL, srun=late("= 0", 12))
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert list(job.told()) == [0, 1, 2]
+    for host in ("n2", "n3"):
+        assert f"hpclaunch: {host} has waited 10 s for the head on n1\n" in ended.output
+
+
+def test_late_members(launch: Launch) -> None:
+    job = launch("--nproc", 1, TELL, srun=late("!= 0", 4))
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert list(job.told()) == [0, 1, 2]
+    assert "hpclaunch:" not in ended.output

@@ -1,0 +1,116 @@
+"""A job in which nothing goes wrong: what the workers are told, and what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+
+
+def test_every_worker_is_told_who_it_is(launch: Launch) -> None:
+    job = launch("--nproc", 2, TELL, srun="srun hpclaunch")
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    told = job.told()
+    assert list(told) == list(range(6))
+    port = told[0]["MASTER_PORT"]
+    for rank, env in told.items():
+        node = rank // 2
+        expected = {
+            "hostname": f"n{node + 1}",
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % 2),
+            "WORLD_SIZE": "6",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": "3",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "6",
+            "MASTER_ADDR": "10.78.0.11",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+            "TORCHELASTIC_RUN_ID": f"{job.id}.0",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "HPCLAUNCH_CHECKPOINT": "",
+        }
+        assert {name: env.get(name) for name in expected} == expected
+        assert f"rank {rank} is on n{node + 1}\n" in ended.output
+
+
+def test_logs_are_private_and_whole(launch: Launch) -> None:
+    job = launch("--nproc", 2, TELL)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert job.codes == {0: 0, 1: 0, 2: 0}
+    logs = job.directory / "hpclaunch-logs" / f"{job.id}.0"
+    for path in (logs, logs / "round-0"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for rank in range(6):
+        text = (logs / "round-0" / f"rank-{rank}.out").read_text()
+        assert text == f"rank {rank} is on n{1 + rank // 2}\n"
+        assert (logs / "round-0" / f"rank-{rank}.err").read_text() == ""
+    _check_journal(logs / "journal.jsonl", starts_with="Started", ends_with="Exit")
+    for index in (1, 2):
+        _check_journal(logs / f"journal-agent-{index}.jsonl", "Started", "Exit")
+
+
+def _check_journal(path: Path, starts_with: str, ends_with: str) -> None:
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    assert entries[0]["event"] == starts_with
+    assert entries[-1]["effect"] == ends_with
+    times = [entry["now"] for entry in entries]
+    assert times == sorted(times)
+
+
+def test_a_good_job_says_nothing_but_what_its_workers_say(launch: Launch) -> None:
+    ended = launch("--nproc", 1, TELL).wait()
+    assert ended.code == 0, str(ended)
+    lines = sorted(ended.output.splitlines())
+    assert lines == [f"rank {rank} is on n{rank + 1}" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "srun", "hosts"),
+    [
+        (1, "srun --nodes=2 --ntasks=2 --nodelist=n2,n3", ["n2", "n3"]),
+        (2, "srun", ["n1", "n1", "n2", "n2", "n3", "n3"]),
+        (2, "srun --nodes=2 --ntasks=3 --ntasks-per-node=2", ["n1", "n1", "n2"]),
+    ],
+    ids=["part of the job's nodes", "two tasks on every node", "fewer tasks on the last node"],
+)
+def test_the_step_counts_and_not_the_job(
+    launch: Launch, tasks: int, srun: str, hosts: list[str]
+) -> None:
+    options = [f"--ntasks-per-node={tasks}"]
+    job = launch("--nproc", 1, TELL, srun=f"{srun} hpclaunch", options=options)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    told = job.told()
+    assert [env["hostname"] for env in told.values()] == hosts
+    assert {env["WORLD_SIZE"] for env in told.values()} == {str(len(hosts))}
+    assert [env["LOCAL_RANK"] for env in told.values()] == [
+        str(hosts[:rank].count(host)) for rank, host in enumerate(hosts)
+    ]
+    assert {env["MASTER_ADDR"] for env in told.values()} == {f"10.78.0.1{hosts[0][1]}"}
+
+
+def test_without_scontrol_the_host_list_is_read_all_the_same(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """As in most containers."""
+    only = tmp_path / "bin"
+    only.mkdir()
+    srun = f'ln -s "$(command -v hpclaunch)" {only}; srun env PATH={only} hpclaunch'
+    job = launch("--nproc", 1, TELL, srun=srun)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert [env["hostname"] for env in job.told().values()] == ["n1", "n2", "n3"]
+    assert {env["PATH"] for env in job.told().values()} == {str(only)}

@@ -1,0 +1,68 @@
+"""Other jobs and other people's programs on the same nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hpclaunch.system import net, secret
+
+from .cluster import Cluster
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+_LISTEN = """
+import socket, sys
+listener = socket.create_server(("0.0.0.0", int(sys.argv[1])))
+print("listening", flush=True)
+while True:
+    listener.accept()[0].sendall(b"SSH-2.0-stranger\\r\\n")
+"""
+
+
+@contextmanager
+def stranger(cluster: Cluster, host: str, port: int) -> Iterator[None]:
+    """A program on a host that has nothing to do with us and listens on a port."""
+    command = cluster.nodes[host].command([sys.executable, "-c", _LISTEN, str(port)])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        try:
+            assert process.stdout.readline() == "listening\n"
+            yield
+        finally:
+            for listener in cluster.processes(r"socket\.create_server", host=host):
+                listener.kill()
+
+
+def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """They run at the same time, and the port that one would like best is taken."""
+    ours = [tmp_path / "a", tmp_path / "b"]
+    for directory in ours:
+        directory.mkdir()
+    key = tmp_path / "secret"
+    environment = {secret.VARIABLE: str(key)}
+    jobs = [
+        launch(
+            "--nproc", 1, TELL, "--until", "enough", directory=d, env=environment, options=["-H"]
+        )
+        for d in ours
+    ]
+    first, *_ = net.derive(secret.load_or_create(key), f"{jobs[0].id}.0").ports
+    with stranger(cluster, "n1", first):
+        for job in jobs:
+            cluster.on("ctl", ["scontrol", "release", str(job.id)])
+        for job in jobs:
+            job.until_all_run(3)
+        for directory in ours:
+            (directory / "enough").touch()
+        for job in jobs:
+            ended = job.wait()
+            assert ended.code == 0, str(ended)
+            assert "hpclaunch:" not in ended.output
+            assert {env["WORLD_SIZE"] for env in job.told().values()} == {"3"}
+            assert {env["TORCHELASTIC_RUN_ID"] for env in job.told().values()} == {f"{job.id}.0"}
+    ports = {job.told()[0]["MASTER_PORT"] for job in jobs}
+    assert len(ports) == 2

@@ -1,0 +1,135 @@
+"""A worker fails: one restart from a checkpoint that is whole, and the result as if nothing was."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Ended, Job, eventually
+from .conftest import HERE, SCRIPTS, WORKER, Launch
+
+TRAIN = SCRIPTS / "train.py"
+DDP = HERE.parent.parent / "workers" / "ddp.py"
+EPOCHS = 4
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the three nodes have the same few cores
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A training that came to its end: its checkpoints, and the number it arrived at."""
+
+    checkpoints: Path
+    final: str
+
+
+def final(ended: Ended) -> str:
+    found = re.findall(r"^final (.*)$", ended.output, re.MULTILINE)
+    assert len(found) == 1, str(ended)
+    return found[0]
+
+
+def said(job: Job, number: int) -> list[list[str]]:
+    """The lines of every rank in a round, as its files have them."""
+    directory = job.directory / "hpclaunch-logs" / f"{job.id}.0" / f"round-{number}"
+    return [(directory / f"rank-{rank}.out").read_text().splitlines() for rank in range(3)]
+
+
+def hashes(directory: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    command = f"srun hpclaunch --nproc 1 {TRAIN} --epochs {EPOCHS} --dir saved"
+    ended = cluster.sbatch(command, directory=directory, env=ONE_THREAD).wait()
+    assert ended.code == 0, str(ended)
+    return Run(directory / "saved", final(ended))
+
+
+@needs_torch
+def test_a_killed_worker_costs_one_restart_and_changes_nothing(
+    launch: Launch, undisturbed: Run
+) -> None:
+    """Rank 1 dies in the midst of epoch 2: all go on from the end of epoch 1."""
+    arguments = (TRAIN, "--epochs", EPOCHS, "--dir", "saved", "--fail", "0:2:1")
+    job = launch("--nproc", 1, "--checkpoint-dir", "saved", *arguments, env=ONE_THREAD)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert job.codes == {0: 0, 1: 0, 2: 0}
+    assert "rank 1 on n2 was killed by SIGKILL; restart 1 of 3\n" in ended.output
+    assert ended.output.count("restart 1 of 3") == 1
+    assert "restart 2" not in ended.output
+    newest = job.directory / "saved" / "epoch-1.pt"
+    assert f"resuming from {newest}\n" in ended.output
+    for rank, lines in enumerate(said(job, 1)):
+        assert lines[0] == f"rank {rank} starts at epoch 2 from {newest}"
+    assert final(ended) == undisturbed.final
+
+
+def cut_short(path: Path) -> None:
+    with path.open("r+b") as f:
+        f.truncate(path.stat().st_size // 2)
+
+
+def lose_a_page(path: Path) -> None:
+    """As when the machine went down before all of the file was on the disk."""
+    with path.open("r+b") as f:
+        f.seek(path.stat().st_size // 2)
+        f.write(bytes(4096))
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("damage", "why"), [(cut_short, "cut short or still being written"), (lose_a_page, "damaged")]
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    launch: Launch,
+    tmp_path: Path,
+    undisturbed: Run,
+    damage: Callable[[Path], None],
+    why: str,
+) -> None:
+    saved = tmp_path / "saved"
+    shutil.copytree(undisturbed.checkpoints, saved)
+    damage(saved / "epoch-2.pt")
+    (saved / "epoch-3.pt").unlink()
+    before = hashes(saved)
+    arguments = (TRAIN, "--epochs", EPOCHS, "--dir", "new")
+    ended = launch("--nproc", 1, "--checkpoint-dir", saved, *arguments, env=ONE_THREAD).wait()
+    assert ended.code == 0, str(ended)
+    assert f"passing over checkpoint epoch-2.pt: {why}" in ended.output
+    assert f"resuming from {saved / 'epoch-1.pt'}\n" in ended.output
+    assert hashes(saved) == before
+    assert final(ended) == undisturbed.final
+
+
+@needs_torch
+@needs_sklearn
+def test_the_first_script_of_every_user_survives_a_kill(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """workers/ddp.py, whose worker on n3 is killed from outside."""
+    arguments = (DDP, "--dir", "saved", "--epochs", 8, "--pause", 0.3)
+    job = launch("--nproc", 1, "--checkpoint-dir", "saved", *arguments, env=ONE_THREAD)
+    eventually("the first checkpoint", (tmp_path / "saved" / "epoch-0.pt").exists, timeout=60)
+    (worker,) = cluster.processes(WORKER, host="n3")
+    worker.kill()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "rank 2 on n3 was killed by SIGKILL; restart 1 of 3\n" in ended.output
+    assert ended.output.count("resuming after epoch") == 1
+    (reached,) = re.findall(r"^accuracy (.*)$", ended.output, re.MULTILINE)
+    assert float(reached) > 0.95

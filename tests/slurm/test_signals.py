@@ -1,0 +1,50 @@
+"""What Slurm sends: a signal that the user asked for, and the end of the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cluster import Cluster, eventually
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+SRUN = "srun hpclaunch"  # a shell between would die of the signals
+
+
+def test_usr1_reaches_the_workers_and_they_go_on(launch: Launch, tmp_path: Path) -> None:
+    job = launch("--nproc", 2, TELL, "--until", "enough", srun=SRUN)
+    job.until_all_run(6)
+    job.cancel("--signal=USR1")
+    for rank in range(6):
+        eventually(f"SIGUSR1 at rank {rank}", (tmp_path / f"usr1-{rank}").exists)
+    (tmp_path / "enough").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert ended.state == "COMPLETED"
+    assert "hpclaunch:" not in ended.output
+
+
+def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
+    job.until_all_run(3)
+    job.cancel()
+    ended = job.wait()
+    assert ended.state == "CANCELLED", str(ended)
+    for rank in range(3):
+        assert (tmp_path / f"asked-{rank}").exists()
+        assert (tmp_path / f"saved-{rank}").exists()
+    assert "hpclaunch: ended by SIGTERM on n" in ended.output
+    assert "store" not in ended.output
+    eventually("nothing of it on the nodes", lambda: not cluster.processes(), timeout=20)
+
+
+def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Launch) -> None:
+    """The head never comes: the others end when they are told to, and before Slurm kills them."""
+    script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 60; exec hpclaunch "$@"'
+    job = launch("--nproc", 1, TELL, srun=f"srun bash -c '{script}' bash")
+    eventually("agents", lambda: len(cluster.processes("worker/forkserver.py")) == 2)
+    job.cancel()
+    ended = job.wait()
+    assert ended.state == "CANCELLED", str(ended)
+    for host in ("n2", "n3"):
+        assert f"hpclaunch: {host}: ended by SIGTERM while waiting for n1" in ended.output

@@ -1,0 +1,62 @@
+"""Jobs of a user who is not root, and the secret that keeps the users apart."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from pathlib import Path
+
+import pytest
+
+from hpclaunch.system import secret
+
+from .cluster import Cluster
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+USER = "nobody"
+
+
+@pytest.fixture
+def home(cluster: Cluster) -> Path:
+    return cluster.directory_of(USER)
+
+
+def test_a_job_of_an_unprivileged_user(launch: Launch, home: Path) -> None:
+    job = launch("--nproc", 1, TELL, user=USER, directory=home)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert [env["hostname"] for env in job.told().values()] == ["n1", "n2", "n3"]
+    info = (home / "state" / "hpclaunch" / "secret").stat()
+    assert info.st_uid == pwd.getpwnam(USER).pw_uid
+    assert stat.S_IMODE(info.st_mode) == 0o600
+    assert stat.S_IMODE((home / "state" / "hpclaunch").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "words"),
+    [
+        ("root", 0o644, "belongs to another user: remove it"),
+        (USER, 0o640, "is open to others (mode 0640), who could join your jobs: remove it"),
+        ("root", 0o600, "Permission denied"),
+    ],
+    ids=["another user's", "open to others", "unreadable"],
+)
+def test_a_secret_that_is_not_ours_alone_is_refused(
+    launch: Launch, home: Path, owner: str, mode: int, words: str
+) -> None:
+    path = home / "key"
+    path.write_bytes(os.urandom(32))
+    path.chmod(mode)
+    os.chown(path, pwd.getpwnam(owner).pw_uid, -1)
+    env = {secret.VARIABLE: str(path)}
+    job = launch("--nproc", 1, TELL, user=USER, directory=home, env=env)
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    assert job.codes == {0: 2, 1: 2, 2: 2}
+    assert "hpclaunch: error: " in ended.output
+    assert f"the secret file {path}" in ended.output
+    assert words in ended.output
+    assert "Traceback" not in ended.output
+    assert job.told() == {}
