@@ -74,7 +74,7 @@ def main() -> None:
     torch.manual_seed(0)
     train, test = digits()
     sampler = DistributedSampler(train, seed=0)
-    loader = DataLoader(train, batch_size=args.batch_size // world, sampler=sampler)
+    loader = DataLoader(train, batch_size=max(1, args.batch_size // world), sampler=sampler)
     model = DistributedDataParallel(cnn().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 

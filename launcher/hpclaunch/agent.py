@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -38,12 +37,14 @@ HEAD = 0
 class Agent:
     """Built from a Config; `run` returns the job's exit code once everybody is done."""
 
-    def __init__(self, config: Config, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], server: forkserver.ForkServer
+    ) -> None:
         self.config = config
         self.environ = environ
         self.place = config.job.places[config.allocation.index]
         self.signals = Signals()
-        self.forkserver = forkserver.ForkServer()
+        self.forkserver = server
         if self.place.index == HEAD:
             self._prepare_store()
         self.out, self.err = Console(1), Console(2)
@@ -55,7 +56,7 @@ class Agent:
             raise UsageError(f"on {self.place.host}: {e}") from e
         except OSError as e:
             raise UsageError(f"{self.place.host} cannot reach the other hosts: {e}") from e
-        incarnation = secrets.token_hex(8)
+        incarnation = os.urandom(8).hex()
         self.control = Control(config.job, self.place.index, config.nproc, address, incarnation)
         logs = config.logs
         self.journal = None if logs is None else Journal(logs.path, self.place.index)
@@ -315,5 +316,6 @@ class Agent:
                     return  # nobody reads; every line is in the files
 
 
-def run(config: Config) -> int:
-    return Agent(config, os.environ).run()
+def run(config: Config, server: forkserver.ForkServer) -> int:
+    """`server` is started by the caller, so that it comes up while this module is imported."""
+    return Agent(config, os.environ, server).run()

@@ -13,7 +13,6 @@ import argparse
 import math
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -101,10 +100,13 @@ def check(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from hpclaunch.system.forkserver import ForkServer
+
+    server = ForkServer()  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
     from hpclaunch import agent
 
-    return agent.run(config)
+    return agent.run(config, server)
 
 
 def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config:
@@ -159,9 +161,13 @@ def _check_script(script: str) -> None:
 def _interpreter(environ: Mapping[str, str]) -> str:
     """Of the workers; PYTHON_EXEC is torchrun's own variable for it."""
     python = environ.get("PYTHON_EXEC")
-    if python and shutil.which(python) is None:
+    if not python:
+        return sys.executable
+    import shutil
+
+    if shutil.which(python) is None:
         raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
-    return python or sys.executable
+    return python
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:

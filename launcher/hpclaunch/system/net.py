@@ -12,7 +12,6 @@ and are sent again (`core.messages`). What the bytes mean is not this module's b
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import struct
@@ -47,6 +46,7 @@ class Keys:
 
 def derive(secret: bytes, identity: str) -> Keys:
     """The keys and ports of one job step; another job's, of the same user too, are unrelated."""
+    import hmac  # loads OpenSSL, which an agent that is alone need not wait for
 
     def stream(purpose: str) -> bytes:
         return hmac.digest(secret, f"hpclaunch/1 {identity} {purpose}".encode(), "sha256")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -61,11 +59,13 @@ def _read(path: Path) -> bytes:
 
 def _create(path: Path) -> None:
     """Whole or not at all, and by the first of many who try at once: link() decides."""
+    import tempfile
+
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, draft = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "wb") as f:
-            f.write(secrets.token_bytes(BYTES))
+            f.write(os.urandom(BYTES))
             f.flush()
             os.fsync(f.fileno())
         with contextlib.suppress(FileExistsError):
