@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.model import Failure
-from hpclaunch.core.restarts import MAX_CONSEQUENCES, how, in_order, signal_name, verdict_for
+from hpclaunch.core.model import Failure, WorkerExit
+from hpclaunch.core.restarts import (
+    MAX_CONSEQUENCES,
+    failed,
+    how,
+    in_order,
+    signal_name,
+    verdict_for,
+)
 
 
 def failure(rank, at, code=1, signal=0):
@@ -84,3 +91,25 @@ def test_how(what, words):
 def test_signals_without_a_name():
     assert signal_name(15) == "SIGTERM"
     assert signal_name(41) == "signal 41"
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "stopped", "expected"),
+    [
+        (0, 0, False, False),
+        (1, 0, False, True),
+        (143, 15, False, True),  # by somebody else's hand
+        (143, 15, True, False),
+        (137, 9, True, False),
+        (1, 0, True, True),
+        (134, 6, True, True),
+    ],
+)
+def test_what_counts_as_a_failure(code, signum, stopped, expected):
+    assert failed(WorkerExit(0, code, signum, 0.0, stopped, "")) is expected
+
+
+def test_what_was_stopped_is_never_the_cause():
+    early = Failure(0, 1, "n1", 1, 0, at=1.0, tail="", stopped=True)
+    late = Failure(0, 2, "n2", 7, 0, at=2.0, tail="")
+    assert in_order([early, late]) == (late, early)

@@ -126,6 +126,18 @@ def test_workers_that_were_stopped_are_no_failures():
     assert head.stage is Stage.RUNNING
 
 
+def test_what_fails_while_it_is_stopped_is_a_consequence():
+    """A peer that notices the loss and gives up just when its agent hears of it."""
+    head = running(max_restarts=0)
+    tell(head, 3.0, report(0, STOPPING, 0, exits=(failed(0, code=7),)))
+    gave_up = WorkerExit(2, 1, 0, age=0.0, stopped=True, tail="")
+    ended = WorkerExit(3, 143, 15, age=0.0, stopped=True, tail="")
+    tell(head, 3.1, report(1, STOPPING, 0, exits=(gave_up, ended)))
+    tell(head, 3.2, *all_report(IDLE, 0))
+    assert head.verdict.code == 7
+    assert [f.rank for f in head.verdict.consequences] == [2]
+
+
 def test_a_failure_is_told_however_late():
     """Reports that were lost do no harm: the next one tells everything again."""
     head = running()

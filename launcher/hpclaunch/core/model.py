@@ -75,7 +75,7 @@ class WorkerExit:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker that failed by itself, on the head's clock."""
+    """A worker that failed, on the head's clock."""
 
     round: int
     rank: int
@@ -84,6 +84,7 @@ class Failure:
     signal: int
     at: float
     tail: str
+    stopped: bool = False  # it was being stopped already: a consequence, never a cause
 
 
 @dataclass(frozen=True, slots=True)

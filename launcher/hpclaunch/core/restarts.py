@@ -6,9 +6,15 @@ import signal
 from collections.abc import Collection
 from dataclasses import replace
 
-from .model import Failure, Verdict
+from .model import Failure, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
+
+
+def failed(e: WorkerExit) -> bool:
+    """Whether this exit is a failure: not one by the signals with which its agent stopped it."""
+    asked = e.stopped and e.signal in (signal.SIGTERM, signal.SIGKILL)
+    return e.code != 0 and not asked
 
 
 def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
@@ -18,7 +24,7 @@ def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
     is gone, and still has to unwind. Within one instant a death by signal comes before an exit,
     since nobody dies by SIGKILL or SIGSEGV because a peer went away.
     """
-    return tuple(sorted(failures, key=lambda f: (f.at, f.signal == 0, f.rank)))
+    return tuple(sorted(failures, key=lambda f: (f.stopped, f.at, f.signal == 0, f.rank)))
 
 
 def signal_name(signum: int) -> str:

@@ -114,7 +114,7 @@ class Head:
             return []
         if report.round == self.round:
             for e in report.exits:
-                if e.code and not e.stopped and e.rank not in self._failures:
+                if restarts.failed(e) and e.rank not in self._failures:
                     self._failures[e.rank] = Failure(
                         round=self.round,
                         rank=e.rank,
@@ -122,6 +122,7 @@ class Head:
                         code=e.code,
                         signal=e.signal,
                         at=now - e.age,
+                        stopped=e.stopped,
                         tail=e.tail,
                     )
         if self.verdict is None:
@@ -262,7 +263,7 @@ class Head:
         return store.address
 
     def _watch(self, now: float) -> list[Effect] | None:
-        if self.verdict is not None or self._failures:
+        if self.verdict is not None or any(not f.stopped for f in self._failures.values()):
             self._enter(Stage.STOPPING, now)
             return self._orders()
         if not self.roster.all_in(Phase.DONE, self.round):
