@@ -38,12 +38,16 @@ class Agent:
     """Built from a Config; `run` returns the job's exit code once everybody is done."""
 
     def __init__(
-        self, config: Config, environ: Mapping[str, str], server: forkserver.ForkServer
+        self,
+        config: Config,
+        environ: Mapping[str, str],
+        signals: Signals,
+        server: forkserver.ForkServer,
     ) -> None:
         self.config = config
         self.environ = environ
         self.place = config.job.places[config.allocation.index]
-        self.signals = Signals()
+        self.signals = signals
         self.forkserver = server
         if self.place.index == HEAD:
             self._prepare_store()
@@ -316,6 +320,8 @@ class Agent:
                     return  # nobody reads; every line is in the files
 
 
-def run(config: Config, server: forkserver.ForkServer) -> int:
-    """`server` is started by the caller, so that it comes up while this module is imported."""
-    return Agent(config, os.environ, server).run()
+def run(config: Config, signals: Signals, server: forkserver.ForkServer) -> int:
+    """The caller starts these two, so that the one misses nothing and the other comes up while
+    this module is still being imported.
+    """
+    return Agent(config, os.environ, signals, server).run()

@@ -101,12 +101,14 @@ def check(options: argparse.Namespace) -> None:
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.forkserver import ForkServer
+    from hpclaunch.system.signals import Signals
 
+    signals = Signals()
     server = ForkServer()  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
     from hpclaunch import agent
 
-    return agent.run(config, server)
+    return agent.run(config, signals, server)
 
 
 def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config:
