@@ -30,6 +30,7 @@ sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 bench: $(VENV)/ready     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/launch_and_restart.py
 	$(BIN)/python bench/idle_agent.py
+	$(BIN)/python bench/restarts_never_hang.py
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \

@@ -62,9 +62,7 @@ class Agent:
             raise UsageError(f"{self.place.host} cannot reach the other hosts: {e}") from e
         incarnation = os.urandom(8).hex()
         self.control = Control(config.job, self.place.index, config.nproc, address, incarnation)
-        logs = config.logs
-        self.journal = None if logs is None else Journal(logs.path, self.place.index)
-        self._told: dict[object, tuple[object, ...]] = {}  # the last news in the journal
+        self.journal = Journal(None if config.logs is None else config.logs.path, self.place.index)
         self.search: Search | None = None
         self.round_dir: Path | None = None
         self.verdict: Verdict | None = None
@@ -138,6 +136,8 @@ class Agent:
         now = time.monotonic()
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
+        if complaint := self.journal.complaint():
+            self._say(complaint)
         self.mirror.wake(now)
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
@@ -164,22 +164,10 @@ class Agent:
         while self._events:
             event = self._events.popleft()
             now = time.monotonic()
-            self._record("event", now, event)
+            self.journal.record("event", now, event)
             for effect in self.control.handle(event, now):
-                self._record("effect", now, effect)
+                self.journal.record("effect", now, effect)
                 self._carry_out(effect)
-
-    def _record(self, kind: str, now: float, value: events.Event | effects.Effect) -> None:
-        """To the journal, without ticks and the beats that say nothing new."""
-        if self.journal is None or isinstance(value, events.Tick):
-            return
-        if isinstance(value, events.Received | effects.Send):
-            peer = value.sender if isinstance(value, events.Received) else value.to
-            key = (kind, peer)
-            if self._told.get(key) == value.message.news:
-                return
-            self._told[key] = value.message.news
-        self.journal.write(kind, now, type(value).__name__, value)
 
     # Events
 
@@ -206,8 +194,8 @@ class Agent:
                     f"the store process on {self.place.host} ended with {code}{where}/store.err: "
                     "workers that use torch.distributed cannot meet"
                 )
-            case {"event": "started"} if self.journal is not None:
-                self.journal.write("note", time.monotonic(), "started", reply)
+            case {"event": "started"}:
+                self.journal.note("started", time.monotonic(), reply)
 
     def _on_search(self, search: Search) -> None:
         try:
@@ -253,7 +241,12 @@ class Agent:
             case effects.ChooseCheckpoint():
                 self._choose_checkpoint()
             case effects.StartWorkers(assignment=part):
-                self._start_workers(part)
+                try:
+                    self._start_workers(part)
+                except OSError as e:
+                    reason = f"cannot write logs on {self.place.host}: {e.strerror}: {e.filename}"
+                    trouble = Trouble(EXIT_LOST, reason)
+                    self._events += [events.TroubleFound(trouble), events.WorkersGone()]
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers():

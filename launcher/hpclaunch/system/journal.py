@@ -9,26 +9,65 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from hpclaunch.core.effects import Effect, Send
+from hpclaunch.core.events import Event, Received, Tick
+
 
 class Journal:
-    """Opened for appending, mode 0600. A full disk ends the journal, never the job."""
+    """Opened for appending, mode 0600; without a directory there is none.
 
-    def __init__(self, directory: Path, index: int) -> None:
+    A full disk ends the journal, never the job.
+    """
+
+    def __init__(self, directory: Path | None, index: int) -> None:
+        self._fd: int | None = None
+        self._complaint = ""
+        self._told: dict[tuple[str, int], tuple[object, ...]] = {}  # the last news of each agent
+        if directory is None:
+            return
         name = f"journal-agent-{index}.jsonl" if index else "journal.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(directory / name, flags, 0o600)
-        self.failed: OSError | None = None
+        try:
+            self._fd = os.open(directory / name, flags, 0o600)
+        except OSError as e:
+            self._give_up(e)
 
-    def write(self, kind: str, now: float, name: str, value: Any) -> None:
-        """`kind` is "event", "effect" or "note"; `now` the monotonic time the core was given."""
-        if self.failed:
+    def record(self, kind: Literal["event", "effect"], now: float, value: Event | Effect) -> None:
+        """`now` is the monotonic time that the core was given.
+
+        Ticks and the beats that say nothing new are left out: they are nearly all there is.
+        """
+        if isinstance(value, Tick):
+            return
+        if isinstance(value, Received | Send):
+            key = (kind, value.sender if isinstance(value, Received) else value.to)
+            if self._told.get(key) == value.message.news:
+                return
+            self._told[key] = value.message.news
+        self._write(kind, type(value).__name__, now, value)
+
+    def note(self, name: str, now: float, value: Any) -> None:
+        """Something that is neither."""
+        self._write("note", name, now, value)
+
+    def complaint(self) -> str:
+        """Why there is no journal any more: said once, "" otherwise."""
+        complaint, self._complaint = self._complaint, ""
+        return complaint
+
+    def _write(self, kind: str, name: str, now: float, value: Any) -> None:
+        if self._fd is None:
             return
         entry = {"time": time.time(), "now": now, kind: name, "with": value}
         try:
             os.write(self._fd, msgspec.json.encode(entry) + b"\n")
         except OSError as e:
-            self.failed = e
+            self._give_up(e)
+
+    def _give_up(self, error: OSError) -> None:
+        self._fd = None
+        self._complaint = f"the journal ends here: {error.strerror}"
