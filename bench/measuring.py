@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 LIMIT = 60.0  # seconds until a start or restart counts as hung
@@ -77,8 +79,10 @@ class Run:
         (self.directory / "end").touch()
         try:
             self.process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:  # hung; torchrun's workers outlive it when it is killed
+            agent = psutil.Process(self.process.pid)
+            for process in [*agent.children(recursive=True), agent]:
+                process.kill()
             self.process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 

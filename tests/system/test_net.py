@@ -87,7 +87,7 @@ def test_a_member_finds_the_head_and_they_talk(keys, wiring):
 def test_a_taken_port_is_no_error_and_a_stranger_is_never_spoken_to(keys, wiring):
     stranger = wiring.stranger(keys.ports[0])
     head = wiring.head(keys, 2)
-    assert head.port == keys.ports[1]
+    assert head.port in keys.ports[1:]
     member = wiring.member(keys, 1)
     assert wiring.until(head, net.Arrived, speak=lambda: member.send(0, b"hello")).data == b"hello"
     head.send(1, b"order")
