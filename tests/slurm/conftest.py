@@ -18,6 +18,7 @@ import hpclaunch
 from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 SCRIPTS = HERE / "scripts"
 NODES = 3
 # Command lines, for `Cluster.processes`
@@ -41,7 +42,7 @@ def cluster() -> Iterator[Cluster]:
     remove_stale()
     package = Path(hpclaunch.__file__).parent
     prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
-    it = Cluster(open_to_all=[*prefixes, package.parent, HERE])
+    it = Cluster(open_to_all=[*prefixes, package.parent, ROOT])
     try:
         it.up(nodes=NODES, gpus=4, cpus=8)
         yield it

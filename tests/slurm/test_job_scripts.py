@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
-from .conftest import HERE
-
-ROOT = HERE.parent.parent
+from .conftest import ROOT
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Ended, Job, eventually
-from .conftest import HERE, SCRIPTS, WORKER, Launch
+from .conftest import ROOT, SCRIPTS, WORKER, Launch
 
 TRAIN = SCRIPTS / "train.py"
-DDP = HERE.parent.parent / "workers" / "ddp.py"
+DDP = ROOT / "workers" / "ddp.py"
 EPOCHS = 4
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the three nodes have the same few cores
@@ -124,7 +124,8 @@ def test_the_first_script_of_every_user_survives_a_kill(
     """workers/ddp.py, whose worker on n3 is killed from outside."""
     arguments = (DDP, "--dir", "saved", "--epochs", 8, "--pause", 0.3)
     job = launch("--nproc", 1, "--checkpoint-dir", "saved", *arguments, env=ONE_THREAD)
-    eventually("the first checkpoint", (tmp_path / "saved" / "epoch-0.pt").exists, timeout=60)
+    job.says("epoch 0:")
+    eventually("the first checkpoint", (tmp_path / "saved" / "epoch-0.pt").exists)
     (worker,) = cluster.processes(WORKER, host="n3")
     worker.kill()
     ended = job.wait()
