@@ -20,7 +20,7 @@ from .config import Config
 from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
-from .core.model import EXIT_LOST, Assignment, Trouble, Verdict
+from .core.model import EXIT_LOST, HEAD, Assignment, Trouble, Verdict
 from .core.restarts import signal_name
 from .system import forkserver, net, route, secret, wire
 from .system.checkpoints import Search
@@ -31,7 +31,6 @@ from .system.signals import Signals
 from .workers import workers_of
 
 STALLED = 10.0  # seconds that the end waits for a console that takes nothing
-HEAD = 0
 
 
 class Agent:

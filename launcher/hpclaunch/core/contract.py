@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .model import Assignment
+from .model import ENDING, Assignment
 
 ROLE = "default"
-SIGNALS_TO_HANDLE = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+SIGNALS_TO_HANDLE = ",".join(s.name for s in ENDING)
 
 
 def common(

@@ -10,9 +10,9 @@ from collections import deque
 
 from .effects import Effect, Exit, Send
 from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
-from .member import HEAD, Member
+from .member import Member
 from .messages import Report
-from .model import Job, Phase
+from .model import HEAD, Job, Phase
 from .rounds import Head, Stage
 
 

@@ -11,7 +11,6 @@ and every millisecond that the other workers of this node keep waiting in a coll
 from __future__ import annotations
 
 import math
-import signal
 from dataclasses import replace
 
 from . import membership
@@ -41,6 +40,8 @@ from .events import (
 from .messages import Order, Report
 from .model import (
     EXIT_LOST,
+    FORWARDED,
+    HEAD,
     Assignment,
     Goal,
     Job,
@@ -51,9 +52,7 @@ from .model import (
 )
 from .restarts import signal_name
 
-FORWARDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 WAITING_NOTICE = 10.0  # seconds until the first word about a head that does not answer
-HEAD = 0
 
 
 class Member:

@@ -6,8 +6,13 @@ compared with a time of another machine.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from enum import Enum
+
+HEAD = 0  # the index of the head: the first agent in Slurm's order
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the job in order
+FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
 
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2

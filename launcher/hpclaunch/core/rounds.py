@@ -14,7 +14,7 @@ from . import membership, ranks, restarts
 from .effects import ChooseCheckpoint, Effect, Say, Send
 from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
-from .model import EXIT_LOST, Assignment, Failure, Goal, Job, Phase, Place, Verdict
+from .model import EXIT_LOST, HEAD, Assignment, Failure, Goal, Job, Phase, Place, Verdict
 from .roster import Peer, Roster
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
@@ -128,7 +128,7 @@ class Head:
         if self.verdict is None:
             self.verdict = self._verdict_of(report, peer.place)
         # A new agent hears at once that the head is there, and where the job stands.
-        return [self._order(peer)] if new and report.index else []
+        return [self._order(peer)] if new and report.index != HEAD else []
 
     def _verdict_of(self, report: Report, place: Place) -> Verdict | None:
         if report.trouble is not None:
@@ -255,8 +255,8 @@ class Head:
 
         The best address of the head is one at which another node did reach it.
         """
-        if store.index == 0:
-            node = self.job.places[0].node
+        if store.index == HEAD:
+            node = self.job.places[HEAD].node
             for r in reports:
                 if r.head_address and self.job.places[r.index].node != node:
                     return r.head_address

@@ -15,6 +15,7 @@ import contextlib
 import os
 import socket
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -22,8 +23,8 @@ import zmq
 from zmq.utils import z85
 
 from hpclaunch.core.errors import UsageError
+from hpclaunch.core.model import HEAD
 
-HEAD = 0
 # Below the usual range for outgoing connections (32768 and up), above most daemons.
 PORTS = range(20000, 32000)
 CANDIDATES = 8
@@ -91,7 +92,7 @@ class Closed:
 Item = Arrived | Reached | Closed
 
 
-class Channel:
+class Channel(ABC):
     """What both sides share: sockets to poll, and what they have to tell."""
 
     def __init__(self, kind: int, max_bytes: int) -> None:
@@ -125,8 +126,9 @@ class Channel:
                 events.append(Closed(index))
         return events
 
+    @abstractmethod
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
-        raise NotImplementedError
+        """What one message holds; none when it is not for us."""
 
     def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
         """Also learns which connection is whose, for the day that it is closed."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+from hpclaunch.core.model import ENDING, FORWARDED
 
 
 class Signals:
