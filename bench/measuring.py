@@ -24,7 +24,7 @@ TORCHRUN = "torchrun"
 BEST_OF_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
-def command(launcher: str, workers: int, *, max_restarts: int = 3) -> list[str]:
+def command(launcher: str, workers: int, max_restarts: int) -> list[str]:
     if launcher == HPCLAUNCH:
         options = [f"--nproc={workers}", f"--max-restarts={max_restarts}"]
     else:
@@ -88,9 +88,9 @@ class Run:
 
 
 @contextmanager
-def running(launcher: str, workers: int, **options: int):
-    env = {} if launcher == HPCLAUNCH else BEST_OF_TORCHRUN
-    run = Run(command(launcher, workers, **options), workers, env)
+def running(launcher: str, workers: int, *, max_restarts: int = 3, as_shipped: bool = False):
+    env = BEST_OF_TORCHRUN if launcher == TORCHRUN and not as_shipped else {}
+    run = Run(command(launcher, workers, max_restarts), workers, env)
     try:
         yield run
     finally:

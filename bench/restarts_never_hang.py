@@ -6,9 +6,8 @@ For hpclaunch, then for torchrun as shipped (its store shared between rounds) fo
 """
 
 import argparse
-import os
 
-from measuring import BEST_OF_TORCHRUN, HPCLAUNCH, TORCHRUN, running
+from measuring import HPCLAUNCH, TORCHRUN, running
 
 
 def main() -> None:
@@ -17,13 +16,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", choices=[HPCLAUNCH, TORCHRUN])
     args = parser.parse_args()
-    for name in BEST_OF_TORCHRUN:
-        os.environ.pop(name, None)
-    BEST_OF_TORCHRUN.clear()
     for launcher in [args.only] if args.only else [HPCLAUNCH, TORCHRUN]:
         came, single = 0, 0
         for _ in range(args.runs):
-            with running(launcher, args.workers, max_restarts=10) as run:
+            with running(launcher, args.workers, max_restarts=10, as_shipped=True) as run:
                 if run.met(run.began) is None:
                     continue
                 if run.met(run.kill_worker()) is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .config import Config
 from .core import contract
-from .core.model import Assignment
+from .core.model import PLACEHOLDER, Assignment
 from .system.forkserver import Worker
 from .system.route import interface_of
 
@@ -23,7 +23,7 @@ def workers_of(
         max_restarts=config.job.max_restarts,
         interface=interface_of(part.address),
     )
-    resume = [word.replace("{checkpoint}", part.checkpoint) for word in config.resume_with]
+    resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     argv = [config.python, "-u", *config.script, *(resume if part.checkpoint else ())]
     workers = []
     for offset in range(part.nproc):

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import EXIT_USAGE, Job, Trouble
+from hpclaunch.core.model import EXIT_USAGE, PLACEHOLDER, Job, Trouble
 
 if TYPE_CHECKING:
     from hpclaunch.config import Config
 
-PLACEHOLDER = "{checkpoint}"
 KINDS = ("auto", "gpu", "cpu")
 
 

@@ -73,6 +73,7 @@ class Member:
         self._head_address = ""
         self._order = (-1, -1)  # term and serial of the newest order obeyed
         self._serial = 0
+        self._told: tuple[object, ...] = ()  # the news of the last report
         self._store_port = 0
         self._assignment: Assignment | None = None
         self._exits: dict[int, tuple[WorkerExited, float, bool]] = {}
@@ -101,7 +102,6 @@ class Member:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.phase is Phase.ENDED:
             return []
-        before = self._state()
         effects: list[Effect] = []
         match event:
             case Started():
@@ -136,10 +136,7 @@ class Member:
                 self._hurry(now)
                 effects += self._stop(now)
         effects += self._deadlines(now, ticked=isinstance(event, Tick))
-        return effects + self._report(now, changed=self._state() != before)
-
-    def _state(self) -> tuple[object, ...]:
-        return (self.phase, self.round, len(self._exits), self._signum, self._trouble)
+        return effects + self._report(now)
 
     # Orders
 
@@ -289,11 +286,8 @@ class Member:
 
     # Reports
 
-    def _report(self, now: float, *, changed: bool) -> list[Effect]:
-        if not changed and now < self._report_at:
-            return []
-        self._report_at = math.inf if self._is_head else now + self.job.beat
-        self._serial += 1
+    def _report(self, now: float) -> list[Effect]:
+        """At once when there is news, and at every beat."""
         exits = tuple(
             WorkerExit(e.rank, e.code, e.signal, now - at, stopped, e.tail)
             for e, at, stopped in self._exits.values()
@@ -301,7 +295,7 @@ class Member:
         report = Report(
             index=self.index,
             incarnation=self.incarnation,
-            serial=self._serial,
+            serial=self._serial + 1,
             nproc=self.nproc,
             address=self.address,
             head_address=self._head_address,
@@ -312,4 +306,9 @@ class Member:
             stop_signal=self._signum,
             trouble=self._trouble,
         )
+        if report.news == self._told and now < self._report_at:
+            return []
+        self._report_at = math.inf if self._is_head else now + self.job.beat
+        self._serial += 1
+        self._told = report.news
         return [Send(HEAD, report)]

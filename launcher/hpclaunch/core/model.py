@@ -14,6 +14,8 @@ HEAD = 0  # the index of the head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the job in order
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
 
+PLACEHOLDER = "{checkpoint}"  # in arguments to append: the path to resume from
+
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 
