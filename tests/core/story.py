@@ -39,6 +39,7 @@ def a_part(number: int = 0, **fields: Any) -> Assignment:
         "local_world_size": 2,
         "group_rank": 1,
         "group_world_size": 2,
+        "layout": "2(x2)",
         "address": "10.0.0.2",
         "store_address": "10.0.0.1",
         "store_port": 4000,
@@ -74,7 +75,7 @@ def an_order(goal: Goal, number: int = 0, *, serial: int = 0, **fields: Any) -> 
 def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Received:
     """An agent with two workers says where it stands."""
     defaults: dict[str, Any] = {
-        "index": index,
+        "host": f"n{index}",
         "incarnation": f"a{index}",
         "serial": next(_serials),
         "nproc": 2,

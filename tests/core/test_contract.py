@@ -38,6 +38,9 @@ def test_the_last_worker_of_two_nodes_with_two_each():
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "eth0",
+        "TP_SOCKET_IFNAME": "eth0",
+        "HPCLAUNCH_LOCAL_RANK": "1",
+        "HPCLAUNCH_STORE": "10.0.0.1:4000",
         "HPCLAUNCH_CHECKPOINT": "/ckpt/step-20.pt",
     }
 
@@ -76,3 +79,38 @@ def test_no_interface_no_variable():
 def test_a_start_from_the_beginning_says_so():
     """Set but empty: a variable that the job's own environment holds must not shine through."""
     assert environment(a_part(), {"HPCLAUNCH_CHECKPOINT": "old"})["HPCLAUNCH_CHECKPOINT"] == ""
+
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_CPUS_ON_NODE": "8"}
+
+
+def test_slurms_variables_describe_the_worker_as_a_task():
+    assert contract.of_slurm(a_part(), 1, STEP, cpus=4) == {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_NPROCS": "4",
+        "SLURM_NNODES": "2",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+        "SLURM_CPUS_PER_TASK": "4",
+    }
+
+
+def test_what_only_some_steps_have_is_rewritten_where_it_is():
+    names = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"]
+    there = STEP | dict.fromkeys([*names, "SLURM_GTIDS", "SRUN_CPUS_PER_TASK"], "1")
+    found = contract.of_slurm(a_part(first_local_rank=1, first_rank=3), 0, there, cpus=4)
+    assert {name: found[name] for name in there if name in found} == {
+        "SLURM_PROCID": "3",
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_GTIDS": "2,3",
+        "SRUN_CPUS_PER_TASK": "4",
+    }
+
+
+def test_without_slurm_nothing_is_made_up():
+    assert contract.of_slurm(a_part(), 0, {"PATH": "/bin"}, cpus=4) == {}

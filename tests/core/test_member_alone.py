@@ -7,8 +7,9 @@ import itertools
 import pytest
 from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
 
-from hpclaunch.core.effects import Say, StopWorkers
+from hpclaunch.core.effects import Diagnose, Say, StopWorkers
 from hpclaunch.core.events import (
+    Diagnosed,
     HeadReached,
     PeerClosed,
     Started,
@@ -23,14 +24,24 @@ from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
 def test_the_head_never_comes():
     member = a_member(join=120.0)
     tell(member, 0.0, Started(), StoreListening(4001))
-    (said,) = deeds(tell(member, 10.0, Tick()))
+    assert deeds(tell(member, 10.0, Tick())) == [Diagnose()]
+    (said,) = deeds(tell(member, 10.0, Diagnosed("")))
     assert said == Say("n1 has waited 10 s for the head on n0")
-    (said,) = deeds(tell(member, 70.0, Tick()))
-    assert said == Say("n1 has waited 70 s for the head on n0")
+    assert deeds(tell(member, 70.0, Tick())) == [Diagnose()]
+    (said,) = deeds(tell(member, 70.0, Diagnosed("n0 refuses the connection")))
+    assert said == Say("n1 has waited 70 s for the head on n0: n0 refuses the connection")
     tell(member, 120.0, Tick())
     assert member.phase is Phase.ENDED
     assert member.verdict.code == EXIT_LOST
-    assert "the head on n0 did not answer n1 within 120 s" in member.verdict.reason
+    words = "the head on n0 did not answer n1 within 120 s: n0 refuses the connection"
+    assert member.verdict.reason == words
+
+
+def test_a_diagnosis_that_comes_too_late_is_not_said():
+    member = a_member()
+    tell(member, 0.0, Started(), StoreListening(4001))
+    tell(member, 10.0, Tick(), HeadReached(), wait())
+    assert deeds(tell(member, 10.1, Diagnosed("n0 refuses the connection"))) == []
 
 
 @pytest.mark.parametrize(

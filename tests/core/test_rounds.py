@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from story import a_job, deeds, failed, orders, report, tell
 
-from hpclaunch.core.effects import ChooseCheckpoint, Say, Send
+from hpclaunch.core.effects import ChooseCheckpoint, Diagnose, Say, Send
 from hpclaunch.core.events import (
     CheckpointChosen,
+    Diagnosed,
     PeerClosed,
     Started,
     Tick,
@@ -184,8 +185,10 @@ def test_orders_are_repeated_at_every_beat_and_the_assignment_until_it_is_taken(
 def test_join_timeout_names_the_hosts():
     head = Head(a_job("n0 n1 n2", join=600.0, silence=1000.0))
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
-    (said,) = deeds(tell(head, 10.0, Tick()))
-    assert said == Say("waiting for n2 since 10 s; 2 of 3 agents are here")
+    assert deeds(tell(head, 10.0, Tick())) == [Diagnose()]
+    (said,) = deeds(tell(head, 10.0, Diagnosed("3 connections were refused")))
+    words = "waiting for n2 since 10 s; 2 of 3 agents are here; 3 connections were refused"
+    assert said == Say(words)
     verdict = sent(tell(head, 600.0, Tick()))[1].verdict
     assert verdict.code == EXIT_LOST
     assert verdict.reason.startswith("no agent came from n2 within 600 s")
@@ -194,8 +197,34 @@ def test_join_timeout_names_the_hosts():
 def test_many_missing_hosts_are_counted():
     head = Head(a_job(" ".join(f"n{i}" for i in range(12))))
     tell(head, 0.0, Started(), report(0, IDLE))
-    (said,) = deeds(tell(head, 10.0, Tick()))
+    tell(head, 10.0, Tick())
+    (said,) = deeds(tell(head, 10.0, Diagnosed("")))
     assert "n8 and 3 more since" in said.text
+
+
+def test_who_came_in_the_meantime_is_not_missed():
+    head = Head(a_job("n0 n1"))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    tell(head, 10.0, Tick(), report(1, PREPARING))
+    assert deeds(tell(head, 10.1, Diagnosed("3 connections were refused"))) == []
+
+
+def test_nodes_with_different_numbers_of_workers_are_pointed_out():
+    head = Head(a_job("n0 n1 n2"))
+    tell(head, 0.0, Started(), *(report(i, IDLE, nproc=n) for i, n in enumerate((2, 2, 1))))
+    said = deeds(tell(head, 0.1, CheckpointChosen("")))
+    assert said == [Say("the nodes have different numbers of workers: 2(x2),1")]
+
+
+def test_hosts_that_nobody_knew_beforehand():
+    """Without Slurm an agent's own report says what its machine is called."""
+    head = Head(a_job("n0 machine-1", max_restarts=0))
+    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, host="lab7"))
+    tell(head, 0.1, CheckpointChosen(""), report(0, RUNNING, 0))
+    tell(head, 1.0, report(1, STOPPING, 0, host="lab7", exits=(failed(2),)))
+    tell(head, 1.0, report(0, PREPARING, 0), report(1, PREPARING, 0, host="lab7"))
+    tell(head, 1.0, report(0, IDLE, 0), report(1, IDLE, 0, host="lab7"))
+    assert head.verdict.reason.startswith("rank 2 on lab7 exited with code 1")
 
 
 def test_a_new_agent_is_answered_at_once():

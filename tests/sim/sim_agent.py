@@ -21,7 +21,7 @@ LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 _SOURCES = (
     events.Signalled,
     events.StoreListening | events.WorkerExited | events.WorkersGone | events.TroubleFound,
-    events.CheckpointChosen,
+    events.CheckpointChosen | events.Diagnosed,
     events.Received,
     events.PeerClosed | events.HeadReached,
 )
@@ -137,6 +137,9 @@ class Agent:
                     self._answer(events.StoreListening(self.port), self.sim.rng.uniform(0, 0.05))
             case effects.ChooseCheckpoint():
                 self.sim.after(self.sim.rng.uniform(0.0, 0.3), self._choose)
+            case effects.Diagnose():
+                wait = self.sim.rng.uniform(0.0, 2.0)
+                self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))
             case effects.StartWorkers(assignment=part):
                 self._start_workers(part)
             case effects.StopWorkers():

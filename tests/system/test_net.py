@@ -74,6 +74,36 @@ def wiring():
         thing.close()
 
 
+def test_who_has_no_index_is_given_one(keys, wiring):
+    """First come, first served; the same agent has the same one again, one too many has none."""
+    head = wiring.head(keys, 3)
+    indices = []
+    for word in (b"first", b"second"):
+        member = wiring.member(keys, None)
+        item = wiring.until(head, net.Arrived, speak=lambda m=member, w=word: m.send(0, w))
+        while item.data != word:
+            item = wiring.until(head, net.Arrived)
+        indices.append(item.sender)
+        head.send(item.sender, b"welcome, " + word)
+        assert wiring.until(member, net.Arrived).data == b"welcome, " + word
+    assert indices == [1, 2]
+    surplus = wiring.member(keys, None)
+    assert wiring.until(surplus, net.Reached)
+    surplus.send(0, b"third")
+    while item := wiring.until(head, net.Arrived, limit=0.5):
+        assert item.data != b"third"
+
+
+def test_the_users_own_port_comes_first(wiring):
+    port = 20000 + os.getpid() % 10000
+    mine = net.derive(SECRET, f"own {os.getpid()} {time.monotonic_ns()}", port)
+    assert mine.ports[0] == port
+    head = wiring.head(mine, 2)
+    member = wiring.member(mine, 1)
+    assert wiring.until(member, net.Reached)
+    assert head.reached
+
+
 def test_a_member_finds_the_head_and_they_talk(keys, wiring):
     member = wiring.member(keys, 3)  # the head comes later
     head = wiring.head(keys, 4)
@@ -130,6 +160,8 @@ def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
     )
     intruder = wiring.member(aimed, 1)
     assert wiring.until(head, net.Arrived, 1, speak=lambda: intruder.send(0, b"let me in")) is None
+    assert head.refused, "and the head can say so"
+    assert intruder.refused or not intruder.reached
 
 
 def test_who_knows_only_the_heads_public_key_does_not_get_in(keys, wiring):

@@ -14,7 +14,19 @@ def test_loopback_is_no_address_for_others():
 
 
 def test_the_first_host_with_an_address_is_taken():
-    assert route.resolve_any(["localhost", "192.0.2.7"], attempts=1) == "192.0.2.7"
+    assert route.resolve_any(["localhost", "192.0.2.7"], attempts=1) == ["192.0.2.7"]
+
+
+def test_loopback_is_no_address_for_others_unless_it_is_asked_for():
+    with pytest.raises(OSError, match="localhost resolves to loopback here"):
+        route.resolve_any(["localhost"], attempts=1)
+    assert "127.0.0.1" in route.resolve_any(["localhost"], attempts=1, loopback=True)
+
+
+@pytest.mark.parametrize("host", ["", "a..b", "x" * 300, "no such host", "\0"])
+def test_what_is_no_host_name(host):
+    with pytest.raises(OSError):  # noqa: PT011
+        route.resolve_any([host], attempts=1)
 
 
 def test_no_address_at_all_names_the_hosts():

@@ -113,3 +113,52 @@ def test_host_lists_without_scontrol(monkeypatch, nodelist, hosts):
 )
 def test_tasks_per_node(text, counts):
     assert slurm.tasks_per_node(text) == counts
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"SLURM_STEP_NODELIST": "n[1-999999999]"},
+        {"SLURM_STEP_NODELIST": "r[1-9999]n[1-9999]"},
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x99999999999)"},
+        {"SLURM_STEP_TASKS_PER_NODE": "99999999999"},
+    ],
+)
+def test_absurd_numbers_are_refused_before_anything_is_made_of_them(changes):
+    with pytest.raises(UsageError, match="makes no sense"):
+        read(**changes)
+
+
+def test_all_components_of_a_heterogeneous_job_are_one():
+    het = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "7"}
+    assert read(**het, SLURM_JOB_ID="8").identity == read(**het).identity
+    assert read(SLURM_JOB_ID="8").identity != read().identity
+
+
+def test_this_task_alone():
+    where = slurm.allocation(STEP, unique="x", alone=True)
+    assert (where.name, where.alone, where.index) == ("7.0.1", True, 0)
+
+
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+def test_one_node_of_several_when_that_is_meant():
+    where = slurm.allocation({**BATCH, "SLURMD_NODENAME": "n1"}, unique="x", alone=True)
+    assert (where.name, where.alone) == ("7.batch", True)
+
+
+def test_the_shell_that_salloc_opens_on_a_node_is_no_step_of_all_nodes():
+    shell = {**STEP, **BATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NODELIST": "n1"}
+    with pytest.raises(UsageError, match="prefix with srun"):
+        slurm.allocation(shell, unique="x")
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_the_shell_of_salloc_on_a_login_node(nodes):
+    shell = {**BATCH, "SLURM_JOB_NUM_NODES": nodes}
+    with pytest.raises(UsageError, match="prefix with srun"):
+        slurm.allocation(shell, unique="x")
+    if nodes == "1":
+        with pytest.raises(UsageError, match="not a node of job 7"):
+            slurm.allocation(shell, unique="x", alone=True)

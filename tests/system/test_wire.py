@@ -12,10 +12,12 @@ from hpclaunch.core.messages import Order, Report
 from hpclaunch.core.model import Assignment, Failure, Goal, Phase, Trouble, Verdict, WorkerExit
 from hpclaunch.system import wire
 
-ASSIGNMENT = Assignment(1, 1, 4, 2, 8, 0, 2, 2, 4, "10.0.0.3", "10.0.0.1", 4242, False, "/c/e.pt")
+ASSIGNMENT = Assignment(
+    1, 1, 4, 2, 8, 0, 2, 2, 4, "2(x4)", "10.0.0.3", "10.0.0.1", 4242, False, "/c/e.pt"
+)
 FAILURE = Failure(1, 3, "n2", 137, 9, 12.5, "last words é")
 REPORT = Report(
-    index=2,
+    host="n2",
     incarnation="f00d",
     serial=9,
     nproc=2,
@@ -56,7 +58,7 @@ def altered(**changes) -> bytes:
         b"[]",
         altered(kind="pickle"),
         altered(kind="order"),
-        altered(body={"index": "2"}),
+        altered(body={"nproc": "2"}),
         altered(body={"phase": "dancing"}),
         altered(body={"exits": [{"rank": 1}]}),
         altered(body={"serial": None}),

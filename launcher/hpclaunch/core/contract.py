@@ -1,7 +1,8 @@
-"""torchrun's environment contract: what a worker is told through its environment.
+"""The environment contract: what a worker is told through its environment.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and torch/distributed/run.py
-(torch 2.13). A script must not be able to tell that it was not started by torchrun.
+(torch 2.13). A script must not be able to tell that it was not started by torchrun. Slurm's own
+variables describe a task, and the worker is the task that the script means.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def common(
     run_id: str,
     max_restarts: int,
     interface: str,
+    role: str = ROLE,
+    signals: str = SIGNALS_TO_HANDLE,
 ) -> dict[str, str]:
     """The variables that all workers of one agent share, over those they inherit."""
     world = str(part.world_size)
@@ -29,7 +32,7 @@ def common(
         "LOCAL_WORLD_SIZE": str(part.local_world_size),
         "GROUP_RANK": str(part.group_rank),
         "GROUP_WORLD_SIZE": str(part.group_world_size),
-        "ROLE_NAME": ROLE,
+        "ROLE_NAME": role,
         "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": part.store_address,
         "MASTER_PORT": str(part.store_port),
@@ -37,25 +40,67 @@ def common(
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS_TO_HANDLE,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "HPCLAUNCH_CHECKPOINT": part.checkpoint,
+        # For the hooks in worker/site: a script that changes MASTER_PORT means a store of its own.
+        "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if part.local_world_size > 1:
         defaults["OMP_NUM_THREADS"] = "1"
     if interface:
-        # gloo takes one concrete name; left alone it asks the resolver for our own host name,
-        # and that may be 127.0.1.1.
+        # Both take one concrete name; left alone they ask the resolver for our own host name, and
+        # that may be 127.0.1.1.
         defaults["GLOO_SOCKET_IFNAME"] = interface
+        defaults["TP_SOCKET_IFNAME"] = interface
     return env | {name: value for name, value in defaults.items() if name not in inherited}
 
 
-def per_worker(part: Assignment, offset: int, *, error_file: str) -> dict[str, str]:
-    """The variables of the worker at `offset` (0 .. nproc - 1) of its agent."""
+def per_worker(
+    part: Assignment, offset: int, *, error_file: str, local_rank: int | None = None
+) -> dict[str, str]:
+    """The variables of the worker at `offset` (0 .. nproc - 1) of its agent.
+
+    `local_rank` is what scripts take as the index of their device, where that is not the position
+    among the workers of the node.
+    """
     rank = str(part.first_rank + offset)
+    position = part.first_local_rank + offset
     return {
         "RANK": rank,
         "ROLE_RANK": rank,
-        "LOCAL_RANK": str(part.first_local_rank + offset),
+        "LOCAL_RANK": str(position if local_rank is None else local_rank),
+        "HPCLAUNCH_LOCAL_RANK": str(position),
         "TORCHELASTIC_ERROR_FILE": error_file,
     }
+
+
+def of_slurm(
+    part: Assignment, offset: int, inherited: Mapping[str, str], *, cpus: int
+) -> dict[str, str]:
+    """Slurm's variables for one worker, as if Slurm had started it as a task; {} without Slurm.
+
+    `cpus` is this worker's share. SLURM_CPUS_PER_TASK exists in a step only when `-c` was given,
+    but scripts read it unasked.
+    """
+    if "SLURM_JOB_ID" not in inherited:
+        return {}
+    first = part.first_rank - part.first_local_rank
+    env = {
+        "SLURM_PROCID": str(part.first_rank + offset),
+        "SLURM_LOCALID": str(part.first_local_rank + offset),
+        "SLURM_NODEID": str(part.group_rank),
+        "SLURM_NTASKS": str(part.world_size),
+        "SLURM_NPROCS": str(part.world_size),
+        "SLURM_NNODES": str(part.group_world_size),
+        "SLURM_TASKS_PER_NODE": part.layout,
+        "SLURM_CPUS_PER_TASK": str(cpus),
+    }
+    also = {
+        "SLURM_STEP_NUM_TASKS": str(part.world_size),
+        "SLURM_STEP_TASKS_PER_NODE": part.layout,
+        "SLURM_NTASKS_PER_NODE": str(part.local_world_size),
+        "SLURM_GTIDS": ",".join(map(str, range(first, first + part.local_world_size))),
+        "SRUN_CPUS_PER_TASK": str(cpus),
+    }
+    return env | {name: value for name, value in also.items() if name in inherited}

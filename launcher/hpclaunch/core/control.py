@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from .effects import Effect, Exit, Send
-from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
+from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
 from .member import Member
 from .messages import Report
 from .model import HEAD, Job, Phase
@@ -59,13 +59,10 @@ class Control:
         if self.head is not None:
             if isinstance(event, Started | Tick | PeerClosed):
                 head = self.head.handle(event, now)
-            elif isinstance(event, CheckpointChosen) or _is_report(event):
+            elif isinstance(event, CheckpointChosen | Diagnosed) or _is_report(event):
                 return self.head.handle(event, now)
         return head + self.member.handle(event, now)
 
 
 def _is_report(event: Event) -> bool:
-    """Nobody reports for another."""
-    if not isinstance(event, Received) or not isinstance(event.message, Report):
-        return False
-    return event.message.index == event.sender
+    return isinstance(event, Received) and isinstance(event.message, Report)

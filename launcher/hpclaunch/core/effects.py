@@ -25,6 +25,11 @@ class ChooseCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnose:
+    """Find out why others are not heard; answered by Diagnosed."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartWorkers:
     """Answered by one WorkerExited for each worker, and WorkersGone after the last."""
 
@@ -66,6 +71,7 @@ Effect = (
     Send
     | OpenStore
     | ChooseCheckpoint
+    | Diagnose
     | StartWorkers
     | SignalWorkers
     | StopWorkers

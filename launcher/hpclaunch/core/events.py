@@ -50,6 +50,13 @@ class CheckpointChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """Why others are not heard, in a sentence or two; "" when nothing is known."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerExited:
     rank: int
     code: int
@@ -88,6 +95,7 @@ Event = (
     | PeerClosed
     | StoreListening
     | CheckpointChosen
+    | Diagnosed
     | WorkerExited
     | WorkersGone
     | Signalled

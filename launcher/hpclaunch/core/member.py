@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from . import membership
 from .effects import (
+    Diagnose,
     Effect,
     KillWorkers,
     OpenStore,
@@ -25,6 +26,7 @@ from .effects import (
     StopWorkers,
 )
 from .events import (
+    Diagnosed,
     Event,
     HeadReached,
     PeerClosed,
@@ -85,6 +87,7 @@ class Member:
         self._started_at = 0.0
         self._notice_at = math.inf  # until the head is heard: when to say that we wait for it
         self._give_up_at = math.inf  # and when to stop waiting
+        self._diagnosis = ""  # why it is not heard, as far as could be found out
 
     @property
     def _is_head(self) -> bool:
@@ -125,6 +128,8 @@ class Member:
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
                 self._store_port = port
                 self.phase = Phase.IDLE
+            case Diagnosed(text=text):
+                effects += self._explain(text, now)
             case WorkerExited():
                 effects += self._worker_exited(event, now)
             case WorkersGone():
@@ -259,10 +264,18 @@ class Member:
             return effects + self._end(self._verdict_alone(waited), now)
         if now >= self._notice_at:
             self._notice_at = now + 6 * WAITING_NOTICE
-            effects.append(
-                Say(f"{self.place.host} has waited {waited:.0f} s for the head on {head}")
-            )
+            effects.append(Diagnose())
         return effects
+
+    def _explain(self, diagnosis: str, now: float) -> list[Effect]:
+        """The head is still not heard, and this may be why."""
+        self._diagnosis = diagnosis
+        if math.isinf(self._notice_at):
+            return []  # it was heard meanwhile
+        waited = now - self._started_at
+        head = self.job.places[HEAD].host
+        why = f": {diagnosis}" if diagnosis else ""
+        return [Say(f"{self.place.host} has waited {waited:.0f} s for the head on {head}{why}")]
 
     def _verdict_alone(self, waited: float) -> Verdict:
         head = self.job.places[HEAD].host
@@ -273,9 +286,12 @@ class Member:
             return Verdict(self._trouble.code, self._trouble.reason)
         return Verdict(
             EXIT_LOST,
-            f"the head on {head} did not answer {self.place.host} within {waited:.0f} s: is "
-            "hpclaunch running there, can the hosts reach each other, and do they see the same "
-            "secret file?",
+            f"the head on {head} did not answer {self.place.host} within {waited:.0f} s: "
+            + (
+                self._diagnosis
+                or "is hpclaunch running there, can the hosts reach each other, and do they see "
+                "the same secret file?"
+            ),
         )
 
     def _hurry(self, now: float) -> None:
@@ -293,7 +309,7 @@ class Member:
             for e, at, stopped in self._exits.values()
         )
         report = Report(
-            index=self.index,
+            host=self.place.host,
             incarnation=self.incarnation,
             serial=self._serial + 1,
             nproc=self.nproc,

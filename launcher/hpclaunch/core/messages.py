@@ -16,7 +16,7 @@ from .model import Assignment, Goal, Phase, Trouble, Verdict, WorkerExit
 class Report:
     """An agent to the head: where I stand."""
 
-    index: int
+    host: str  # what this agent's machine is called
     incarnation: str  # differs for every start of an agent
     serial: int
     nproc: int

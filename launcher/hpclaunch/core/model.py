@@ -16,6 +16,8 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
 
 PLACEHOLDER = "{checkpoint}"  # in arguments to append: the path to resume from
 
+JOIN = 600.0  # torchrun's join_timeout
+
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 
@@ -30,6 +32,28 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Allocation:
+    """Where an agent stands, and with whom: from Slurm, or from the command line without it."""
+
+    name: str  # "<job>.<step>", or "local-<time>-<pid>" without Slurm
+    identity: str  # what the keys derive from: differs for every start of a job
+    places: tuple[Place, ...]
+    index: int
+    endpoint: tuple[str, int] | None = None  # the head's host and port, where the user named them
+    seated: bool = True  # False: the head gives this agent its index, and `index` only holds one
+
+    @property
+    def alone(self) -> bool:
+        return len(self.places) == 1
+
+    @property
+    def tasks_here(self) -> int:
+        """Agents on this agent's node, itself included."""
+        mine = self.places[self.index].node
+        return sum(place.node == mine for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What every agent of a job knows from the start; the same on all of them."""
 
@@ -39,7 +63,7 @@ class Job:
     beat: float = 1.0  # seconds between two messages of the same content
     silence: float = 10.0  # seconds without a message after which an agent counts as lost
     reconnect: float = 1.0  # the same once its connection was closed
-    join: float = 600.0  # seconds to wait for agents that have never been heard
+    join: float = JOIN  # seconds to wait for agents that have never been heard
     unkillable: float = 30.0  # seconds after SIGKILL until a worker counts as unkillable
     parting: float = 10.0  # seconds that the head waits for everybody to confirm the end
 
@@ -61,6 +85,7 @@ class Assignment:
     local_world_size: int
     group_rank: int  # which node of the round
     group_world_size: int
+    layout: str  # workers of each node as Slurm writes it, "2(x3),1"
     address: str  # of this agent, as the others reach it
     store_address: str
     store_port: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from .model import Place
 
@@ -20,6 +21,12 @@ class Seat:
     local_world_size: int
     group_rank: int
     group_world_size: int
+
+
+def layout(counts: Iterable[int]) -> str:
+    """[2, 2, 2, 1] -> "2(x3),1", as Slurm writes tasks per node."""
+    runs = [(count, sum(1 for _ in same)) for count, same in groupby(counts)]
+    return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
 
 
 def seats(roster: Iterable[tuple[Place, int]]) -> tuple[Seat, ...]:

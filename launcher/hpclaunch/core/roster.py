@@ -20,6 +20,11 @@ class Peer:
     assignment: Assignment | None = None
     lost: bool = False
 
+    @property
+    def host(self) -> str:
+        """As the agent itself calls it, which outside of Slurm nobody knows beforehand."""
+        return self.place.host if self.report is None else self.report.host
+
     def accept(self, report: Report, now: float) -> bool:
         """Note a report; False for one that is old, or from a start of the agent that is over.
 

@@ -11,10 +11,10 @@ import math
 from enum import Enum
 
 from . import membership, ranks, restarts
-from .effects import ChooseCheckpoint, Effect, Say, Send
-from .events import CheckpointChosen, Event, PeerClosed, Received, Started, Tick
+from .effects import ChooseCheckpoint, Diagnose, Effect, Say, Send
+from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
-from .model import EXIT_LOST, HEAD, Assignment, Failure, Goal, Job, Phase, Place, Verdict
+from .model import EXIT_LOST, HEAD, Assignment, Failure, Goal, Job, Phase, Verdict
 from .roster import Peer, Roster
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
@@ -90,12 +90,14 @@ class Head:
                 self._since = now
                 self._notice_at = now + FIRST_NOTICE
                 self._beat_at = now + self.job.beat if self.roster.others else math.inf
-            case Received(message=Report() as report):
-                effects += self._note(report, now)
+            case Received(sender=sender, message=Report() as report):
+                effects += self._note(self.roster[sender], report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 self.roster[index].contact.close(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
+            case Diagnosed(text=text) if self.stage is Stage.GATHERING:
+                effects += self._explain(text, now)
         if isinstance(event, Tick):
             effects += self._look_for_lost(now)
         while (step := self._step(now)) is not None:
@@ -107,8 +109,7 @@ class Head:
 
     # What is known
 
-    def _note(self, report: Report, now: float) -> list[Effect]:
-        peer = self.roster[report.index]
+    def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
         new = peer.report is None
         if not peer.accept(report, now):
             return []
@@ -118,7 +119,7 @@ class Head:
                     self._failures[e.rank] = Failure(
                         round=self.round,
                         rank=e.rank,
-                        host=peer.place.host,
+                        host=peer.host,
                         code=e.code,
                         signal=e.signal,
                         at=now - e.age,
@@ -126,17 +127,17 @@ class Head:
                         tail=e.tail,
                     )
         if self.verdict is None:
-            self.verdict = self._verdict_of(report, peer.place)
+            self.verdict = self._verdict_of(report)
         # A new agent hears at once that the head is there, and where the job stands.
-        return [self._order(peer)] if new and report.index != HEAD else []
+        return [self._order(peer)] if new and peer.place.index != HEAD else []
 
-    def _verdict_of(self, report: Report, place: Place) -> Verdict | None:
+    def _verdict_of(self, report: Report) -> Verdict | None:
         if report.trouble is not None:
             return Verdict(report.trouble.code, report.trouble.reason, restarts=self.restarts)
         if report.stop_signal:
             name = restarts.signal_name(report.stop_signal)
             code = 128 + report.stop_signal
-            return Verdict(code, f"ended by {name} on {place.host}", restarts=self.restarts)
+            return Verdict(code, f"ended by {name} on {report.host}", restarts=self.restarts)
         return None
 
     def _look_for_lost(self, now: float) -> list[Effect]:
@@ -148,7 +149,7 @@ class Head:
             if self.stage is Stage.ENDING:
                 continue  # it left before its last word arrived
             why = membership.evidence(peer.contact, now)
-            reason = f"the agent on {peer.place.host} was lost: {why}"
+            reason = f"the agent on {peer.host} was lost: {why}"
             if self.verdict is None:
                 self.verdict = Verdict(EXIT_LOST, reason, restarts=self.restarts)
             else:
@@ -197,9 +198,7 @@ class Head:
                 return self._end(now)
             if now >= self._notice_at:
                 self._notice_at = now + NEXT_NOTICE
-                here = len(self.roster) - len(missing)
-                counted = f"{here} of {len(self.roster)} agents are here"
-                return [Say(f"waiting for {names} since {waited:.0f} s; {counted}")]
+                return [Diagnose()]
             return None
         # Ready for the round means: done with the one before, if there was any.
         if not self.roster.all_in(Phase.IDLE, self.round - 1):
@@ -208,6 +207,15 @@ class Head:
         self._enter(Stage.CHOOSING, now)
         self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
+
+    def _explain(self, diagnosis: str, now: float) -> list[Effect]:
+        """Some agents are still missing, and this may be why."""
+        if not (missing := self.roster.missing):
+            return []
+        here = f"{len(self.roster) - len(missing)} of {len(self.roster)} agents are here"
+        why = f"; {diagnosis}" if diagnosis else ""
+        waited = now - self._since
+        return [Say(f"waiting for {_names(missing)} since {waited:.0f} s; {here}{why}")]
 
     def _choose(self, now: float) -> list[Effect] | None:
         if self.verdict is not None:
@@ -222,9 +230,11 @@ class Head:
     def _start(self, now: float) -> list[Effect]:
         assert self._checkpoint is not None, "a round starts once its checkpoint is chosen"
         reports = self.roster.reports
-        seats = ranks.seats((self.job.places[r.index], r.nproc) for r in reports)
-        store = reports[seats[0].place.index]
+        seats = ranks.seats(zip(self.job.places, (r.nproc for r in reports), strict=True))
+        store = seats[0].place.index
         address = self._store_address(store, reports)
+        workers = {seat.group_rank: seat.local_world_size for seat in seats}
+        layout = ranks.layout(workers.values())
         for seat in seats:
             index = seat.place.index
             self.roster[index].assignment = Assignment(
@@ -237,30 +247,33 @@ class Head:
                 local_world_size=seat.local_world_size,
                 group_rank=seat.group_rank,
                 group_world_size=seat.group_world_size,
-                address=address if index == store.index else reports[index].address,
+                layout=layout,
+                address=address if index == store else reports[index].address,
                 store_address=address,
-                store_port=store.store_port,
-                hosts_store=index == store.index,
+                store_port=reports[store].store_port,
+                hosts_store=index == store,
                 checkpoint=self._checkpoint.path,
             )
         self._failures = {}
         self._enter(Stage.RUNNING, now)
         lines = [f"passing over checkpoint {text}" for text in self._checkpoint.passed_over]
+        if self.round == 0 and len(set(workers.values())) > 1:
+            lines.append(f"the nodes have different numbers of workers: {layout}")
         if self._checkpoint.path:
             lines.append(f"resuming from {self._checkpoint.path}")
         return [*(Say(line) for line in lines), *self._orders()]
 
-    def _store_address(self, store: Report, reports: list[Report]) -> str:
+    def _store_address(self, store: int, reports: list[Report]) -> str:
         """Where all workers can reach the store.
 
         The best address of the head is one at which another node did reach it.
         """
-        if store.index == HEAD:
+        if store == HEAD:
             node = self.job.places[HEAD].node
-            for r in reports:
-                if r.head_address and self.job.places[r.index].node != node:
+            for place, r in zip(self.job.places, reports, strict=True):
+                if r.head_address and place.node != node:
                     return r.head_address
-        return store.address
+        return reports[store].address
 
     def _watch(self, now: float) -> list[Effect] | None:
         if self.verdict is not None or any(not f.stopped for f in self._failures.values()):
@@ -320,7 +333,7 @@ class Head:
 
 
 def _names(peers: list[Peer]) -> str:
-    hosts = list(dict.fromkeys(p.place.host for p in peers))
+    hosts = list(dict.fromkeys(p.host for p in peers))
     more = len(hosts) - NAMES
     return ", ".join(hosts[:NAMES]) + (f" and {more} more" if more > 0 else "")
 

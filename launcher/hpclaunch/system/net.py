@@ -5,6 +5,9 @@ without configuration: it listens on the first free one of a few ports that all 
 secret, the others try them all, and just one answers with the right key. Whatever else listens
 on the others is never spoken to.
 
+An agent's routing id is its index. One that has none yet (`index` None) brings a random name, and
+the head seats it: first come, first served.
+
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
 and are sent again (`core.messages`). What the bytes mean is not this module's business.
 """
@@ -28,10 +31,16 @@ from hpclaunch.core.model import HEAD
 # Below the usual range for outgoing connections (32768 and up), above most daemons.
 PORTS = range(20000, 32000)
 CANDIDATES = 8
+UNSEATED = b"?"  # begins the routing id of an agent without an index
 LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
 _ZAP = "inproc://zeromq.zap.01"
+_REFUSALS = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +54,11 @@ class Keys:
     ports: tuple[int, ...]  # where the head may listen, in order of preference
 
 
-def derive(secret: bytes, identity: str) -> Keys:
-    """The keys and ports of one job step; another job's, of the same user too, are unrelated."""
+def derive(secret: bytes, identity: str, port: int = 0) -> Keys:
+    """The keys and ports of one job step; another job's, of the same user too, are unrelated.
+
+    `port` is the user's own choice, which comes first.
+    """
     import hmac  # loads OpenSSL, which an agent that is alone need not wait for
 
     def stream(purpose: str) -> bytes:
@@ -55,7 +67,8 @@ def derive(secret: bytes, identity: str) -> Keys:
     head_secret = z85.encode(stream("head"))
     member_secret = z85.encode(stream("member"))
     draws = stream("ports")
-    ports = [
+    ports = [port] if port else []
+    ports += [
         PORTS[int.from_bytes(draws[i : i + 4], "big") % len(PORTS)]
         for i in range(0, 4 * CANDIDATES, 4)
     ]
@@ -101,9 +114,11 @@ class Channel(ABC):
         self.socket.linger = LINGER
         self.socket.maxmsgsize = max_bytes
         self.socket.ipv6 = True
-        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _REFUSALS
         self.monitor = self.socket.get_monitor_socket(watched)
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
+        self.refused = 0  # handshakes that failed: somebody without the job's keys
+        self.reached = False  # somebody with them was there
 
     @property
     def sockets(self) -> list[zmq.Socket[bytes]]:
@@ -121,7 +136,10 @@ class Channel(ABC):
         while self.monitor.poll(0):
             what, value = struct.unpack("=hi", self.monitor.recv_multipart()[0])
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.reached = True
                 events.append(Reached())
+            elif what & _REFUSALS:
+                self.refused += 1
             elif (index := self._peer_on.pop(value, None)) is not None:
                 events.append(Closed(index))
         return events
@@ -148,12 +166,14 @@ class Channel(ABC):
 
 
 class HeadChannel(Channel):
-    """The head's end; an agent's routing id is its index."""
+    """The head's end."""
 
     def __init__(self, keys: Keys, agents: int, max_bytes: int) -> None:
         super().__init__(zmq.ROUTER, max_bytes)
         self.agents = agents
         self.keys = keys
+        self._seats: dict[bytes, int] = {}  # routing id -> index, of those who came without one
+        self._names: dict[int, bytes] = {}  # and back
         self.zap = self.context.socket(zmq.REP)
         self.zap.linger = 0
         self.zap.bind(_ZAP)
@@ -188,14 +208,24 @@ class HeadChannel(Channel):
             self.zap.send_multipart([version, request, *status, b"", b""])
 
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
-        index = frames[0].bytes.decode("ascii", "replace")
-        if len(frames) != 2 or not index.isdigit() or not 0 < int(index) < self.agents:
-            return []  # not one of ours: a task that Slurm did not announce
-        return [self._arrived(frames[1], int(index))]
+        index = self._index_of(frames[0].bytes)
+        if len(frames) != 2 or index is None:
+            return []  # not one of ours: a task that Slurm did not announce, or one too many
+        return [self._arrived(frames[1], index)]
+
+    def _index_of(self, routing_id: bytes) -> int | None:
+        if not routing_id.startswith(UNSEATED):
+            index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else 0
+            return index if 0 < index < self.agents else None
+        if routing_id not in self._seats and len(self._seats) < self.agents - 1:
+            self._seats[routing_id] = len(self._seats) + 1
+            self._names[len(self._seats)] = routing_id
+        return self._seats.get(routing_id)
 
     def send(self, to: int, data: bytes) -> None:
+        name = self._names.get(to, str(to).encode())
         with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart([str(to).encode(), data], zmq.NOBLOCK)
+            self.socket.send_multipart([name, data], zmq.NOBLOCK)
 
     def close(self) -> None:
         self.zap.close()
@@ -205,9 +235,13 @@ class HeadChannel(Channel):
 class MemberChannel(Channel):
     """The end of every other agent. `addresses` are all that the head's name resolves to."""
 
-    def __init__(self, keys: Keys, index: int, addresses: Iterable[str], max_bytes: int) -> None:
+    def __init__(
+        self, keys: Keys, index: int | None, addresses: Iterable[str], max_bytes: int
+    ) -> None:
         super().__init__(zmq.DEALER, max_bytes)
-        self.socket.routing_id = str(index).encode()
+        self.socket.routing_id = (
+            UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
+        )
         # Messages go to connections that have completed the handshake, and wait for none.
         self.socket.immediate = True
         self.socket.reconnect_ivl = RECONNECT

@@ -12,33 +12,48 @@ ATTEMPTS = 5
 PAUSE = 1.0  # seconds between two attempts
 
 
-def resolve(host: str) -> list[str]:
-    """The numeric addresses of a host that are not loopback, in the resolver's order.
+def resolve(host: str, *, loopback: bool = False) -> list[str]:
+    """The numeric addresses of a host that others can use, in the resolver's order.
 
-    Many systems map a host's own name to 127.0.1.1, which is no address for others. Raises OSError
-    when the name is unknown.
+    Many systems map a host's own name to 127.0.1.1, which is no address for others; with `loopback`
+    such ones come last instead of not at all. Raises OSError when the name is unknown.
     """
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except ValueError as e:  # not even the resolver takes it
+        raise OSError(f"{host!r} is no host name") from e
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [a for a in addresses if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    usable = [a for a in addresses if not _is_loopback(a)]
+    return usable + [a for a in addresses if loopback and _is_loopback(a)]
 
 
-def resolve_any(hosts: Iterable[str], attempts: int = ATTEMPTS) -> str:
-    """An address of the first host that has one; OSError says for which hosts there was none.
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def resolve_any(
+    hosts: Iterable[str], attempts: int = ATTEMPTS, *, loopback: bool = False
+) -> list[str]:
+    """The addresses of the first host that has any; OSError says why none has.
 
     A name server that a thousand tasks ask at once may not answer the first time.
     """
     names = list(hosts)
+    why = ""
     for attempt in range(attempts):
         for name in names:
             try:
-                if addresses := resolve(name):
-                    return addresses[0]
-            except OSError:
-                continue
+                if addresses := resolve(name, loopback=loopback):
+                    return addresses
+                why = (
+                    f"{name} resolves to loopback here, which is no address for others: mend "
+                    "/etc/hosts on this host, or the name service"
+                )
+            except OSError as e:
+                why = why or f"no address for {name}: {e.strerror or e}"
         if attempt + 1 < attempts:
             time.sleep(PAUSE)
-    raise OSError(f"no address for {', '.join(names[:4])} that other hosts could reach")
+    raise OSError(why)
 
 
 def source_address(peer: str) -> str:

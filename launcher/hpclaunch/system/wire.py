@@ -18,6 +18,10 @@ class WireError(Exception):
     """What arrived is not a message that this version understands."""
 
 
+class VersionError(WireError):
+    """It comes from another version of hpclaunch."""
+
+
 class _Envelope(msgspec.Struct):
     version: int
     kind: Literal["report", "order"]
@@ -31,15 +35,18 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Raises WireError for anything that `encode` of this version could not have written."""
+    """Raises WireError for anything that `encode` of this version could not have written.
+
+    VersionError where only the version differs.
+    """
     if len(data) > MAX_BYTES:
         raise WireError(f"a message of {len(data)} bytes, over the limit of {MAX_BYTES}")
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
         if envelope.version != VERSION:
-            raise WireError(
-                f"a message of version {envelope.version}, not {VERSION}: install the same "
-                "hpclaunch on all nodes"
+            raise VersionError(
+                f"one speaks version {envelope.version} of the protocol, the other {VERSION}: "
+                "install the same hpclaunch on all nodes"
             )
         return msgspec.json.decode(envelope.body, type=_KINDS[envelope.kind])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:

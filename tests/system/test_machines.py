@@ -1,0 +1,67 @@
+"""Several machines without Slurm."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hpclaunch.core.errors import UsageError
+from hpclaunch.system import machines
+
+
+@pytest.fixture(autouse=True)
+def claims():
+    yield
+    while machines._claims:
+        machines._claims.pop().close()
+
+
+def test_numbered_machines():
+    head = machines.fixed(0, 3, "a", 29500, run_id="r", name="x")
+    last = machines.fixed(2, 3, "a", 29500, run_id="r", name="y")
+    here = socket.gethostname()
+    assert [p.host for p in head.places] == [here, "machine 1", "machine 2"]
+    assert [p.host for p in last.places] == ["a", "machine 1", here]
+    assert (head.index, last.index) == (0, 2)
+    assert head.identity == last.identity, "the keys are the same"
+    assert last.endpoint == ("a", 29500)
+    with pytest.raises(UsageError, match="--node-rank 3"):
+        machines.fixed(3, 3, "a", 29500, run_id="r", name="x")
+
+
+def test_the_first_on_the_named_machine_is_the_head():
+    """And the next one, in a process of its own, is not: nobody else need be asked."""
+    run_id = f"first-{os.getpid()}"
+    code = (
+        "from hpclaunch.system import machines\n"
+        f"print(machines.first_come(2, 'localhost', 7, run_id={run_id!r}, name='x', head=None).index)"
+    )
+
+    def another():
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    assert another() == "0"
+    here = machines.first_come(2, "localhost", 7, run_id=run_id, name="x", head=None)
+    assert (here.index, here.seated) == (0, True)
+    assert another() == "1"
+
+
+def test_a_machine_elsewhere_is_no_head_unless_it_says_so():
+    def come(head):
+        return machines.first_come(2, "192.0.2.1", 7, run_id=f"b{head}", name="x", head=head)
+
+    assert (come(None).index, come(None).seated) == (1, False)
+    assert come(True).index == 0
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", socket.gethostname()])
+def test_local_names(host):
+    assert machines.is_local(host)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "", "a..b", "x" * 300])
+def test_other_names(host):
+    assert not machines.is_local(host) or host == ""
