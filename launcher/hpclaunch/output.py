@@ -1,0 +1,83 @@
+"""The workers' output on its way to the user: the console mirrors their files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .core.model import Assignment
+from .core.streams import Shown, Std, Streams
+from .system.console import Console
+from .system.forkserver import Worker
+from .system.mirror import Duplicates, Mirror, Tap
+
+STALLED = 10.0  # seconds that the end waits for a console that takes nothing
+
+
+class Output:
+    """One agent's consoles, and the mirror that feeds them. Nothing ever waits for a console."""
+
+    def __init__(self, streams: Streams, *, role: str, index: int) -> None:
+        self.mirror = Mirror()
+        self.out, self.err = Console(1), Console(2)
+        self._streams = streams
+        self._role = role
+        self._index = index
+        self._duplicates: list[Duplicates] = []
+
+    @property
+    def wanting(self) -> list[Console]:
+        """The consoles that hold text back."""
+        return [console for console in (self.out, self.err) if console.wanting]
+
+    def follow(self, part: Assignment, workers: Sequence[Worker], directory: Path) -> None:
+        """Show what the workers of a round write, as the user chose; the last round's is shown."""
+        self.mirror.forget()
+        kinds = ((Std.OUT, "out", self.out), (Std.ERR, "err", self.err))
+        for stream, kind, console in kinds:
+            words = tuple(os.fsencode(word) for word in self._streams.filters(stream))
+            matches = None
+            if words:
+                matches = Duplicates(directory / f"filtered-agent-{self._index}.{kind}")
+                self._duplicates.append(matches)
+            for worker in workers:
+                local_rank = part.first_local_rank + worker.rank - part.first_rank
+                name = os.fsencode(
+                    self._streams.prefix(role=self._role, rank=worker.rank, local_rank=local_rank)
+                )
+                shown = self._streams.shown(local_rank, stream)
+                taps = []
+                if shown is not Shown.HIDDEN:
+                    taps.append(Tap(console, name if shown is Shown.PREFIXED else b""))
+                if matches is not None:
+                    taps.append(Tap(matches, name, words))
+                path = worker.out if stream is Std.OUT else worker.err
+                self.mirror.follow(path, *taps)
+
+    def say(self, text: str) -> None:
+        """A line to the user, after all that the workers have written so far."""
+        self.mirror.wake(time.monotonic())
+        self.err.write(f"hpclaunch: {text}\n".encode())
+
+    def complaints(self) -> list[str]:
+        """What is no longer duplicated, and why; each is told once."""
+        return [text for d in self._duplicates if (text := d.complaint())]
+
+    def drain(self) -> None:
+        """Show everything, for as long as the consoles go on taking it."""
+        while True:
+            self.mirror.finish(time.monotonic())
+            if not (wanting := self.wanting):
+                return
+            for console in wanting:
+                held = console.room
+                console.flush(STALLED)
+                if console.wanting and console.room == held:
+                    return  # nobody reads; every line is in the files
+
+    def close(self) -> None:
+        self.mirror.close()
+        for duplicates in self._duplicates:
+            duplicates.close()

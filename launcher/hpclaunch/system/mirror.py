@@ -1,0 +1,263 @@
+"""The mirror: what the workers write to their files is copied to where the user looks.
+
+It follows the files of this agent's workers, and gives what is new in each to the file's taps: to
+the console, whole lines where it can, so that the lines of two workers do not tear each other; and
+to the file of duplicates, the lines with certain words in them. A file advances by the room of
+the sink that has the least: nothing is lost to a console that is slow, and no worker waits.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import inotify_simple
+
+CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
+SHARE = 1 << 20  # bytes of one file at a time: the agent has more to do than to copy
+PARTIAL = 0.1  # seconds after which a line without an end is shown all the same
+WITHOUT_INOTIFY = 0.2  # seconds between two looks where the kernel grants no more watches
+OVERFLOW = -1  # the kernel's word for: there was more news than it keeps
+
+
+class Sink(Protocol):
+    """Where the mirror writes. `write` never waits and takes all; with no `room`, none comes."""
+
+    @property
+    def room(self) -> int: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Copies lines to a sink, each after the prefix; with needles, whole lines with one of them."""
+
+    sink: Sink
+    prefix: bytes = b""
+    needles: tuple[bytes, ...] = ()
+
+
+class Duplicates:
+    """A file for duplicated lines. A full disk ends it, never the job."""
+
+    room = CHUNK
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self._complaint = ""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as e:
+            self._give_up(e)
+
+    def write(self, data: bytes) -> None:
+        while data and self._fd is not None:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except OSError as e:
+                self._give_up(e)
+
+    def complaint(self) -> str:
+        """Why nothing is written any more: said once, "" otherwise."""
+        complaint, self._complaint = self._complaint, ""
+        return complaint
+
+    def close(self) -> None:
+        """A tap that still has this sink writes to nobody."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        self._complaint = f"no more duplicates of lines in {self._path}: {error.strerror}"
+
+
+@dataclass(slots=True)
+class _Way:
+    """From a file to one tap. `partial` is an unfinished line, read at `since`, still held back."""
+
+    tap: Tap
+    partial: bytes = b""
+    since: float = math.inf
+    last: bytes = b"\n"  # the last byte shown after a prefix
+
+    @property
+    def due(self) -> float:
+        """When the unfinished line is passed on as it is; never one that is yet to be searched."""
+        held = not self.partial or self.tap.needles
+        return math.inf if held else self.since + PARTIAL
+
+    def take(self, data: bytes, now: float) -> None:
+        text = self.partial + data
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if end:
+            self._write(text[:end])
+        if end or not self.partial:
+            self.since = now
+        self.partial = text[end:]
+        if len(self.partial) >= CHUNK:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.partial:
+            self._write(self.partial)
+            self.partial = b""
+
+    def _write(self, text: bytes) -> None:
+        if self.tap.needles:
+            text = self._matching(text)
+        elif self.tap.prefix:
+            text = self._prefixed(text)
+        if text:
+            self.tap.sink.write(text)
+
+    def _matching(self, text: bytes) -> bytes:
+        prefix, needles = self.tap.prefix, self.tap.needles
+        if not any(needle in text for needle in needles):  # as in most of the output
+            return b""
+        lines = text.splitlines(keepends=True)
+        found = [line for line in lines if any(needle in line for needle in needles)]
+        return b"".join(prefix + line.rstrip(b"\r\n") + b"\n" for line in found)
+
+    def _prefixed(self, text: bytes) -> bytes:
+        """A line has the prefix once, however many pieces it comes in.
+
+        After a carriage return too: what follows is written over it.
+        """
+        begun = self.last not in b"\r\n" or (self.last == b"\r" and text.startswith(b"\n"))
+        self.last = text[-1:]
+        lines = self.tap.prefix.join(text.splitlines(keepends=True))
+        return lines if begun else self.tap.prefix + lines
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One followed file."""
+
+    fd: int
+    ways: tuple[_Way, ...]
+    behind: bool = True  # there may be more to read
+
+    @property
+    def room(self) -> int:
+        return min(way.tap.sink.room for way in self.ways)
+
+    def flush(self) -> None:
+        for way in self.ways:
+            way.flush()
+
+
+@dataclass(slots=True)
+class Mirror:
+    """Follows files; `fileno` is readable when one has grown."""
+
+    _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch descriptor
+    _inotify: inotify_simple.INotify | None = None
+    _look_at: float = math.inf
+
+    def __post_init__(self) -> None:
+        try:
+            self._inotify = inotify_simple.INotify(nonblocking=True)
+        except OSError:
+            self._inotify = None
+
+    def fileno(self) -> int:
+        """-1 without inotify."""
+        return self._inotify.fileno() if self._inotify is not None else -1
+
+    def follow(self, path: Path | str, *taps: Tap) -> None:
+        """Copy what is written to a file from now on; it is created where it is missing.
+
+        Without a tap it is only created.
+        """
+        flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(path, flags, 0o600)
+        if not taps:
+            os.close(fd)
+            return
+        os.lseek(fd, 0, os.SEEK_END)
+        key = -fd - 1
+        if self._inotify is not None:
+            try:
+                key = self._inotify.add_watch(path, inotify_simple.flags.MODIFY)
+            except OSError:
+                self._look_at = 0.0
+        else:
+            self._look_at = 0.0
+        self._streams[key] = _Stream(fd, tuple(map(_Way, taps)))
+
+    def next_deadline(self) -> float:
+        """A console that has no room tells itself when it has some again."""
+        if self._may_copy:
+            return 0.0
+        due = (way.due for s in self._streams.values() if not s.behind for way in s.ways)
+        return min(self._look_at, *due, math.inf)
+
+    @property
+    def _may_copy(self) -> bool:
+        return any(s.behind and s.room > 0 for s in self._streams.values())
+
+    def wake(self, now: float) -> None:
+        """Something has grown, or a deadline has passed, or the console has room again."""
+        if self._inotify is not None:
+            grown = {event.wd for event in self._inotify.read(timeout=0)}
+            for key, stream in self._streams.items():
+                stream.behind = stream.behind or key in grown or OVERFLOW in grown
+        if now >= self._look_at:
+            self._look_at = now + WITHOUT_INOTIFY
+            for key, stream in self._streams.items():
+                stream.behind = stream.behind or key < 0
+        for stream in self._streams.values():
+            self._copy(stream, now)
+
+    def _copy(self, stream: _Stream, now: float) -> None:
+        left = SHARE
+        while stream.behind and left > 0 and (room := stream.room) > 0:
+            data = os.read(stream.fd, min(CHUNK, room))
+            if not data:
+                stream.behind = False
+                break
+            left -= len(data)
+            for way in stream.ways:
+                way.take(data, now)
+        if stream.behind:
+            return  # the ends of its lines are there to be read
+        for way in stream.ways:
+            if now >= way.due:
+                way.flush()
+
+    def finish(self, now: float) -> None:
+        """The workers are gone: show the rest. What the console does not take is in the files."""
+        for stream in self._streams.values():
+            stream.behind = True
+        self.wake(now)
+        while self._may_copy:
+            self.wake(now)
+        for stream in self._streams.values():
+            if not stream.behind:
+                stream.flush()
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            os.close(stream.fd)
+        self._streams.clear()
+        if self._inotify is not None:
+            self._inotify.close()
+
+    def forget(self) -> None:
+        """Stop following what has been shown whole; the files of the next round come."""
+        for key, stream in list(self._streams.items()):
+            if stream.behind:
+                continue
+            stream.flush()
+            os.close(stream.fd)
+            if key >= 0 and self._inotify is not None:
+                self._inotify.rm_watch(key)
+            del self._streams[key]
