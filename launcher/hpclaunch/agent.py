@@ -20,17 +20,16 @@ from .config import Config
 from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
-from .core.model import EXIT_LOST, HEAD, Assignment, Trouble, Verdict
+from .core.model import EXIT_LOST, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
 from .core.restarts import signal_name
-from .system import forkserver, net, route, secret, wire
+from .joining import join
+from .output import Output
+from .system import forkserver, net, wire
 from .system.checkpoints import Search
-from .system.console import Console
 from .system.journal import Journal
-from .system.logs import Mirror, tail
+from .system.logs import tail
 from .system.signals import Signals
 from .workers import workers_of
-
-STALLED = 10.0  # seconds that the end waits for a console that takes nothing
 
 
 class Agent:
@@ -50,17 +49,13 @@ class Agent:
         self.forkserver = server
         if self.place.index == HEAD:
             self._prepare_store()
-        self.out, self.err = Console(1), Console(2)
-        self.mirror = Mirror()
-        self.channel: net.HeadChannel | net.MemberChannel | None = None
-        try:
-            address = self._join()
-        except UsageError as e:
-            raise UsageError(f"on {self.place.host}: {e}") from e
-        except OSError as e:
-            raise UsageError(f"{self.place.host} cannot reach the other hosts: {e}") from e
+        self.output = Output(config.streams, role=config.role, index=self.place.index)
+        self.joined = join(config, environ)
+        self.channel = self.joined.channel
         incarnation = os.urandom(8).hex()
-        self.control = Control(config.job, self.place.index, config.nproc, address, incarnation)
+        self.control = Control(
+            config.job, self.place.index, config.nproc, self.joined.address, incarnation
+        )
         self.journal = Journal(None if config.logs is None else config.logs.path, self.place.index)
         self.search: Search | None = None
         self.round_dir: Path | None = None
@@ -68,39 +63,17 @@ class Agent:
         self._events: deque[events.Event] = deque()
         self._poller = zmq.Poller()
 
-    def _join(self) -> str:
-        """Open the channel to the other agents; returns our address as they see it."""
-        job = self.config.job
-        if job.nodes == 1:
-            address = route.LOOPBACK
-        elif self.place.node == 0:
-            others = (p.host for p in job.places if p.node != 0)
-            address = route.source_address(route.resolve_any(others))
-        else:
-            address = route.source_address(route.resolve_any([job.places[HEAD].host]))
-        if len(job.places) == 1:
-            return address
-        shared = secret.load_or_create(secret.secret_path(self.environ))
-        keys = net.derive(shared, self.config.allocation.identity)
-        if self.place.index == HEAD:
-            self.channel = net.HeadChannel(keys, len(job.places), wire.MAX_BYTES)
-        else:
-            near = self.place.node == 0
-            head = [route.LOOPBACK] if near else route.resolve(job.places[HEAD].host)
-            self.channel = net.MemberChannel(keys, self.place.index, head, wire.MAX_BYTES)
-        return address
-
     # The loop
 
     def run(self) -> int:
         try:
-            for source in (self.signals, self.forkserver, self.mirror):
+            for source in (self.signals, self.forkserver, self.output.mirror):
                 if source.fileno() >= 0:
                     self._poller.register(source.fileno(), zmq.POLLIN)
             for socket in self.channel.sockets if self.channel else ():
                 self._poller.register(socket, zmq.POLLIN)
-            for note in self.config.notes if self.place.index == HEAD else ():
-                self._say(note)
+            for note in self.config.notes:
+                self.output.say(note)
             self._deliver(events.Started())
             if self.config.trouble is not None:
                 self._deliver(events.TroubleFound(self.config.trouble))
@@ -112,20 +85,19 @@ class Agent:
         finally:
             if self.search is not None:
                 self.search.close()
-            self.mirror.close()
+            self.output.close()
             self.forkserver.close()
             if self.channel is not None:
                 self.channel.close()
 
     def _turn(self) -> None:
-        for console in (self.out, self.err):
-            if console.wanting:
-                self._poller.register(console.fd, zmq.POLLOUT)
-        deadline = min(self.control.next_deadline(), self.mirror.next_deadline())
+        for console in self.output.wanting:
+            self._poller.register(console.fd, zmq.POLLOUT)
+        deadline = min(self.control.next_deadline(), self.output.mirror.next_deadline())
         wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
         # Rounded up: to wake a moment early would be to turn in vain until the time has come.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
-        for console in (self.out, self.err):
+        for console in (self.output.out, self.output.err):
             if console.fd in ready:
                 self._poller.unregister(console.fd)
                 console.flush()
@@ -135,9 +107,10 @@ class Agent:
         now = time.monotonic()
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
-        if complaint := self.journal.complaint():
-            self._say(complaint)
-        self.mirror.wake(now)
+        for complaint in (self.journal.complaint(), *self.output.complaints()):
+            if complaint:
+                self.output.say(complaint)
+        self.output.mirror.wake(now)
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
@@ -181,15 +154,17 @@ class Agent:
                 last = tail(*names) if code else ""
                 self._deliver(events.WorkerExited(rank, code, signum, last))
             case {"event": "gone"}:
-                self.mirror.finish(time.monotonic())
+                self.output.mirror.finish(time.monotonic())
                 self._deliver(events.WorkersGone())
             case {"event": "unhandled", "signum": signum, "ranks": ranks}:
                 who = ", ".join(map(str, ranks))
                 name = signal_name(signum)
-                self._say(f"{name} not passed on to rank {who}: the script has no handler for it")
+                self.output.say(
+                    f"{name} not passed on to rank {who}: the script has no handler for it"
+                )
             case {"event": "store-exit", "code": code}:
                 where = "" if self.config.logs is None else f", see {self.config.logs.path}"
-                self._say(
+                self.output.say(
                     f"the store process on {self.place.host} ended with {code}{where}/store.err: "
                     "workers that use torch.distributed cannot meet"
                 )
@@ -223,8 +198,12 @@ class Agent:
             return
         try:
             message = wire.decode(item.data)
+        except wire.VersionError as e:
+            reason = f"{self.place.host} and {item.address} cannot work together: {e}"
+            self._deliver(events.TroubleFound(Trouble(EXIT_USAGE, reason)))
+            return
         except wire.WireError as e:
-            self._say(f"ignored from {item.address}: {e}")
+            self.output.say(f"ignored from {item.address}: {e}")
             return
         self._deliver(events.Received(item.sender, message, item.address))
 
@@ -239,13 +218,16 @@ class Agent:
                 self.forkserver.listen(loopback=self.config.job.nodes == 1)
             case effects.ChooseCheckpoint():
                 self._choose_checkpoint()
+            case effects.Diagnose():
+                self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):
                 try:
                     self._start_workers(part)
+                except UsageError as e:
+                    self._cannot_start(Trouble(EXIT_USAGE, f"on {self.place.host}: {e}"))
                 except OSError as e:
                     reason = f"cannot write logs on {self.place.host}: {e.strerror}: {e.filename}"
-                    trouble = Trouble(EXIT_LOST, reason)
-                    self._events += [events.TroubleFound(trouble), events.WorkersGone()]
+                    self._cannot_start(Trouble(EXIT_LOST, reason))
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers():
@@ -253,7 +235,7 @@ class Agent:
             case effects.KillWorkers():
                 self.forkserver.kill()
             case effects.Say(text=text):
-                self._say(text)
+                self.output.say(text)
             case effects.Exit(verdict=verdict):
                 self.verdict = verdict
 
@@ -269,24 +251,19 @@ class Agent:
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
         workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
-        self.mirror.forget()
-        for worker in workers:
-            self.mirror.follow(worker.out, self.out)
-            self.mirror.follow(worker.err, self.err)
+        self.output.follow(part, workers, self.round_dir)
         if part.hosts_store:
             self._prepare_store()
         self.forkserver.start(workers, shared, store=part.hosts_store)
+
+    def _cannot_start(self, trouble: Trouble) -> None:
+        self._events += [events.TroubleFound(trouble), events.WorkersGone()]
 
     def _prepare_store(self) -> None:
         """It imports torch while the agents still find each other."""
         if self.config.logs is not None:
             errors = str(self.config.logs.path / "store.err")
             self.forkserver.prepare_store(self.config.python, errors)
-
-    def _say(self, text: str) -> None:
-        """A line to the user, after all that the workers have written so far."""
-        self.mirror.wake(time.monotonic())
-        self.err.write(f"hpclaunch: {text}\n".encode())
 
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
@@ -295,21 +272,8 @@ class Agent:
             at_head = self.place.index == HEAD
             text = report.account(verdict, host=self.place.host, at_head=at_head, log_dir=where)
             if text:
-                self._say(text)
-        self._drain()
-
-    def _drain(self) -> None:
-        """Show everything, for as long as the consoles go on taking it."""
-        while True:
-            self.mirror.finish(time.monotonic())
-            wanting = [c for c in (self.out, self.err) if c.wanting]
-            if not wanting:
-                return
-            for console in wanting:
-                held = console.room
-                console.flush(STALLED)
-                if console.wanting and console.room == held:
-                    return  # nobody reads; every line is in the files
+                self.output.say(text)
+        self.output.drain()
 
 
 def run(config: Config, signals: Signals, server: forkserver.ForkServer) -> int:

@@ -5,22 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .core.model import Job, Trouble
+from .core.model import Allocation, Job, Trouble
+from .core.streams import Streams
 from .system.logs import LogDirectory
-from .system.slurm import Allocation
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One agent's settings; all but `allocation`, `nproc` and `trouble` are those of the job."""
+    """One agent's settings.
+
+    What its task has (`allocation`, `nproc`, CPUs, GPUs, `trouble`) is its own, the rest is the
+    job's.
+    """
 
     allocation: Allocation
     job: Job
     nproc: int
-    python: str
-    script: tuple[str, ...]  # the script and its arguments, verbatim
+    command: tuple[str, ...]  # what a worker runs: program, script and arguments
+    python: str  # the workers' interpreter
+    run_id: str  # TORCHELASTIC_RUN_ID
+    role: str
+    signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE
+    as_tasks: bool  # whether Slurm's variables are to describe the worker
+    cpus: tuple[int, ...]  # those that this task may use
+    cpus_are_shared: bool  # they are those of every task on this node
+    bind: bool  # whether each worker is bound to its share of them
+    visible_gpus: int  # 0 also when it did not matter
+    virtual_local_rank: bool
+    local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoint_dir: Path | None
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
+    streams: Streams  # which of the workers' output the console shows
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
     notes: tuple[str, ...] = ()  # what the head says at the start

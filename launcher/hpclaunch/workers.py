@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from .config import Config
-from .core import contract
+from .core import contract, devices
 from .core.model import PLACEHOLDER, Assignment
-from .system.forkserver import Worker
+from .system import affinity
+from .system.forkserver import SITE, Worker
 from .system.route import interface_of
+
+LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
 
 
 def workers_of(
@@ -19,16 +23,51 @@ def workers_of(
     shared = contract.common(
         part,
         environ,
-        run_id=config.allocation.name,
+        run_id=config.run_id,
         max_restarts=config.job.max_restarts,
         interface=interface_of(part.address),
+        role=config.role,
+        signals=config.signals,
     )
+    inherited = environ.get("PYTHONPATH")
+    shared["PYTHONPATH"] = f"{SITE}{os.pathsep}{inherited}" if inherited else SITE
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
-    argv = [config.python, "-u", *config.script, *(resume if part.checkpoint else ())]
+    command = [*config.command, *(resume if part.checkpoint else ())]
     workers = []
     for offset in range(part.nproc):
         rank = part.first_rank + offset
         stem = directory / f"rank-{rank}"
-        env = contract.per_worker(part, offset, error_file=f"{stem}.error.json")
-        workers.append(Worker(rank, argv, env, out=f"{stem}.out", err=f"{stem}.err"))
+        local = devices.local_rank(
+            part.first_local_rank, offset, part.nproc, visible=config.visible_gpus
+        )
+        cpus = _cpus_of(part, offset, config)
+        env = contract.per_worker(
+            part,
+            offset,
+            error_file=f"{stem}.error.json",
+            local_rank=0 if config.virtual_local_rank else local,
+        )
+        if config.virtual_local_rank:
+            selection = environ.get("CUDA_VISIBLE_DEVICES")
+            env["CUDA_VISIBLE_DEVICES"] = devices.only_device(local, selection)
+        if config.as_tasks:
+            count = len(cpus) or max(1, len(config.cpus) // part.nproc)
+            env |= contract.of_slurm(part, offset, environ, cpus=count)
+        workers.append(
+            Worker(
+                rank=rank,
+                argv=[word.replace(LOCAL_RANK, env["LOCAL_RANK"]) for word in command],
+                env=env,
+                out=f"{stem}.out",
+                err=f"{stem}.err",
+                cpus=cpus if config.bind else (),
+            )
+        )
     return workers, shared
+
+
+def _cpus_of(part: Assignment, offset: int, config: Config) -> tuple[int, ...]:
+    """A worker's share of the CPUs, all of them for a worker that is alone."""
+    if config.cpus_are_shared:  # all tasks of this node have the same ones
+        return affinity.share(config.cpus, part.first_local_rank + offset, part.local_world_size)
+    return affinity.share(config.cpus, offset, part.nproc)

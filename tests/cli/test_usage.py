@@ -16,29 +16,54 @@ WITHOUT_ROOTS_RIGHTS = (
 def cwd(tmp_path):
     script(tmp_path, "print('ran')")
     (tmp_path / "file").touch()
+    script(tmp_path, "#!/bin/sh\necho ran\n", "tool").chmod(0o755)
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ([], "the following arguments are required: script"),
+        ([], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
         (["."], ". is a directory, not a script"),
-        (["--nproc", "0", "train.py"], "--nproc 0: not a number of workers above 0"),
-        (["--nproc", "-1", "train.py"], "--nproc -1: not a number of workers above 0"),
-        (["--nproc", "two", "train.py"], "--nproc two: not a number of workers above 0"),
+        (
+            ["--nproc", "0", "train.py"],
+            "--nproc/--nproc-per-node: '0' is not a number of workers above 0",
+        ),
+        (["--nproc", "-1", "train.py"], "'-1' is not a number of workers above 0"),
+        (["--nproc", "two", "train.py"], "'two' is not a number of workers above 0"),
         (["--nproc", "gpu", "train.py"], "--nproc gpu, but no GPU is visible here"),
-        (["--max-restarts", "-1", "train.py"], "--max-restarts -1: less than none"),
-        (["--max-restarts", "x", "train.py"], "invalid int value: 'x'"),
-        (["--grace", "nan", "train.py"], "--grace nan: not a number of seconds"),
-        (["--no-such-option", "train.py"], "unrecognized arguments: --no-such-option"),
+        (
+            ["--max-restarts", "-1", "train.py"],
+            "--max-restarts: '-1' is not a whole number, 0 or more",
+        ),
+        (["--max-restarts", "x", "train.py"], "--max-restarts: 'x' is not a whole number"),
+        (["--grace", "nan", "train.py"], "'nan' is not a number of seconds"),
+        (["--no-such-option", "train.py"], "no option --no-such-option"),
         (["--log-dir", "file/logs", "train.py"], "cannot write to the log directory file/logs"),
         (["--checkpoint-dir", "file", "train.py"], "--checkpoint-dir file is not a directory"),
-        (
-            ["--checkpoint-dir", "c", "--resume-with", "--resume", "train.py"],
-            "expected one argument",
-        ),
+        (["--resume-with"], "--resume-with: expected one argument"),
+        (["bash"], "for the program bash, add --no-python"),
+        (["python"], "no script after python"),
+        (["python3", "-u", "missing.py"], "no script missing.py in "),
+        (["torchrun", "train.py"], "hpclaunch takes the place of torchrun: leave that out"),
+        (["-m", "torch.distributed.run", "train.py"], "takes the place of torch.distributed.run"),
+        (["python", "-m", "torch.distributed.launch"], "takes the place of torch.distributed"),
+        (["-m", "train.py"], "-m takes the name of a module, not a file"),
+        (["--no-python", "-m", "train"], "--no-python and -m contradict each other"),
+        (["--no-python", "missing"], "no program missing in "),
+        (["--no-python", "train.py"], "train.py may not be executed: chmod +x train.py"),
+        (["--no-python", "tool"], "tool is not in PATH: write ./tool"),
+        (["tool"], "tool is not a Python script: add --no-python"),
+        (["--node-rank", "1", "train.py"], "--node-rank 1 needs --nnodes"),
+        (["--nnodes", "2", "train.py"], "where do the machines meet?"),
+        (["--nnodes", "2", "--node-rank", "2", "train.py"], "--node-rank 2, but --nnodes 2"),
+        (["--nnodes", "2", "--rdzv-backend", "etcd", "train.py"], "--rdzv-backend etcd is not"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "train.py"], "needs --rdzv-endpoint"),
+        (["--rdzv-conf", "join_timeout=x", "train.py"], "join_timeout=x: not a number of seconds"),
+        (["--logs-specs", "mine", "train.py"], "--logs-specs mine: torchrun's plugins"),
+        (["--tee", "0:9", "train.py"], "--tee '0:9'"),
+        (["--local-ranks-filter", "a", "train.py"], "--local-ranks-filter 'a'"),
         (
             ["--checkpoint-dir", "c", "--resume-with=--resume x", "train.py"],
             "has no {checkpoint} in it: write for example",

@@ -1,42 +1,50 @@
-"""The command line: one module per command, each with `prepare_parser` and `run`."""
+"""The command line: one module per command, each with `prepare_parser` and `run`.
+
+To launch is the default and has no name of its own, as with torchrun.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from pathlib import Path
 
-from hpclaunch import __version__
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import EXIT_USAGE
 
-from . import run
+from . import options, run
+from .parser import Parser
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+COMMANDS = ("doctor",)
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
-    parser = _Parser(
-        prog="hpclaunch",
-        description=run.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"hpclaunch {__version__}")
-    run.prepare_parser(parser)
+    words = list(sys.argv[1:] if args is None else args)
+    # A script of that name comes first: it may have been started this way for years.
+    if words and words[0] in COMMANDS and not Path(words[0]).exists():
+        return _command(words[0], words[1:])
     try:
-        options = parser.parse_args(args)
-        run.check(options)
+        chosen = options.build_parser(os.environ).parse_args(words)
+        run.check(chosen)
     except UsageError as e:
         # Every task of a step was given the same words: one of them says what is wrong with them.
         return _complain(e) if os.environ.get("SLURM_PROCID", "0") == "0" else EXIT_USAGE
     try:
-        return run.run(options, os.environ)
+        return run.run(chosen, os.environ)
+    except UsageError as e:
+        return _complain(e)
+
+
+def _command(name: str, words: list[str]) -> int:
+    from . import doctor
+
+    module = {"doctor": doctor}[name]
+    parser = Parser(prog=f"hpclaunch {name}", description=module.__doc__)
+    module.prepare_parser(parser)
+    try:
+        return module.run(parser.parse_args(words), os.environ)
     except UsageError as e:
         return _complain(e)
 

@@ -1,11 +1,4 @@
-"""Launch the workers of a distributed training, restart them when one fails.
-
-    srun hpclaunch --nproc auto train.py ARGS      on all nodes of a Slurm step
-    hpclaunch --nproc 2 train.py ARGS              on this machine
-
-train.py sees the environment that torchrun gives it. When a worker fails, all are stopped and
-started again from the newest complete checkpoint (HPCLAUNCH_CHECKPOINT, or --resume-with).
-"""
+"""The command itself: check what can be checked before anybody is started, then be an agent."""
 
 from __future__ import annotations
 
@@ -19,70 +12,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpclaunch.core import streams
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import EXIT_USAGE, PLACEHOLDER, Job, Trouble
+from hpclaunch.core.model import (
+    ENDING,
+    EXIT_USAGE,
+    FORWARDED,
+    JOIN,
+    PLACEHOLDER,
+    Allocation,
+    Job,
+    Trouble,
+)
 
 if TYPE_CHECKING:
     from hpclaunch.config import Config
 
-KINDS = ("auto", "gpu", "cpu")
-
-
-def prepare_parser(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--nproc",
-        default="auto",
-        metavar="N|auto|gpu|cpu",
-        help="workers per task of the step: a number; gpu: one per visible GPU; cpu: one per CPU "
-        "that this task may use; auto: gpu if there is one, else cpu (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--max-restarts",
-        type=int,
-        default=3,
-        metavar="N",
-        help="restarts after failures, for the job as a whole (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=20.0,
-        metavar="SECONDS",
-        help="time that a worker has between SIGTERM and SIGKILL (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--checkpoint-dir",
-        type=Path,
-        metavar="DIR",
-        help="where train.py saves with torch.save; at every start all workers get the newest "
-        "complete file in HPCLAUNCH_CHECKPOINT. Nothing in DIR is ever changed",
-    )
-    parser.add_argument(
-        "--resume-with",
-        metavar="TEMPLATE",
-        help="arguments to append when there is a checkpoint: '--resume {checkpoint}'",
-    )
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        metavar="DIR",
-        help="workers' output and the journal (default: hpclaunch-logs/<job>.<step>)",
-    )
-    parser.add_argument("script", help="the training script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments, passed on verbatim")
+    from .count import Count
+    from .program import Program
 
 
 def check(options: argparse.Namespace) -> None:
     """Raises UsageError for options that are wrong whatever the machine is like."""
-    if options.nproc not in KINDS and not (options.nproc.isdigit() and int(options.nproc) > 0):
+    if options.logs_specs is not None:
         raise UsageError(
-            f"--nproc {options.nproc}: not a number of workers above 0, nor one of "
-            f"{', '.join(KINDS)}"
+            f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
+            "the agent never loads; see -r, -t and --log-dir"
         )
-    if options.max_restarts < 0:
-        raise UsageError(f"--max-restarts {options.max_restarts}: less than none")
-    if not 0 <= options.grace < math.inf:
-        raise UsageError(f"--grace {options.grace}: not a number of seconds")
+    _streams(options, {})
+    _join_timeout(options)
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with:
@@ -102,8 +60,9 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.forkserver import ForkServer
     from hpclaunch.system.signals import Signals
 
-    signals = Signals()
-    server = ForkServer()  # should we not get as far as the agent, it ends with this process
+    more = [s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED)]
+    signals = Signals(more)
+    server = ForkServer(more)  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
     from hpclaunch import agent
 
@@ -117,58 +76,89 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     would wait for it. It is brought to the head, which ends the job everywhere with one line.
     """
     from hpclaunch.config import Config
-    from hpclaunch.system import slurm
+    from hpclaunch.system import affinity
     from hpclaunch.system.logs import LogDirectory
 
+    from .count import Count, check_selection, count_workers
+    from .place import locate
+    from .program import Program, program
+
     started = time.strftime("%Y%m%d-%H%M%S")
-    where = slurm.allocation(environ, unique=f"{started}-{os.getpid()}")
-    trouble, notes, logs, nproc, python = None, [], None, 1, ""
+    where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
+    cpus = affinity.available()
+    trouble, logs, what, count = None, None, Program((), sys.executable), Count(1, 0)
     try:
-        _check_script(options.script)
-        python = _interpreter(environ)
+        what = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
-        nproc, note = _count_workers(options.nproc, environ)
-        notes += [note] if note else []
+        check_selection(environ)
+        count = count_workers(
+            options.nproc_per_node, where, environ, python=what.python, cpus=len(cpus)
+        )
         logs = LogDirectory(options.log_dir or Path("hpclaunch-logs") / where.name)
     except UsageError as e:
-        if len(where.places) == 1:
+        if where.alone:
             raise
         host = where.places[where.index].host
         trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
+    if where.index == 0:
+        notes += _notes(options, environ, where, what, count, cpus=len(cpus))
     return Config(
         allocation=where,
-        job=Job(where.places, max_restarts=options.max_restarts, grace=options.grace),
-        nproc=nproc,
-        python=python,
-        script=(options.script, *options.args),
+        job=Job(
+            where.places,
+            max_restarts=options.max_restarts,
+            grace=options.shutdown_timeout,
+            join=_join_timeout(options),
+        ),
+        nproc=count.nproc,
+        command=what.command,
+        python=what.python,
+        run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),
+        role=options.role,
+        signals=",".join(s.name for s in options.signals_to_handle),
+        as_tasks=not (options.standalone and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"),
+        cpus=cpus,
+        cpus_are_shared=_are_shared(len(cpus), where, environ),
+        bind=options.bind == "auto" and where.tasks_here * count.nproc > 1,
+        visible_gpus=count.visible_gpus,
+        virtual_local_rank=options.virtual_local_rank,
+        local_addr=options.local_addr or "",
         checkpoint_dir=options.checkpoint_dir,
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=logs,
+        streams=_streams(options, environ),
         trouble=trouble,
         notes=tuple(notes),
     )
 
 
-def _check_script(script: str) -> None:
-    path = Path(script)
-    if not path.exists():
-        raise UsageError(f"no script {script} in {Path.cwd()}")
-    if path.is_dir() and not (path / "__main__.py").exists():
-        raise UsageError(f"{script} is a directory, not a script")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"cannot read the script {script}: permission denied")
+def _join_timeout(options: argparse.Namespace) -> float:
+    """Seconds to wait for the other agents."""
+    said = (options.rdzv_conf or {}).get("join_timeout", JOIN)
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--rdzv-conf join_timeout={said}: not a number of seconds")
+    return seconds
 
 
-def _interpreter(environ: Mapping[str, str]) -> str:
-    """Of the workers; PYTHON_EXEC is torchrun's own variable for it."""
-    python = environ.get("PYTHON_EXEC")
-    if not python:
-        return sys.executable
-    import shutil
+def _streams(options: argparse.Namespace, environ: Mapping[str, str]) -> streams.Streams:
+    return streams.Streams(
+        redirects=streams.parse_selection("--redirects", options.redirects),
+        tee=streams.parse_selection("--tee", options.tee),
+        local_ranks=streams.parse_local_ranks("--local-ranks-filter", options.local_ranks_filter),
+        stdout_filters=tuple(options.duplicate_stdout_filters),
+        stderr_filters=tuple(options.duplicate_stderr_filters),
+        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+    )
 
-    if shutil.which(python) is None:
-        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
-    return python
+
+def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> bool:
+    """Whether the tasks of this node were all given the same CPUs: all that the step has here."""
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
+    return where.tasks_here > 1 and on_node.isdigit() and cpus >= int(on_node)
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
@@ -181,21 +171,53 @@ def _check_checkpoint_dir(directory: Path | None) -> None:
         raise UsageError(f"cannot read the checkpoint directory {directory}: permission denied")
 
 
-def _count_workers(nproc: str, environ: Mapping[str, str]) -> tuple[int, str]:
-    """(number of workers, a word on how it was found)."""
-    if nproc.isdigit():
-        return int(nproc), ""
-    cpus = len(os.sched_getaffinity(0))
-    if nproc == "cpu":
-        return cpus, ""
-    import pynvml
+def _notes(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    where: Allocation,
+    what: Program,
+    count: Count,
+    *,
+    cpus: int,
+) -> list[str]:
+    """What the user should know before the workers start."""
+    from hpclaunch.core import devices
 
-    from hpclaunch.system import gpus
+    notes = [note for note in (what.note, count.note) if note]
+    if idle := _without_effect(options):
+        notes.append("without effect here: " + "; ".join(idle))
+    workers = where.tasks_here * count.nproc
+    shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
+    if "SLURM_JOB_ID" in environ and shared and cpus < workers:
+        notes.append(
+            f"{workers} workers on {where.places[0].host} share {cpus} CPU"
+            f"{'' if cpus == 1 else 's'}: ask Slurm for more with --cpus-per-task=N, on the "
+            "#SBATCH line and on srun"
+        )
+    last = devices.local_rank(
+        (where.tasks_here - 1) * count.nproc, 0, count.nproc, visible=count.visible_gpus
+    )
+    if where.tasks_here > 1 and not last and not options.virtual_local_rank:
+        notes.append(
+            "each task sees GPUs of its own: LOCAL_RANK counts within the task, and "
+            "HPCLAUNCH_LOCAL_RANK on the node"
+        )
+    return notes
 
-    if found := gpus.visible(environ, pynvml):
-        return found, ""
-    if nproc == "gpu":
-        selection = environ.get("CUDA_VISIBLE_DEVICES")
-        because = "" if selection is None else f" with CUDA_VISIBLE_DEVICES={selection!r}"
-        raise UsageError(f"--nproc gpu, but no GPU is visible here{because}")
-    return cpus, f"no GPU here: one worker for each of the {cpus} CPUs that this task may use"
+
+def _without_effect(options: argparse.Namespace) -> list[str]:
+    """Options of torchrun's that were given and have nothing to do here, and why."""
+    from .place import HONOURED
+
+    idle = []
+    if options.monitor_interval is not None:
+        idle.append("--monitor-interval (failures are seen at once)")
+    if options.start_method not in (None, "spawn"):
+        idle.append("--start-method (scripts are programs of their own, under torchrun too)")
+    if options.event_log_handler not in (None, "null"):
+        idle.append("--event-log-handler (the journal in the log directory has the events)")
+    if options.numa_binding is not None:
+        idle.append("--numa-binding (each worker is bound to its share of the CPUs, see --bind)")
+    if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
+        idle.append(f"--rdzv-conf {', '.join(conf)}")
+    return idle

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,32 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 GONE_LIMIT = 5.0  # seconds to end what a dead fork server left behind
 _WORKER = Path(__file__).parent.parent / "worker"
+SITE = str(_WORKER / "site")  # goes to the front of the workers' PYTHONPATH
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker to start. Paths of files that take its output; `env` is over the shared one."""
+    """One worker to start; `env` is over the shared one, `out` and `err` are files."""
 
     rank: int
     argv: Sequence[str]
     env: dict[str, str]
     out: str
     err: str
+    cpus: Sequence[int] = ()  # those it is bound to; none: those of its agent
 
 
 class ForkServer:
     """Requests out, replies in. `lost` is set once the process at the other end is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, handled: Iterable[int] = ()) -> None:
+        """`handled` are signals beyond the usual ones on which the agent acts."""
         # Should the fork server be killed, what its workers started becomes our child.
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._socket, theirs = socket.socketpair()
         script = str(_WORKER / "forkserver.py")
-        command = [sys.executable, "-I", "-S", script, str(theirs.fileno())]
+        signums = ",".join(str(int(s)) for s in handled)
+        command = [sys.executable, "-I", "-S", script, str(theirs.fileno()), signums]
         # A signal for the agent must not end the fork server before it can ignore it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
@@ -61,7 +65,14 @@ class ForkServer:
 
     def start(self, workers: Sequence[Worker], env: dict[str, str], *, store: bool) -> None:
         described = [
-            {"rank": w.rank, "argv": w.argv, "env": w.env, "out": w.out, "err": w.err}
+            {
+                "rank": w.rank,
+                "argv": w.argv,
+                "env": w.env,
+                "out": w.out,
+                "err": w.err,
+                "cpus": w.cpus,
+            }
             for w in workers
         ]
         self._ask("start", workers=described, env=env, store=store)

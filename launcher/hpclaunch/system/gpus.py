@@ -21,6 +21,37 @@ def visible(environ: Mapping[str, str], nvml: Any) -> int:
         nvml.nvmlShutdown()
 
 
+def not_there(environ: Mapping[str, str], nvml: Any) -> str:
+    """What is wrong with CUDA_VISIBLE_DEVICES, "" when nothing is or no driver can tell.
+
+    CUDA itself says nothing: it hides the entry and all that follow.
+    """
+    selection = environ.get("CUDA_VISIBLE_DEVICES", "")
+    entries = [e for e in (e.strip() for e in selection.split(",")) if e]
+    if not entries or not _names_a_gpu(entries[0]):
+        return ""  # -1, NoDevFiles: hidden on purpose
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ""
+    try:
+        names = _names(nvml)
+    finally:
+        nvml.nvmlShutdown()
+    seen = _count(selection, names)
+    if not names or seen == len(entries) or not _names_a_gpu(entries[seen]):
+        return ""
+    there = f"{len(names)} (0 to {len(names) - 1})" if len(names) > 1 else "one, number 0"
+    return (
+        f"CUDA_VISIBLE_DEVICES={selection} names GPU {entries[seen]}, which is not there: this "
+        f"task has {there}. Under Slurm leave it as Slurm sets it"
+    )
+
+
+def _names_a_gpu(entry: str) -> bool:
+    return entry.isdigit() or entry.startswith(("GPU-", "MIG-"))
+
+
 def _names(nvml: Any) -> list[str]:
     """UUIDs of the devices that can be opened: NVML counts those that a cgroup hides as well."""
     names = []

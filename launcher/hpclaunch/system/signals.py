@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import signal
 import socket
+from collections.abc import Iterable
 
 from hpclaunch.core.model import ENDING, FORWARDED
 
 
 class Signals:
-    def __init__(self) -> None:
+    def __init__(self, handled: Iterable[int] = ()) -> None:
+        """`handled` are signals beyond those that are always handled."""
+        self._all = {*ENDING, *FORWARDED, *handled}
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for signum in (*ENDING, *FORWARDED):
+        for signum in self._all:
             # One that was ignored when we were started (nohup) stays so.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
@@ -24,7 +27,7 @@ class Signals:
 
         Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
         """
-        for signum in (*ENDING, *FORWARDED):
+        for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
 

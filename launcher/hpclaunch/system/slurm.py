@@ -6,27 +6,19 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import Place
+from hpclaunch.core.model import Allocation, Place
 
 SCONTROL_TIMEOUT = 10.0  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Where this agent stands, and with whom."""
-
-    name: str  # "<job>.<step>", or "local-<time>-<pid>" without Slurm
-    identity: str  # what the keys derive from: differs for every start of a job
-    places: tuple[Place, ...]
-    index: int
+MOST = 1 << 17  # hosts or tasks; more is a broken environment, not a cluster
+INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
 def in_step(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process. The batch script has no step variables."""
-    return "SLURM_STEP_ID" in environ and "SLURM_STEP_NODELIST" in environ
+    step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEP)
+    return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
 
 
 def speaks_for_step(environ: Mapping[str, str]) -> bool:
@@ -34,19 +26,44 @@ def speaks_for_step(environ: Mapping[str, str]) -> bool:
     return environ.get("SLURM_PROCID", "0") == "0" or not in_step(environ)
 
 
-def allocation(environ: Mapping[str, str], *, unique: str) -> Allocation:
-    """Reads the environment of a step; `unique` names this start where there is none."""
+def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) -> Allocation:
+    """Reads the environment of a step; `unique` names this start where there is none.
+
+    With `alone` the other tasks of the step and other nodes of the job do not matter.
+    """
     job = environ.get("SLURM_JOB_ID")
     if in_step(environ):
-        return _of_step(environ)
-    if job and (nodes := environ.get("SLURM_JOB_NUM_NODES", "1")) != "1":
-        raise UsageError(
-            f"job {job} has {nodes} nodes, but hpclaunch was started on one of them only: prefix "
-            "with srun"
-        )
-    name = f"{job}.batch" if job else f"local-{unique}"
+        where = _of_step(environ)
+        return _alone(f"{where.name}.{where.index}", unique) if alone else where
+    if job:
+        _check_shell(job, environ, alone=alone)
+    return _alone(f"{job}.batch" if job else f"local-{unique}", unique)
+
+
+def _alone(name: str, unique: str) -> Allocation:
     place = Place(index=0, node=0, host=socket.gethostname())
     return Allocation(name, f"{name} {unique}", (place,), 0)
+
+
+def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
+    """A shell without srun is one node of the job at most, and that of salloc may be none."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if nodes != "1" and not alone:
+        raise UsageError(
+            f"job {job} has {nodes} nodes, but hpclaunch was started on one of them only: prefix "
+            "with srun (or, to use this node alone, add --standalone)"
+        )
+    if "SLURMD_NODENAME" in environ:
+        return
+    try:
+        hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    except ValueError:
+        return  # nothing to go by
+    here = socket.gethostname()
+    if here not in hosts and here.partition(".")[0] not in hosts:
+        raise UsageError(
+            f"this shell is on {here}, which is not a node of job {job}: prefix with srun"
+        )
 
 
 def _of_step(environ: Mapping[str, str]) -> Allocation:
@@ -66,10 +83,10 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
                 (n, host) for n, host in enumerate(hosts) for _ in range(tasks[n])
             )
         )
-        index = sum(tasks[:node]) + local
         if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
             raise ValueError(f"task {local} of node {node} is not part of it")
-        name = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
+        index = sum(tasks[:node]) + local
+        name = f"{_job(environ)}.{environ['SLURM_STEP_ID']}"
         if requeued := int(environ.get("SLURM_RESTART_COUNT", "0")):
             name += f".r{requeued}"
     except (KeyError, ValueError) as e:
@@ -81,10 +98,20 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
     return Allocation(name, name, places, index)
 
 
+def _job(environ: Mapping[str, str]) -> str:
+    """The same for all tasks: components of a heterogeneous job may have ids of their own."""
+    for name in ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID_PACK_GROUP_0"):
+        if "SLURM_HET_SIZE" in environ and (leader := environ.get(name)):
+            return leader
+    return environ["SLURM_JOB_ID"]
+
+
 def expand(nodelist: str) -> list[str]:
     """`n[1-3],gpu07` -> hosts, in Slurm's order."""
     if not nodelist or nodelist.count("[") != nodelist.count("]"):
         raise ValueError(f"host list {nodelist!r}")
+    if _count(nodelist) > MOST:
+        raise ValueError(f"host list {nodelist!r} of more than {MOST} hosts")
     if not re.search(r"[\[,]", nodelist):
         return [nodelist]
     command = ["scontrol", "show", "hostnames", nodelist]
@@ -97,12 +124,29 @@ def expand(nodelist: str) -> list[str]:
         return _expand_here(nodelist)
 
 
+def _count(nodelist: str) -> int:
+    """How many hosts at most, without making any: `n[1-3]x[1-2],m` -> 7."""
+    total = 0
+    for part in _parts(nodelist):
+        product = 1
+        for ranges in re.findall(r"\[([^\]]*)\]", part):
+            pairs = [re.fullmatch(r"(\d+)-(\d+)", r) for r in ranges.split(",")]
+            product *= sum(int(m[2]) - int(m[1]) + 1 if m else 1 for m in pairs)
+        total += product
+    return total
+
+
+def _parts(nodelist: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    return re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+
+
 def _expand_here(nodelist: str) -> list[str]:
     """Without scontrol, as inside most containers. Keeps the order, which NodeSet would sort."""
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     hosts: list[str] = []
-    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+    for part in _parts(nodelist):
         try:
             hosts += NodeSet(part)
         except NodeSetException as e:
@@ -117,5 +161,8 @@ def tasks_per_node(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
             raise ValueError(f"tasks per node {text!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
+        tasks, times = int(match[1]), int(match[2] or 1)
+        if tasks * times > MOST or sum(counts) > MOST:
+            raise ValueError(f"tasks per node {text!r}: more than {MOST}")
+        counts += [tasks] * times
     return counts

@@ -1,15 +1,16 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-    python -I -S forkserver.py FD
+    python -I -S forkserver.py FD SIGNUMS
 
 FD is one end of a stream socket pair to the agent; both sides write one JSON object per line.
+SIGNUMS ("12,25", may be empty) are signals to be deaf to beside those of SPARED.
 
     from the agent                                 to the agent
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "store", "argv": [...], "err": PATH}    {"event": "store-exit", "code": C}
     {"op": "start", "store": BOOL, "env": {...},   {"event": "started", "rank": R, "pid": P}
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
-        "out", "err"}, ...]}                           "signal": S}
+        "out", "err", "cpus"}, ...]}                   "signal": S}
                                                    {"event": "gone"}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "stop"}   SIGTERM to process groups
@@ -93,14 +94,14 @@ def exit_code(status):
 
 
 class ForkServer:
-    def __init__(self, channel):
+    def __init__(self, channel, spared):
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
         self.listener: socket.socket | None = None
         self.store = None  # (pid, socket) of the process that holds the rounds' stores
-        self.originals = {s: signal.getsignal(s) for s in SPARED}
-        for s in SPARED:
+        self.originals = {s: signal.getsignal(s) for s in spared}
+        for s in spared:
             signal.signal(s, signal.SIG_IGN)
         # The agent blocked them for the moments until here.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -189,7 +190,9 @@ class ForkServer:
         shared = os.environ | env
         for worker in workers:
             environ = shared | worker["env"]
-            pid = self.spawn(worker["argv"], environ, worker["out"], worker["err"])
+            pid = self.spawn(
+                worker["argv"], environ, worker["out"], worker["err"], cpus=worker["cpus"]
+            )
             self.workers[pid] = worker["rank"]
             self.tell("started", rank=worker["rank"], pid=pid)
         self.running = True
@@ -219,7 +222,7 @@ class ForkServer:
 
     # Processes
 
-    def spawn(self, argv, environ, out, err, deaf=False):
+    def spawn(self, argv, environ, out, err, deaf=False, cpus=()):
         """Fork and exec; a program that cannot be started ends as a shell says: 126 or 127.
 
         It has the signal handlers that the agent was started with, or is `deaf` as we are.
@@ -240,6 +243,11 @@ class ForkServer:
                 signal.signal(s, handler)
             for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(s, signal.SIG_DFL)
+            if cpus:
+                try:
+                    os.sched_setaffinity(0, cpus)
+                except OSError:
+                    pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
             os.execvpe(argv[0], argv, environ)
         except OSError as e:
             os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())
@@ -294,10 +302,10 @@ class ForkServer:
         return False
 
 
-def main(fd):
+def main(fd, signums):
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
-    server = ForkServer(channel)
+    server = ForkServer(channel, {*SPARED, *map(int, filter(None, signums.split(",")))})
     try:
         server.run()
     finally:
@@ -306,4 +314,4 @@ def main(fd):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,249 @@
+"""The options: all of torchrun's under their own names, and a few more (docs/options.md).
+
+Their defaults are None where Slurm knows better, so that it shows whether the user said anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hpclaunch import __version__
+from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER
+from hpclaunch.core.streams import parse_filters
+
+from . import values
+from .parser import LaunchParser
+
+DESCRIPTION = """\
+Launch the workers of a distributed training, restart them when one fails.
+
+    srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
+    hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
+
+train.py sees the environment that torchrun gives it; its arguments are passed
+on verbatim. When a worker fails, all are stopped and started again from the
+newest complete checkpoint (HPCLAUNCH_CHECKPOINT, or --resume-with).
+"""
+EPILOG = """\
+torchrun's spellings with _ for - and abbreviations work too, and PET_<OPTION>
+in the environment is the default of each of its options (PET_MAX_RESTARTS=5).
+docs/options.md compares every option with torchrun's.
+"""
+MACHINES = """\
+Under srun none of these is needed: Slurm tells it all. Without it, on every
+machine: --nnodes N, and --rdzv-backend c10d --rdzv-endpoint HOST:PORT,
+or --node-rank R --master-addr HOST."""
+
+
+def build_parser(environ: Mapping[str, str]) -> LaunchParser:
+    parser = LaunchParser(
+        environ,
+        prog="hpclaunch",
+        usage="%(prog)s [options] SCRIPT [arguments of the script]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+    )
+    _add_workers(parser.section("workers"))
+    _add_checkpoints(parser.section("checkpoints"))
+    _add_output(parser.section("output"))
+    _add_machines(parser.section("several machines without Slurm", MACHINES))
+    _add_the_rest(parser.section("accepted for torchrun's sake"))
+    add = parser.section("about")
+    add("-h", "--help", action="help", help="show this and exit")
+    add("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
+    return parser
+
+
+def _add_workers(add: Callable[..., None]) -> None:
+    add(
+        "--nproc",
+        "--nproc-per-node",
+        dest="nproc_per_node",
+        type=values.nproc,
+        metavar="N",
+        help="workers per task: a number; gpu: one per GPU that this task may use; xpu: the same "
+        "for Intel's; cpu: one per CPU; auto: gpu if there is one, else cpu (default: one per GPU "
+        "that this task may use, 1 where there is none or where the step has several tasks on this "
+        "host; torchrun: 1)",
+    )
+    add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
+    add("--no-python", action="store_true", help="SCRIPT is a program, not for Python")
+    add(
+        "--run-path",
+        action="store_true",
+        help="start SCRIPT with runpy.run_path",
+    )
+    add(
+        "--max-restarts",
+        type=values.integer(0),
+        default=3,
+        metavar="N",
+        help="restarts after failures, for the job as a whole (default: %(default)s; torchrun: 0, "
+        "and for each agent)",
+    )
+    add(
+        "--grace",
+        "--shutdown-timeout",
+        dest="shutdown_timeout",
+        type=values.seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="time that a worker has between SIGTERM and SIGKILL (default: "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else %(default)g, less than Slurm's KillWait; torchrun: "
+        "30)",
+    )
+    add(
+        "--signals-to-handle",
+        type=values.signals,
+        default=ENDING,
+        metavar="NAMES",
+        help="more signals that end the job in order, with commas between; always handled: "
+        f"{', '.join(s.name for s in ENDING)}, and {', '.join(s.name for s in FORWARDED)}, which "
+        "are passed on to the workers, who keep running (torchrun: every one ends the job)",
+    )
+    add(
+        "--bind",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto: give each worker its own share of this task's CPUs; none: leave the affinity "
+        "as Slurm set it (default: %(default)s)",
+    )
+    add(
+        "--virtual-local-rank",
+        action="store_true",
+        help="each worker sees its own GPU only, and LOCAL_RANK=0",
+    )
+    add(
+        "--role",
+        default="default",
+        metavar="NAME",
+        help="ROLE_NAME of the workers, shown by --tee (default: %(default)s)",
+    )
+
+
+def _add_checkpoints(add: Callable[..., None]) -> None:
+    add(
+        "--checkpoint-dir",
+        type=values.directory,
+        metavar="DIR",
+        help="where SCRIPT saves with torch.save; at every start all workers get the newest "
+        "complete file in HPCLAUNCH_CHECKPOINT. Nothing in DIR is ever changed",
+    )
+    add(
+        "--resume-with",
+        metavar="TEMPLATE",
+        help=f"appended when there is a checkpoint: '--resume {PLACEHOLDER}'",
+    )
+
+
+def _add_output(add: Callable[..., None]) -> None:
+    add(
+        "--log-dir",
+        type=values.directory,
+        metavar="DIR",
+        help="workers' output and the journal (default: under hpclaunch-logs/; torchrun: a "
+        "temporary directory)",
+    )
+    add(
+        "-r",
+        "--redirects",
+        default="0",
+        metavar="WHICH",
+        help="what the console does not show; the files always have it. 0: none; 1: stdout; 2: "
+        "stderr; 3: both; 0:1,1:3: by local rank (default: %(default)s)",
+    )
+    add(
+        "-t",
+        "--tee",
+        default="0",
+        metavar="WHICH",
+        help="what the console shows with a prefix as in [default0]: (default: %(default)s)",
+    )
+    add(
+        "--local-ranks-filter",
+        default="",
+        metavar="RANKS",
+        help="the console shows these local ranks only: 0,1 (default: all)",
+    )
+    for stream, suffix in (("stdout", "out"), ("stderr", "err")):
+        add(
+            f"--duplicate-{stream}-filters",
+            type=parse_filters,
+            default=(),
+            metavar="WORDS",
+            help=f"lines of {stream} that have any of these also go to "
+            f"round-N/filtered-agent-A.{suffix}; commas between, two for one that is meant",
+        )
+
+
+def _add_machines(add: Callable[..., None]) -> None:
+    add(
+        "--standalone",
+        action="store_true",
+        help="this task alone, also inside a step with several",
+    )
+    add("--nnodes", type=values.nodes, metavar="N", help="machines; of MIN:MAX, MAX are waited for")
+    add(
+        "--rdzv-backend",
+        type=values.given,
+        metavar="NAME",
+        help="c10d or static",
+    )
+    add(
+        "--rdzv-endpoint",
+        type=values.given,
+        metavar="HOST:PORT",
+        help="of the head; the others come in any order",
+    )
+    add(
+        "--rdzv-id",
+        type=values.given,
+        metavar="ID",
+        help="keeps jobs apart; TORCHELASTIC_RUN_ID of the workers",
+    )
+    add(
+        "--rdzv-conf",
+        type=values.rdzv_conf,
+        metavar="KEY=VALUE,...",
+        help="join_timeout and is_host count",
+    )
+    add(
+        "--node-rank",
+        type=values.integer(0),
+        metavar="R",
+        help="this machine's place; the head has 0",
+    )
+    add("--master-addr", type=values.given, metavar="HOST", help="the head, for --node-rank")
+    add("--master-port", type=values.integer(0, 65535), metavar="P", help="the head's port")
+    add(
+        "--local-addr",
+        type=values.given,
+        metavar="HOST",
+        help="this machine's address, for the others",
+    )
+
+
+def _add_the_rest(add: Callable[..., None]) -> None:
+    add(
+        "--monitor-interval",
+        type=values.interval,
+        metavar="SECONDS",
+        help="no effect: failures are seen at once",
+    )
+    add(
+        "--start-method",
+        choices=("spawn", "fork", "forkserver"),
+        help="no effect for scripts, as in torchrun",
+    )
+    add(
+        "--event-log-handler",
+        type=values.given,
+        metavar="NAME",
+        help="no effect: the journal has the events",
+    )
+    add(
+        "--numa-binding",
+        choices=("node", "socket", "exclusive", "core-complex"),
+        help="no effect yet: see --bind",
+    )
+    add("--logs-specs", metavar="NAME", help="refused: see --log-dir")

@@ -1,0 +1,131 @@
+"""How a command line is read: which words are options, which are the script's, what PET_ adds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from hpclaunch.core.errors import UsageError
+
+from . import values
+
+# What torchrun does not have. An abbreviation means these only if it can mean none of torchrun's.
+OURS = frozenset({"--nproc", "--grace", "--bind", "--checkpoint-dir", "--resume-with", "--version"})
+# Its value begins with - as a rule, which argparse takes for the next option.
+TAKES_OPTIONS = "--resume-with"
+# The options, by dest, that have no PET_ variable.
+NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "bind", "checkpoint_dir", "resume_with"})
+
+
+class Parser(argparse.ArgumentParser):
+    """Of any command: a mistake is a UsageError, a description stays as it is written."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class LaunchParser(Parser):
+    """argparse for the values and the help; which words are options is found here.
+
+    argparse takes both spellings of an option for two ("ambiguous"), and the script's own `--log`
+    for an abbreviation of ours, differently from one Python to the next. So it gets each option in
+    its one full spelling, and never sees the script's arguments.
+    """
+
+    def __init__(self, environ: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, **settings)
+        self._environ = environ
+        self._known: dict[str, argparse.Action] = {}  # by every spelling with dashes
+
+    def section(self, title: str, description: str | None = None) -> Callable[..., None]:
+        """Returns the `add_argument` of a new group of the help."""
+        group = self.add_argument_group(title, description)
+
+        def add(*spellings: str, **settings: Any) -> None:
+            action = group.add_argument(*spellings, **settings)
+            self._known |= dict.fromkeys(spellings, action)
+
+        return add
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        words = list(sys.argv[1:] if args is None else args)
+        options = self._take_options(words)
+        unset = object()
+        actions = [a for a in self._known.values() if a.default is not argparse.SUPPRESS]
+        namespace = argparse.Namespace(**{action.dest: unset for action in actions})
+        super().parse_args(options, namespace)
+        for action in actions:
+            if getattr(namespace, action.dest) is unset:
+                setattr(namespace, action.dest, self._default(action))
+        if not words:
+            self.error("no training script: hpclaunch [options] SCRIPT [arguments of the script]")
+        namespace.training_script, *namespace.training_script_args = words
+        return namespace
+
+    def _take_options(self, words: list[str]) -> list[str]:
+        """Take everything before the script off `words`, and return it in full spellings."""
+        taken: list[str] = []
+        while words and words[0].startswith("-") and words[0] != "-":
+            word = words.pop(0)
+            if word == "--":
+                break
+            if word.startswith("--"):
+                name, equals, value = word.partition("=")
+                name = self._full(name)
+                taken.append(name + equals + value)
+                wants_more = not equals and self._known[name].nargs is None
+            else:
+                taken.append(word)
+                wants_more = self._short_wants_more(word)
+            if wants_more and words:
+                taken.append(words.pop(0))
+                if taken[-2] == TAKES_OPTIONS:
+                    taken[-2:] = [f"{TAKES_OPTIONS}={taken[-1]}"]
+        return taken
+
+    def _full(self, name: str) -> str:
+        dashed = name.replace("_", "-")
+        if dashed in self._known:
+            return dashed
+        begun = [known for known in self._known if known.startswith(dashed)]
+        matches = [known for known in begun if known not in OURS] or begun
+        if not matches:
+            self.error(f"no option {name}")
+        if len(matches) > 1:
+            self.error(f"{name} is ambiguous: it could be {', '.join(matches)}")
+        return matches[0]
+
+    def _short_wants_more(self, word: str) -> bool:
+        """Is the value of `-r`, or of the last of `-mr`, the next word? That of `-r3` is here."""
+        for position, letter in enumerate(word[1:], start=1):
+            action = self._known.get(f"-{letter}")
+            if action is None:
+                self.error(f"no option {word}")
+            if action.nargs is None:
+                return position == len(word) - 1
+        return False
+
+    def _default(self, action: argparse.Action) -> Any:
+        variables = [] if action.dest in NO_VARIABLE else [f"PET_{action.dest.upper()}"]
+        if action.dest == "shutdown_timeout":
+            variables.append("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+        for variable in variables:
+            if variable in self._environ:
+                return self._convert(variable, action)
+        return action.default
+
+    def _convert(self, variable: str, action: argparse.Action) -> Any:
+        text = self._environ[variable]
+        convert = values.flag if action.nargs == 0 else action.type
+        try:
+            value = convert(text) if callable(convert) else text
+        except argparse.ArgumentTypeError as e:
+            self.error(f"{variable}: {e}")
+        if action.choices is not None and value not in action.choices:
+            self.error(f"{variable}: {text!r} is none of {', '.join(action.choices)}")
+        return value

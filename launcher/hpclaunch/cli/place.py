@@ -1,0 +1,142 @@
+"""Where this agent stands, from Slurm or from torchrun's options, and where the two contradict."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import socket
+from collections.abc import Mapping
+
+from hpclaunch.core.errors import UsageError
+from hpclaunch.core.model import HEAD, Allocation
+from hpclaunch.system import machines, slurm
+
+STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
+HONOURED = ("join_timeout", "is_host")  # of --rdzv-conf
+
+
+def locate(
+    options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
+) -> tuple[Allocation, list[str]]:
+    """The allocation, and what the user should know about it."""
+    step = slurm.in_step(environ)
+    given = options.nnodes
+    if options.standalone or (not step and given == (1, 1)):
+        return _alone(environ, unique, step=step)
+    several = given is not None and given[1] > 1
+    named = options.rdzv_endpoint is not None or options.master_addr is not None
+    if step or "SLURM_JOB_ID" in environ:
+        where = slurm.allocation(environ, unique=unique)
+        # A step of one task that names a meeting point is one machine of several such steps.
+        if not (where.alone and step and several and named):
+            return where, _contradictions(options, where)
+    if several:
+        return _machines(options, unique)
+    if options.node_rank:
+        raise UsageError(f"--node-rank {options.node_rank} needs --nnodes, the number of machines")
+    return slurm.allocation(environ, unique=unique), []
+
+
+def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allocation, list[str]]:
+    where = slurm.allocation(environ, unique=unique, alone=True)
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if not step or tasks == "1":
+        return where, []
+    first = where.name.endswith(".0")
+    note = f"--standalone: each of the {tasks} tasks of this step trains on its own"
+    return where, [note] if first else []
+
+
+def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]:
+    """Slurm holds; one line for each thing that was said otherwise."""
+    nodes = 1 + max(place.node for place in where.places)
+    here = where.places[where.index]
+    notes = []
+    if options.nnodes is not None and not options.nnodes[0] <= nodes <= options.nnodes[1]:
+        said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
+        notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
+    option, host = _meeting_point(options)
+    if host and where.index == HEAD and not _is_here(host, here.host):
+        notes.append(f"{option} {host} is not the first node of this step: using {here.host}")
+    if where.index != HEAD:
+        notes = []  # the head has said so
+    # The head cannot see that `--node-rank` was the same on all nodes; the second node can.
+    if options.node_rank is not None and here.node < 2 and options.node_rank != here.node:
+        notes.append(
+            f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
+            f"{here.node}"
+        )
+    return notes
+
+
+def _meeting_point(options: argparse.Namespace) -> tuple[str, str]:
+    """(option, host) of what was given, "" for none."""
+    if options.rdzv_endpoint:
+        return "--rdzv-endpoint", _host_and_port(options.rdzv_endpoint, C10D_PORT)[0]
+    return "--master-addr", options.master_addr or ""
+
+
+def _is_here(host: str, name: str) -> bool:
+    known = (name, name.partition(".")[0], socket.gethostname(), "localhost")
+    return host in known or machines.is_local(host)
+
+
+def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, list[str]]:
+    fewest, most = options.nnodes
+    backend = options.rdzv_backend or "static"
+    notes = []
+    if fewest < most:
+        notes.append(f"--nnodes {fewest}:{most}: waiting for {most} machines")
+    run_id = options.rdzv_id or "none"
+    name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
+    if backend == "static":
+        if options.rdzv_endpoint:
+            host, port = _host_and_port(options.rdzv_endpoint, STATIC_PORT)
+        else:
+            # Who numbers the machines and names none has them all here, as torchrun assumes.
+            numbered = "" if options.node_rank is None else "127.0.0.1"
+            host, port = options.master_addr or numbered, options.master_port or STATIC_PORT
+        if not host:
+            raise UsageError(
+                f"--nnodes {most} without Slurm: where do the machines meet? Add --node-rank R and "
+                "--master-addr HOST, or --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
+                "start hpclaunch with srun"
+            )
+        rank = options.node_rank or 0
+        where = machines.fixed(rank, most, host, port, run_id=run_id, name=name)
+    elif backend == "c10d":
+        host, port = _host_and_port(options.rdzv_endpoint or "", C10D_PORT)
+        if not host:
+            raise UsageError("--rdzv-backend c10d needs --rdzv-endpoint HOST:PORT")
+        head = _is_host(options.rdzv_conf or {})
+        where = machines.first_come(most, host, port, run_id=run_id, name=name, head=head)
+    else:
+        raise UsageError(
+            f"--rdzv-backend {backend} is not needed and not supported: give --rdzv-backend c10d "
+            "and --rdzv-endpoint HOST:PORT, with HOST one of the machines"
+        )
+    return where, notes if where.index == HEAD else []
+
+
+def _host_and_port(endpoint: str, default: int) -> tuple[str, int]:
+    """`host`, `host:port`, `[v6]:port`; port 0 leaves the choice to us."""
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]]*)(?::(\d{1,5}))?", endpoint.strip())
+    if match is None or int(match[2] or 0) > 65535:
+        raise UsageError(f"--rdzv-endpoint {endpoint!r} is not HOST:PORT")
+    return match[1], int(match[2] or default)
+
+
+def _is_host(conf: Mapping[str, str]) -> bool | None:
+    said = conf.get("is_host")
+    if said is None:
+        return None
+    values = {"1": True, "true": True, "t": True, "yes": True, "y": True}
+    values |= {"0": False, "false": False, "f": False, "no": False, "n": False}
+    if said.lower() not in values:
+        raise UsageError(f"--rdzv-conf is_host={said}: neither true nor false")
+    return values[said.lower()]
+
+
+def plain(name: str) -> str:
+    """A name that can be part of a path."""
+    return re.sub(r"[^\w.-]", "_", name)[:80] or "_"

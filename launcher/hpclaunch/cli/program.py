@@ -1,0 +1,121 @@
+"""What the workers run: from the words on the command line to a program that can be started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpclaunch.core.errors import UsageError
+
+# As torchrun's run_script_path, in an interpreter of its own.
+RUN_PATH = (
+    "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    command: tuple[str, ...]
+    python: str  # the interpreter whose torch the workers use
+    note: str = ""
+
+
+def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
+    """Raises UsageError for what cannot be started on this host."""
+    script, args = options.training_script, tuple(options.training_script_args)
+    python = _interpreter(environ)
+    if options.module and options.no_python:
+        raise UsageError("--no-python and -m contradict each other: a module needs Python")
+    if options.run_path:  # comes before --no-python, as in torchrun
+        _check_script(script)
+        return Program((python, "-u", "-c", RUN_PATH, script, *args), python)
+    if options.no_python:
+        _check_program(script)
+        return Program((script, *args), python)
+    if options.module:
+        _check_module(script)
+        return Program((python, "-u", "-m", script, *args), python)
+    if _is_python(script):
+        return _without_python(script, args)
+    _check_script(script)
+    return Program((python, "-u", script, *args), python)
+
+
+def _interpreter(environ: Mapping[str, str]) -> str:
+    """Of the workers; PYTHON_EXEC is torchrun's own variable for it."""
+    python = environ.get("PYTHON_EXEC")
+    if not python:
+        return sys.executable
+    if shutil.which(python) is None:
+        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
+    return python
+
+
+def _is_python(script: str) -> bool:
+    """Whether this is an interpreter where the script should be: `hpclaunch python train.py`."""
+    named = re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script))
+    return named is not None and shutil.which(script) is not None
+
+
+def _without_python(python: str, args: tuple[str, ...]) -> Program:
+    rest = [a for i, a in enumerate(args) if a != "-u" or i]
+    if not rest:
+        raise UsageError(f"no script after {python}")
+    if rest[0] == "-m" and len(rest) > 1:
+        _check_module(rest[1])
+    elif not rest[0].startswith("-"):
+        _check_script(rest[0])
+    found = shutil.which(python) or python
+    note = f"{python} before the script is not needed: hpclaunch starts the interpreter itself"
+    return Program((found, "-u", *rest), found, note)
+
+
+def _check_module(module: str) -> None:
+    if module.startswith(LAUNCHERS):
+        raise UsageError(f"hpclaunch takes the place of {module}: leave that out")
+    if module.endswith(".py") and Path(module).exists():
+        raise UsageError(
+            f"-m takes the name of a module, not a file: leave -m out, or -m {module[:-3]}"
+        )
+
+
+def _check_program(name: str) -> None:
+    if shutil.which(name) is not None:
+        return
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(f"no program {name} in {Path.cwd()} or in PATH")
+    if path.is_dir():
+        raise UsageError(f"{name} is a directory, not a program")
+    if not os.access(path, os.X_OK):
+        raise UsageError(f"{name} may not be executed: chmod +x {name}")
+    raise UsageError(f"{name} is not in PATH: write ./{name}")
+
+
+def _check_script(script: str) -> None:
+    path = Path(script)
+    if not path.exists():
+        if os.path.basename(script) == "torchrun":
+            raise UsageError("hpclaunch takes the place of torchrun: leave that out")
+        if shutil.which(script) is not None:
+            raise UsageError(
+                f"no script {script} in {Path.cwd()}; for the program {script}, add --no-python"
+            )
+        raise UsageError(f"no script {script} in {Path.cwd()}")
+    if path.is_dir():
+        if not (path / "__main__.py").exists():
+            raise UsageError(f"{script} is a directory, not a script")
+        return
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"cannot read the script {script}: permission denied")
+    with path.open("rb") as f:
+        start = f.readline(200)
+    if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):
+        raise UsageError(f"{script} is not a Python script: add --no-python to run it as a program")

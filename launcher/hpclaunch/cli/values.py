@@ -1,0 +1,117 @@
+"""From the words of a command line or a variable to values: one function per kind of value.
+
+Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from pathlib import Path
+
+NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
+
+
+def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
+    wanted = f"{least} or more" if most == math.inf else f"from {least} to {most}"
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"{text!r} is not a whole number, {wanted}")
+        return value
+
+    return convert
+
+
+def seconds(text: str) -> float:
+    """Neither nan nor inf: whoever waits for that waits for ever, or not at all."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
+def interval(text: str) -> float:
+    if not (value := seconds(text)):
+        raise ArgumentTypeError("an interval is longer than 0 seconds")
+    return value
+
+
+def flag(text: str) -> bool:
+    """torchrun's own rule for a variable that stands for a flag."""
+    try:
+        return bool(int(text))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is neither 0 (off) nor 1 (on)") from None
+
+
+def given(text: str) -> str | None:
+    """Empty says as much as the option left away, as it does with torchrun."""
+    return text or None
+
+
+def directory(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """N or MIN:MAX."""
+    least, _, most = text.partition(":")
+    try:
+        low, high = int(least), int(most if ":" in text else least)
+    except ValueError:
+        low = high = 0
+    if not 0 < low <= high:
+        raise ArgumentTypeError(
+            f"{text!r} is not a number of nodes N, nor a range MIN:MAX with 0 < MIN <= MAX"
+        )
+    return low, high
+
+
+def nproc(text: str) -> str:
+    """Stays a word: what it comes to is known where the workers start."""
+    if text in NPROC_KINDS:
+        return text
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count <= 0:
+        raise ArgumentTypeError(
+            f"{text!r} is not a number of workers above 0, nor one of {', '.join(NPROC_KINDS)}"
+        )
+    return str(count)
+
+
+def signals(text: str) -> tuple[signal.Signals, ...]:
+    return tuple(_signal(name.strip()) for name in text.split(","))
+
+
+def _signal(name: str) -> signal.Signals:
+    if name not in signal.Signals.__members__:
+        raise ArgumentTypeError(
+            f"{name!r} is no signal: write names as in SIGTERM,SIGUSR1, with commas between"
+        )
+    found = signal.Signals[name]
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        raise ArgumentTypeError(f"no process can handle {name}: leave it away")
+    return found
+
+
+def rdzv_conf(text: str) -> dict[str, str] | None:
+    """KEY=VALUE,KEY=VALUE; the value may have a = in it, never a comma."""
+    if not text.strip():
+        return None
+    pairs = [[part.strip() for part in pair.partition("=")] for pair in text.split(",")]
+    if any(not key or not value for key, _, value in pairs):
+        raise ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE")
+    return {key: value for key, _, value in pairs}

@@ -1,0 +1,146 @@
+"""Why another host cannot be reached: what its ports say when they are knocked at."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+MOST = 128  # connections at once; enough for every port at every address of a host
+SHOWN = 4  # addresses or ports named in a sentence
+
+_REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
+_ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.EHOSTDOWN,
+    errno.EADDRNOTAVAIL,
+    errno.EAFNOSUPPORT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EINVAL,
+}
+
+
+class Answer(Enum):
+    """Of one port; the earlier one here says more about the host."""
+
+    OPEN = "open"  # somebody listens
+    REFUSED = "refused"  # the host's kernel answers: nobody listens
+    SILENT = "no answer"
+    NO_ROUTE = "no route"
+
+
+def explain(host: str, addresses: Iterable[str], ports: Iterable[int], timeout: float = 2.0) -> str:
+    """Why the head on `host` is not heard, in a sentence or two; "" when that cannot be told.
+
+    Takes up to `timeout` seconds, and never raises.
+    """
+    try:
+        found = probe(addresses, ports, timeout)
+    except (OSError, ValueError):  # no descriptor is left, say
+        return ""
+    return in_words(host, found)
+
+
+def probe(
+    addresses: Iterable[str], ports: Iterable[int], timeout: float
+) -> dict[tuple[str, int], Answer]:
+    """Knock at all ports of all numeric addresses at once. What could not be tried is left out."""
+    ports = tuple(ports)
+    targets = [(address, port) for address in dict.fromkeys(addresses) for port in ports][:MOST]
+    found: dict[tuple[str, int], Answer] = {}
+    waiting: dict[int, tuple[socket.socket, tuple[str, int]]] = {}
+    poll = select.poll()
+    try:
+        for target in targets:
+            s, error = _begin(*target)
+            if s is not None and error == errno.EINPROGRESS:
+                waiting[s.fileno()] = s, target
+                poll.register(s, select.POLLOUT)
+                continue
+            if s is not None:
+                s.close()
+            if (answer := _answer(error)) is not None:
+                found[target] = answer
+        deadline = time.monotonic() + timeout
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left * 1000):
+                poll.unregister(fd)
+                s, target = waiting.pop(fd)
+                with s:
+                    answer = _answer(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                if answer is not None:
+                    found[target] = answer
+        found |= {target: Answer.SILENT for _, target in waiting.values()}
+    finally:
+        for s, _ in waiting.values():
+            s.close()
+    return found
+
+
+def _begin(address: str, port: int) -> tuple[socket.socket | None, int]:
+    """A connection that is under way, and the error with which that went."""
+    try:
+        ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        s = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+    except OSError as e:
+        return None, e.errno or errno.EINVAL
+    return s, s.connect_ex(sockaddr)
+
+
+def _answer(error: int) -> Answer | None:
+    if error == 0:
+        return Answer.OPEN
+    if error in _REFUSED:
+        return Answer.REFUSED
+    if error == errno.ETIMEDOUT:
+        return Answer.SILENT
+    return Answer.NO_ROUTE if error in _ELSEWHERE else None
+
+
+def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
+    """The best answer of all decides: an address of another network may well be silent."""
+    if not found:
+        return ""
+    best = min(found.values(), key=list(Answer).index)
+    those = [target for target, answer in found.items() if answer is best]
+    addresses = _some([address for address, _ in those])
+    ports = _some([str(port) for _, port in those])
+    match best:
+        case Answer.OPEN:
+            return (
+                f"something listens on {host} ({addresses}, port {ports}), but does not answer as "
+                "the head does: another program, or an hpclaunch of another version or secret. "
+                "Compare with: srun hpclaunch doctor"
+            )
+        case Answer.REFUSED:
+            return (
+                f"{host} ({addresses}) is up, but nothing listens there on this job's ports "
+                f"({ports}): hpclaunch has not been started there yet or has ended, or it has "
+                "another secret file, from which the ports derive"
+            )
+        case Answer.SILENT:
+            return (
+                f"{host} ({addresses}) does not answer at all: the host is down or cut off, or a "
+                f"firewall between the hosts drops connections to port {ports}, or this is an "
+                "address in a network that the hosts do not share"
+            )
+        case Answer.NO_ROUTE:
+            return (
+                f"no way from here to {host} ({addresses}): the link is down, or no network of "
+                "this host leads there, or a firewall rejects it. Look at: ip route get "
+                f"{those[0][0]}"
+            )
+
+
+def _some(names: Iterable[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - SHOWN
+    return ", ".join(distinct[:SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,135 @@
+"""Whatever a user launches: scripts, modules, programs, and lines that say python once too often."""
+
+import os
+import sys
+
+import pytest
+from launching import environment, hpclaunch, script
+
+TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
+
+
+def both(done, *expected):
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == sorted(expected)
+
+
+def test_a_module(tmp_path):
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    script(package, TELL)
+    done = hpclaunch("--nproc", 2, "-m", "mine.train", "--lr", "1", cwd=tmp_path)
+    both(done, "0 __main__ ['--lr', '1']", "1 __main__ ['--lr', '1']")
+
+
+@pytest.mark.parametrize("before", [["python"], ["python3", "-u"], [sys.executable, "-X", "dev"]])
+def test_a_leading_python_is_taken_off(tmp_path, before):
+    script(tmp_path, TELL)
+    done = hpclaunch("--nproc", 1, *before, "train.py", "-u", "x y", cwd=tmp_path)
+    both(done, "0 __main__ ['-u', 'x y']")
+    assert f"{before[0]} before the script is not needed" in done.stderr
+
+
+def test_a_leading_python_with_a_module_or_a_command(tmp_path):
+    script(tmp_path, TELL)
+    both(hpclaunch("--nproc=1", "python", "-m", "train", "a", cwd=tmp_path), "0 __main__ ['a']")
+    both(hpclaunch("--nproc=1", "python", "-c", TELL, "a", cwd=tmp_path), "0 __main__ ['a']")
+
+
+def test_a_script_that_is_called_python(tmp_path):
+    script(tmp_path, TELL, "python.py")
+    both(hpclaunch("--nproc=1", "python.py", cwd=tmp_path), "0 __main__ []")
+
+
+def test_a_program_that_is_not_python(tmp_path):
+    script(tmp_path, '#!/bin/sh\necho "$RANK $1"\n', "run.sh").chmod(0o755)
+    both(hpclaunch("--nproc=2", "--no-python", "./run.sh", "a b", cwd=tmp_path), "0 a b", "1 a b")
+    both(hpclaunch("--nproc=1", "--no-python", "sh", "-c", "echo $RANK", cwd=tmp_path), "0")
+
+
+def test_a_shell_script_that_starts_python(tmp_path):
+    script(tmp_path, TELL)
+    script(tmp_path, '#!/bin/bash\nexec python3 train.py "$@"\n', "run.sh").chmod(0o755)
+    both(hpclaunch("--nproc=1", "--no-python", "./run.sh", "a", cwd=tmp_path), "0 __main__ ['a']")
+
+
+def test_run_path(tmp_path):
+    path = script(tmp_path, TELL)
+    both(
+        hpclaunch("--nproc=1", "--run-path", path, "-m", "a", cwd=tmp_path),
+        "0 __main__ ['-m', 'a']",
+    )
+
+
+def test_the_local_rank_in_an_argument(tmp_path):
+    script(tmp_path, TELL)
+    done = hpclaunch("--nproc=2", "train.py", "cuda:${local_rank}", "$HOME", cwd=tmp_path)
+    both(done, "0 __main__ ['cuda:0', '$HOME']", "1 __main__ ['cuda:1', '$HOME']")
+
+
+def test_the_package_is_the_command(tmp_path):
+    script(tmp_path, TELL)
+    command = (sys.executable, "-m")
+    done = hpclaunch("--nproc", 1, "train.py", cwd=tmp_path)
+    import subprocess
+
+    again = subprocess.run(
+        [*command, "hpclaunch", "--nproc", "1", "train.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
+
+
+def test_a_script_by_the_name_of_a_command(tmp_path):
+    script(tmp_path, TELL, "doctor")
+    both(hpclaunch("doctor", "a", cwd=tmp_path), "0 __main__ ['a']")
+
+
+def test_one_worker_where_there_is_no_gpu(tmp_path):
+    if os.path.exists("/proc/driver/nvidia"):
+        pytest.skip("there is a GPU here")
+    both(hpclaunch(script(tmp_path, TELL), cwd=tmp_path), "0 __main__ []")
+
+
+@pytest.mark.parametrize("visible", [None, "4,5"])
+def test_a_virtual_local_rank(tmp_path, visible):
+    body = (
+        "import os\n"
+        "names = ['RANK', 'LOCAL_RANK', 'HPCLAUNCH_LOCAL_RANK', 'CUDA_VISIBLE_DEVICES']\n"
+        "print(*(os.environ[n] for n in names))\n"
+    )
+    env = environment(**({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
+    first, second = ("4", "5") if visible else ("0", "1")
+    done = hpclaunch(
+        "--nproc=2", "--virtual-local-rank", script(tmp_path, body), cwd=tmp_path, env=env
+    )
+    both(done, f"0 0 0 {first}", f"1 0 1 {second}")
+
+
+def test_a_virtual_local_rank_without_a_gpu_for_it(tmp_path):
+    env = environment(CUDA_VISIBLE_DEVICES="0")
+    args = ["--nproc=2", "--virtual-local-rank", script(tmp_path, TELL)]
+    done = hpclaunch(*args, cwd=tmp_path, env=env)
+    assert done.returncode == 2
+    assert "local rank 1 has no GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_each_worker_has_its_share_of_the_cpus(tmp_path):
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("one CPU cannot be shared out")
+    path = script(tmp_path, "import os; print(*sorted(os.sched_getaffinity(0)))")
+
+    def seen(*args):
+        done = hpclaunch("--nproc=2", *args, path, cwd=tmp_path)
+        return [set(map(int, line.split())) for line in done.stdout.splitlines()]
+
+    one, other = seen()
+    assert not one & other
+    assert one | other == set(cpus)
+    assert seen("--bind", "none") == [set(cpus)] * 2

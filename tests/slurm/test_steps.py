@@ -1,0 +1,172 @@
+"""Every way in which users start it: what a step, a job or a shell of Slurm's looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+from .cluster import Cluster, Job, eventually
+from .conftest import SCRIPTS, Launch
+
+TELL = SCRIPTS / "tell.py"
+RANKS = {  # Slurm's names for what torchrun's names say
+    "SLURM_PROCID": "RANK",
+    "SLURM_LOCALID": "LOCAL_RANK",
+    "SLURM_NODEID": "GROUP_RANK",
+    "SLURM_NTASKS": "WORLD_SIZE",
+    "SLURM_NPROCS": "WORLD_SIZE",
+    "SLURM_NNODES": "GROUP_WORLD_SIZE",
+}
+
+
+def told_by(job: Job) -> dict[int, dict[str, str]]:
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    told = job.told()
+    for env in told.values():
+        assert {name: env[name] for name in RANKS} == {n: env[rank] for n, rank in RANKS.items()}
+    return told
+
+
+def test_one_task_per_gpu(launch: Launch) -> None:
+    """The old recipes: one worker for each task, LOCAL_RANK over the tasks of a node."""
+    options = ["--ntasks-per-node=4", "--gpus-per-node=4"]
+    job = launch(TELL, srun="srun --wait=5 hpclaunch", nodes=2, options=options)
+    told = told_by(job)
+    assert [env["hostname"] for env in told.values()] == ["n1"] * 4 + ["n2"] * 4
+    assert [env["LOCAL_RANK"] for env in told.values()] == ["0", "1", "2", "3"] * 2
+    assert {env["SLURM_TASKS_PER_NODE"] for env in told.values()} == {"4(x2)"}
+    assert {env["LOCAL_WORLD_SIZE"] for env in told.values()} == {"4"}
+
+
+def test_one_task_per_gpu_that_sees_no_other(launch: Launch) -> None:
+    options = ["--ntasks-per-node=2", "--gpus-per-task=1"]
+    job = launch(TELL, srun="srun hpclaunch", nodes=2, options=options)
+    told = told_by(job)
+    assert len(told) == 4
+    assert [env["HPCLAUNCH_LOCAL_RANK"] for env in told.values()] == ["0", "1", "0", "1"]
+
+
+def test_nobody_leaves_before_the_others(launch: Launch) -> None:
+    """A task that ends early would start the countdown of `srun --wait`."""
+    body = 'test "$RANK" = 3 && sleep 8; echo "rank $RANK"'
+    job = launch(
+        "--no-python",
+        "bash",
+        "-c",
+        body,
+        srun="srun --wait=2 --kill-on-bad-exit=1 hpclaunch",
+        nodes=2,
+        options=["--ntasks-per-node=2"],
+    )
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert sorted(ended.output.splitlines()) == [f"rank {r}" for r in range(4)]
+
+
+def test_uneven_tasks_and_uneven_workers(launch: Launch) -> None:
+    srun = "srun --ntasks=3 --distribution=block hpclaunch"
+    told = told_by(launch(TELL, srun=srun, nodes=2, options=["--ntasks-per-node=2"]))
+    assert [env["hostname"] for env in told.values()] == ["n1", "n1", "n2"]
+    assert {env["SLURM_TASKS_PER_NODE"] for env in told.values()} == {"2,1"}
+
+
+def test_a_different_number_of_workers_on_every_node(launch: Launch) -> None:
+    srun = "srun bash -c 'exec hpclaunch --nproc $((SLURM_NODEID + 1)) \"$@\"' -"
+    job = launch(TELL, srun=srun)
+    told = told_by(job)
+    assert [env["hostname"] for env in told.values()] == ["n1", "n2", "n2", "n3", "n3", "n3"]
+    assert "the nodes have different numbers of workers: 1,2,3" in job.output
+
+
+def test_a_heterogeneous_job(cluster: Cluster, tmp_path) -> None:
+    body = f"srun --het-group=0,1 hpclaunch --nproc 1 {TELL}"
+    options = ["--gpus-per-node=1", ":", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=2"]
+    job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=options)
+    told = told_by(job)
+    assert sorted(env["hostname"] for env in told.values()) == ["n1", "n2", "n3"]
+
+
+def test_elements_of_an_array_are_jobs_of_their_own(cluster: Cluster, tmp_path) -> None:
+    body = f"mkdir $SLURM_ARRAY_TASK_ID; cd $SLURM_ARRAY_TASK_ID; srun hpclaunch --nproc 2 {TELL}"
+    job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=["--array=1-2"])
+    eventually("the end of both", lambda: not cluster.jobs(), timeout=60)
+    for element in ("1", "2"):
+        told = Job(cluster, job.id, tmp_path / element, tmp_path / "none").told()
+        assert [env["WORLD_SIZE"] for env in told.values()] == ["2", "2"]
+        assert {env["SLURM_ARRAY_TASK_ID"] for env in told.values()} == {element}
+
+
+@pytest.mark.parametrize("shell", ["srun --pty bash", "srun --nodes=1 --ntasks=1 bash"])
+def test_a_shell_on_a_node(cluster: Cluster, tmp_path, shell) -> None:
+    """`srun --pty bash`, and then as on any machine."""
+    directory = str(tmp_path)
+    command = f"cd {directory} && hpclaunch --nproc 2 {TELL}"
+    said = cluster.on("ctl", ["bash", "-c", f"HOME={directory} {shell} -c '{command}'"])
+    assert "rank 1 is on n" in said
+
+
+def test_salloc(cluster: Cluster, tmp_path) -> None:
+    """From the shell that salloc opens, with srun; without it, one line says so."""
+    inside = f"cd {tmp_path}; hpclaunch {TELL}; echo code $?; srun hpclaunch --nproc 1 {TELL}"
+    command = (
+        f"export HOME={tmp_path}; salloc --nodes=2 --ntasks-per-node=1 bash -c '{inside}' 2>&1"
+    )
+    said = cluster.on("ctl", ["bash", "-c", command])
+    assert "prefix with srun" in said
+    assert "code 2" in said
+    assert "rank 0 is on n" in said
+    assert "rank 1 is on n" in said
+
+
+def test_slurms_cpus_are_shared_out(launch: Launch) -> None:
+    """Each worker is told of its share, whether or not anybody said --cpus-per-task."""
+    job = launch("--nproc", 2, TELL, srun="srun hpclaunch", nodes=1, options=["--cpus-per-task=2"])
+    told = told_by(job)
+    assert all(int(env["SLURM_CPUS_PER_TASK"]) >= 1 for env in told.values())
+
+
+def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
+    job = launch(
+        "--nnodes=2",
+        "--node-rank=0",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=n2:1234",
+        "--nproc_per_node=1",
+        "--monitor-interval=5",
+        TELL,
+        srun="srun hpclaunch",
+    )
+    told = told_by(job)
+    assert len(told) == 3
+    lines = [line for line in job.output.splitlines() if line.startswith("hpclaunch:")]
+    assert sorted(lines) == [
+        "hpclaunch: --nnodes 2, but Slurm says 3: using 3",
+        "hpclaunch: --node-rank 0 on n2, but Slurm says 1: using 1",
+        "hpclaunch: --rdzv-endpoint n2 is not the first node of this step: using n1",
+        "hpclaunch: without effect here: --monitor-interval (failures are seen at once)",
+    ]
+
+
+def test_standalone_in_a_step_of_several_tasks(launch: Launch) -> None:
+    """As under torchrun: each task trains on its own."""
+    body = 'echo "$SLURM_PROCID: rank $RANK of $WORLD_SIZE"'
+    job = launch("--standalone", "--no-python", "bash", "-c", body, srun="srun hpclaunch --nproc 1")
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    lines = sorted(ended.output.splitlines())
+    assert lines[:3] == [f"{task}: rank 0 of 1" for task in range(3)]
+    assert lines[3:] == [
+        "hpclaunch: --standalone: each of the 3 tasks of this step trains on its own"
+    ]
+
+
+def test_steps_that_meet_at_an_endpoint(cluster: Cluster, tmp_path) -> None:
+    """One srun per node in a loop, as for other tools; the numbers come from torchrun's options."""
+    body = (
+        "for i in 1 2; do srun --nodes=1 --ntasks=1 --nodelist=n$i hpclaunch --nnodes=2 --nproc=1 "
+        f"--node_rank=$((i - 1)) --master_addr=n1 --master_port=29511 {TELL} & done; wait"
+    )
+    job = cluster.sbatch(body, directory=tmp_path, nodes=2)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert [env["hostname"] for env in job.told().values()] == ["n1", "n2"]
