@@ -40,6 +40,7 @@ def test_the_last_worker_of_two_nodes_with_two_each():
         "GLOO_SOCKET_IFNAME": "eth0",
         "TP_SOCKET_IFNAME": "eth0",
         "HPCLAUNCH_LOCAL_RANK": "1",
+        "HPCLAUNCH_RUN_ID": "1234.0",
         "HPCLAUNCH_STORE": "10.0.0.1:4000",
         "HPCLAUNCH_CHECKPOINT": "/ckpt/step-20.pt",
     }

@@ -42,7 +42,9 @@ def common(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "HPCLAUNCH_CHECKPOINT": part.checkpoint,
-        # For the hooks in worker/site: a script that changes MASTER_PORT means a store of its own.
+        # For the hooks in worker/site: a script that changes MASTER_PORT means a store of its own,
+        # and a launcher within it has another id.
+        "HPCLAUNCH_RUN_ID": run_id,
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}

@@ -1,0 +1,179 @@
+"""Scripts under the launcher choose their own rendezvous, as they can without one.
+
+TORCHELASTIC_USE_AGENT_STORE says that the launcher serves the store at HPCLAUNCH_STORE. torch takes
+it as a word on every address: all ranks become clients there, and wait for a server that nobody
+starts. Here it holds for the launcher's store only; a store at any other address is served by rank
+0, as ever. And the file of a file:// store is one for every round: what a killed round left in it
+are the addresses of the dead. Both take the worker's rank where the script gives none.
+
+What is patched are private names of torch, from 2.4 on. Where one is missing, torch stays as it is.
+"""
+
+import os
+import sys
+
+RENDEZVOUS = "torch.distributed.rendezvous"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class Finder:
+    """Waits on the meta path for torch's rendezvous, has it patched once it is loaded, and goes."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != RENDEZVOUS:
+            return None
+        for finder in sys.meta_path:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = find_spec(name, path, target) if find_spec and finder is not self else None
+            if spec is not None:
+                self._attach(spec.loader)
+                return spec
+        return None
+
+    def _attach(self, loader):
+        load = loader.exec_module
+
+        def exec_module(module):
+            del loader.exec_module
+            # A new list: threads that are importing may be going through the old one.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            load(module)
+            own_stores(module)
+            own_files(module)
+            own_ranks(module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            pass  # no loader of Python's own
+
+
+def in_round():
+    """Whether the launcher's variables are those of this process.
+
+    A launcher that a worker starts, torchrun for one, has its own store and run id for its workers.
+    """
+    ids = {os.environ.get(name) for name in ("HPCLAUNCH_RUN_ID", "TORCHELASTIC_RUN_ID")}
+    return "HPCLAUNCH_STORE" in os.environ and len(ids - {None}) < 2
+
+
+def launchers_port():
+    return os.environ["HPCLAUNCH_STORE"].rpartition(":")[2]
+
+
+def own_stores(rendezvous):
+    import functools
+    import threading
+
+    try:
+        create = rendezvous._create_c10d_store
+        use_agent_store = rendezvous._torchelastic_use_agent_store
+    except AttributeError:
+        return
+    thread = threading.local()
+
+    @functools.wraps(use_agent_store)
+    def use_agent_store_here():
+        return use_agent_store() and not getattr(thread, "creates_own", False)
+
+    @functools.wraps(create)
+    def create_store(hostname, port, *args, **kwargs):
+        # The port tells: whatever the script calls rank 0's host, nobody else can have it there.
+        if not (use_agent_store() and in_round()) or str(port) == launchers_port():
+            return create(hostname, port, *args, **kwargs)
+        thread.creates_own = True
+        # The C++ side reads the variable too: at MASTER_PORT it takes a port that another job has
+        # for the launcher's store, and joins it. Only its view changes, os.environ stays.
+        os.putenv(AGENT_STORE, "False")
+        try:
+            return create(hostname, port, *args, **kwargs)
+        finally:
+            os.putenv(AGENT_STORE, "True")
+            thread.creates_own = False
+
+    rendezvous._torchelastic_use_agent_store = use_agent_store_here
+    rendezvous._create_c10d_store = create_store
+
+
+def own_files(rendezvous):
+    import functools
+
+    try:
+        handlers = rendezvous._rendezvous_handlers
+        open_file = handlers["file"]
+    except (AttributeError, KeyError):
+        return
+
+    @functools.wraps(open_file)
+    def open_file_of_round(url, *args, **kwargs):
+        return open_file(of_round(url), *args, **kwargs)
+
+    handlers["file"] = open_file_of_round
+
+
+def own_ranks(rendezvous):
+    import functools
+
+    def completing(handle):
+        @functools.wraps(handle)
+        def handle_completed(url, *args, **kwargs):
+            return handle(with_rank(url), *args, **kwargs)
+
+        return handle_completed
+
+    handlers = getattr(rendezvous, "_rendezvous_handlers", {})
+    for scheme in ("tcp", "file"):
+        if scheme in handlers:
+            handlers[scheme] = completing(handlers[scheme])
+
+
+def with_rank(url):
+    """The URL with this worker's rank and world size, where the script gives neither.
+
+    Scripts for MPI do so, which knows them itself: with another backend torch would refuse.
+    """
+    from urllib.parse import urlparse
+
+    query = urlparse(url).query
+    given = {pair.partition("=")[0] for pair in query.split("&")}
+    ranks = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not in_round() or given & {"rank", "world_size"} or not all(r.isdigit() for r in ranks):
+        return url
+    return "{}{}rank={}&world_size={}".format(url, "&" if query else "?", *ranks)
+
+
+def of_round(url):
+    """The file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`.
+
+    A run id may be the user's own, and used again; the port is another one in every round.
+    """
+    import re
+    from urllib.parse import urlparse
+
+    parts = urlparse(url)
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    if not (parts.path and in_round() and restarts.isdigit()):
+        return url
+    run = "." + re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", "")) + "."
+    if "rank=0" in parts.query.split("&"):
+        remove_earlier(parts.path + run, int(restarts))
+    end = len(re.split("[?#]", url, maxsplit=1)[0])
+    return url[:end] + run + restarts + "." + launchers_port() + url[end:]
+
+
+def remove_earlier(stem, restarts):
+    """The files of this run's earlier rounds: whoever used them is dead."""
+    import re
+
+    directory, base = os.path.split(stem)
+    file = re.compile(re.escape(base) + r"(\d+)\.\d+")
+    try:
+        for name in os.listdir(directory or "."):
+            match = file.fullmatch(name)
+            if match and int(match.group(1)) < restarts:
+                os.unlink(os.path.join(directory, name))
+    except OSError:
+        pass  # no reason to fail; if the directory is at fault, torch says so
+
+
+sys.meta_path.insert(0, Finder())
