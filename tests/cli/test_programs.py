@@ -1,4 +1,4 @@
-"""Whatever a user launches: scripts, modules, programs, and lines that say python once too often."""
+"""Whatever a user launches: scripts, modules, programs, and lines with a python too many."""
 
 import os
 import sys

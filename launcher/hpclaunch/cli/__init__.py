@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import EXIT_USAGE
@@ -23,7 +22,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been started this way for years.
-    if words and words[0] in COMMANDS and not Path(words[0]).exists():
+    if words and words[0] in COMMANDS and not os.path.exists(words[0]):
         return _command(words[0], words[1:])
     try:
         chosen = options.build_parser(os.environ).parse_args(words)

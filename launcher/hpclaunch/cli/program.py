@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
 
@@ -80,7 +79,7 @@ def _without_python(python: str, args: tuple[str, ...]) -> Program:
 def _check_module(module: str) -> None:
     if module.startswith(LAUNCHERS):
         raise UsageError(f"hpclaunch takes the place of {module}: leave that out")
-    if module.endswith(".py") and Path(module).exists():
+    if module.endswith(".py") and os.path.exists(module):
         raise UsageError(
             f"-m takes the name of a module, not a file: leave -m out, or -m {module[:-3]}"
         )
@@ -89,33 +88,33 @@ def _check_module(module: str) -> None:
 def _check_program(name: str) -> None:
     if shutil.which(name) is not None:
         return
-    path = Path(name)
-    if not path.exists():
-        raise UsageError(f"no program {name} in {Path.cwd()} or in PATH")
-    if path.is_dir():
+    if not os.path.exists(name):
+        raise UsageError(f"no program {name} in {os.getcwd()} or in PATH")
+    if os.path.isdir(name):
         raise UsageError(f"{name} is a directory, not a program")
-    if not os.access(path, os.X_OK):
+    if not os.access(name, os.X_OK):
         raise UsageError(f"{name} may not be executed: chmod +x {name}")
     raise UsageError(f"{name} is not in PATH: write ./{name}")
 
 
 def _check_script(script: str) -> None:
-    path = Path(script)
-    if not path.exists():
+    if not os.path.exists(script):
         if os.path.basename(script) == "torchrun":
             raise UsageError("hpclaunch takes the place of torchrun: leave that out")
         if shutil.which(script) is not None:
             raise UsageError(
-                f"no script {script} in {Path.cwd()}; for the program {script}, add --no-python"
+                f"no script {script} in {os.getcwd()}; for the program {script}, add --no-python"
             )
-        raise UsageError(f"no script {script} in {Path.cwd()}")
-    if path.is_dir():
-        if not (path / "__main__.py").exists():
+        raise UsageError(f"no script {script} in {os.getcwd()}")
+    if os.path.isdir(script):
+        if not os.path.exists(os.path.join(script, "__main__.py")):
             raise UsageError(f"{script} is a directory, not a script")
         return
-    if not os.access(path, os.R_OK):
+    if not os.access(script, os.R_OK):
         raise UsageError(f"cannot read the script {script}: permission denied")
-    with path.open("rb") as f:
+    if not os.path.isfile(script):
+        return  # a pipe, as of <(...): read once, by whoever is first
+    with open(script, "rb") as f:
         start = f.readline(200)
     if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):
         raise UsageError(f"{script} is not a Python script: add --no-python to run it as a program")

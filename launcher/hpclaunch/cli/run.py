@@ -163,9 +163,9 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
     """One that is not there yet is fine: the script makes it."""
-    if directory is None or not directory.exists():
+    if directory is None or not os.path.exists(directory):
         return
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         raise UsageError(f"--checkpoint-dir {directory} is not a directory")
     if not os.access(directory, os.R_OK | os.X_OK):
         raise UsageError(f"cannot read the checkpoint directory {directory}: permission denied")

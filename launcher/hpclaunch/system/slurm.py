@@ -110,6 +110,8 @@ def expand(nodelist: str) -> list[str]:
     """`n[1-3],gpu07` -> hosts, in Slurm's order."""
     if not nodelist or nodelist.count("[") != nodelist.count("]"):
         raise ValueError(f"host list {nodelist!r}")
+    if not re.fullmatch(r"[\w.,\[\]-]+", nodelist, re.ASCII):
+        raise ValueError(f"host list {nodelist!r} has characters that no host name has")
     if _count(nodelist) > MOST:
         raise ValueError(f"host list {nodelist!r} of more than {MOST} hosts")
     if not re.search(r"[\[,]", nodelist):
@@ -143,14 +145,16 @@ def _parts(nodelist: str) -> list[str]:
 
 def _expand_here(nodelist: str) -> list[str]:
     """Without scontrol, as inside most containers. Keeps the order, which NodeSet would sort."""
-    from ClusterShell.NodeSet import NodeSet, NodeSetException
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
     hosts: list[str] = []
     for part in _parts(nodelist):
         try:
-            hosts += NodeSet(part)
+            hosts += NodeSet(part, resolver=RESOLVER_NOGROUP)
         except NodeSetException as e:
             raise ValueError(f"host list {nodelist!r}") from e
+    if not hosts:
+        raise ValueError(f"host list {nodelist!r} without a host")
     return hosts
 
 
