@@ -199,8 +199,10 @@ class Agent:
         try:
             message = wire.decode(item.data)
         except wire.VersionError as e:
+            if self.channel is not None and self.place.index == HEAD:
+                self.channel.send(item.sender, wire.hello())  # it learns the same in its turn
             reason = f"{self.place.host} and {item.address} cannot work together: {e}"
-            self._deliver(events.TroubleFound(Trouble(EXIT_USAGE, reason)))
+            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
             return
         except wire.WireError as e:
             self.output.say(f"ignored from {item.address}: {e}")

@@ -59,7 +59,9 @@ class Output:
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
-        self.err.write(f"hpclaunch: {text}\n".encode())
+        # A worker that died in the middle of a line leaves it open.
+        start = "" if self.err.at_line_start else "\n"
+        self.err.write(f"{start}hpclaunch: {text}\n".encode(errors="replace"))
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each is told once."""

@@ -30,11 +30,12 @@ def hpclaunch(*args, cwd, env=None, before=(), **more):
     )
 
 
-def start(*args, cwd, **more):
+def start(*args, cwd, environ=None, **more):
     """A running one."""
     command = [HPCLAUNCH, *map(str, args)]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen(command, cwd=cwd, env=environment(), text=True, **more)
+    environ = environment() if environ is None else environ
+    return subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
 
 
 def script(directory, text, name="train.py"):

@@ -47,7 +47,7 @@ def test_an_option_that_is_wrong(launch: Launch) -> None:
     assert job.codes == {0: 2, 1: 2, 2: 2}
     ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
     assert len(ours) == 1
-    assert ours[0].startswith("hpclaunch: error: --nproc all: not a number of workers")
+    assert ours[0].startswith("hpclaunch: error: argument --nproc/--nproc-per-node: 'all' is not a number")
 
 
 def test_without_srun_on_several_nodes(launch: Launch) -> None:
@@ -56,7 +56,7 @@ def test_without_srun_on_several_nodes(launch: Launch) -> None:
     assert ended.code == 2, str(ended)
     assert ended.output == (
         f"hpclaunch: error: job {job.id} has 2 nodes, but hpclaunch was started on one of them "
-        "only: prefix with srun\n"
+        "only: prefix with srun (or, to use this node alone, add --standalone)\n"
     )
     assert job.told() == {}
 

@@ -19,6 +19,7 @@ class Console:
     def __init__(self, fd: int) -> None:
         self.fd = _without_waiting(fd)
         self._held = bytearray()
+        self.at_line_start = True  # what was written last ended a line
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
             self.gone = False
@@ -38,7 +39,8 @@ class Console:
         return max(0, LIMIT - len(self._held))
 
     def write(self, data: bytes) -> None:
-        if not self.gone:
+        if data and not self.gone:
+            self.at_line_start = data.endswith((b"\n", b"\r"))
             self._held += data
             self.flush()
 

@@ -34,6 +34,11 @@ def encode(message: Message) -> bytes:
     return msgspec.json.encode(_Envelope(VERSION, kind, body))
 
 
+def hello() -> bytes:
+    """Says nothing but our version, which every other version can read."""
+    return msgspec.json.encode(_Envelope(VERSION, "order", msgspec.Raw(b"{}")))
+
+
 def decode(data: bytes) -> Message:
     """Raises WireError for anything that `encode` of this version could not have written.
 

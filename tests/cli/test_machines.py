@@ -1,0 +1,126 @@
+"""Several machines without Slurm; here they are agents of one, and meet by torchrun's options."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from launching import environment, script
+from launching import start as start_agent
+
+import hpclaunch
+
+TRAIN = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank, restarts = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+if rank == 1 and restarts == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+names = ("LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE")
+print(rank, int(total), restarts, *(os.environ[n] for n in names))
+dist.destroy_process_group()
+"""
+
+
+def start(*args, cwd, **changes):
+    """With a secret of the test's own."""
+    environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
+    return start_agent(*args, cwd=cwd, environ=environ)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def finish(agents):
+    done = []
+    for agent in agents:
+        out, err = agent.communicate(timeout=120)
+        assert agent.returncode == 0, out + err
+        done += out.splitlines()
+    return sorted(done)
+
+
+def test_numbered_machines_lose_a_worker(tmp_path):
+    path = script(tmp_path, TRAIN)
+    common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+    common.append(f"--master_port={free_port()}")
+    agents = [start(*common, f"--node_rank={r}", path, cwd=tmp_path) for r in (1, 0)]
+    assert finish(agents) == ["0 2 1 0 0 none 2", "1 2 1 0 1 none 2"]
+
+
+def test_machines_that_come_in_any_order(tmp_path):
+    path = script(tmp_path, TRAIN)
+    common = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=77"]
+    common.append(f"--rdzv-endpoint=localhost:{free_port()}")
+    agents = [start(*common, path, cwd=tmp_path) for _ in range(3)]
+    assert finish(agents) == [f"{r} 3 1 0 {r} 77 3" for r in range(3)]
+
+
+def test_a_machine_with_another_secret_is_told_why(tmp_path):
+    """And the head hears of it, too."""
+    common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", "--rdzv-conf=join_timeout=12"]
+    common.append(f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    path = script(tmp_path, "")
+    agents = []
+    for name, is_host in (("a", "1"), ("b", "0")):
+        conf = f"--rdzv-conf=join_timeout=12,is_host={is_host}"
+        own = tmp_path / name
+        agents.append(start(*common, conf, path, cwd=tmp_path, HPCLAUNCH_SECRET_FILE=own))
+    head, member = (agent.communicate(timeout=60)[1] for agent in agents)
+    assert [agent.returncode for agent in agents] == [1, 1]
+    assert re.search(r"waiting for machine 1 since 1\d s; 1 of 2 agents .* did not know this", head)
+    theirs = r"does not know our secret \(here [0-9a-f]{8}\)"
+    assert re.search(rf"waited 1\d s for the head on 127.0.0.1: .*{theirs}", member)
+    assert "Traceback" not in head + member
+
+
+def test_nobody_at_the_endpoint(tmp_path):
+    """What was found out is part of the last word."""
+    args = [
+        "--nnodes=2",
+        "--node-rank=1",
+        "--master-addr=127.0.0.1",
+        f"--master-port={free_port()}",
+    ]
+    args += ["--nproc=1", "--rdzv-conf=join_timeout=11", script(tmp_path, "")]
+    agent = start(*args, cwd=tmp_path)
+    _, err = agent.communicate(timeout=60)
+    assert agent.returncode == 1
+    assert "did not answer" in err
+    assert "nothing listens there" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_a_head_that_has_no_address(tmp_path, host):
+    args = ["--nnodes=2", "--node-rank=1", "--nproc=1", f"--master-addr={host}"]
+    agent = start(*args, script(tmp_path, ""), cwd=tmp_path)
+    _, err = agent.communicate(timeout=60)
+    assert agent.returncode == 2
+    assert f"no address for {host}" in err
+    assert "Traceback" not in err
+
+
+def test_two_versions_do_not_work_together(tmp_path):
+    """Each says so; neither waits for what cannot come."""
+    other = tmp_path / "other"
+    shutil.copytree(Path(hpclaunch.__file__).parent, other / "hpclaunch")
+    wire = other / "hpclaunch/system/wire.py"
+    wire.write_text(wire.read_text().replace("VERSION = 1", "VERSION = 999"))
+    common = ["--nnodes=2", "--nproc=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    path = script(tmp_path, "")
+    head = start(*common, "--node-rank=0", path, cwd=tmp_path)
+    member = start(*common, "--node-rank=1", path, cwd=tmp_path, PYTHONPATH=other)
+    for agent in (head, member):
+        _, err = agent.communicate(timeout=60)
+        assert agent.returncode == 1
+        assert "one speaks version" in err
+        assert "install the same hpclaunch on all nodes" in err
+        assert "Traceback" not in err
