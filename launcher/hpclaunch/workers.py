@@ -51,8 +51,7 @@ def workers_of(
             selection = environ.get("CUDA_VISIBLE_DEVICES")
             env["CUDA_VISIBLE_DEVICES"] = devices.only_device(local, selection)
         if config.as_tasks:
-            count = len(cpus) or max(1, len(config.cpus) // part.nproc)
-            env |= contract.of_slurm(part, offset, environ, cpus=count)
+            env |= contract.of_slurm(part, offset, environ, cpus=len(cpus) or 1)
         workers.append(
             Worker(
                 rank=rank,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from .cluster import Cluster, Job, eventually
@@ -118,11 +120,29 @@ def test_salloc(cluster: Cluster, tmp_path) -> None:
     assert "rank 1 is on n" in said
 
 
-def test_slurms_cpus_are_shared_out(launch: Launch) -> None:
-    """Each worker is told of its share, whether or not anybody said --cpus-per-task."""
-    job = launch("--nproc", 2, TELL, srun="srun hpclaunch", nodes=1, options=["--cpus-per-task=2"])
+SHARE = "import os; print(*os.sched_getaffinity(0), os.environ['SLURM_CPUS_PER_TASK'], sep=',')"
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_cpus_are_shared_out(launch: Launch, tasks: int) -> None:
+    """Whether one task starts two workers or two tasks one each, and nobody said how many CPUs."""
+    if os.cpu_count() == 1:
+        pytest.skip("one CPU cannot be shared out")
+    options = [f"--ntasks-per-node={tasks}"]
+    args = ["--nproc", 2 // tasks, "python3", "-c", SHARE]
+    ended = launch(*args, srun="srun hpclaunch", nodes=1, options=options).wait()
+    assert ended.code == 0, str(ended)
+    lines = [line for line in ended.output.splitlines() if not line.startswith("hpclaunch:")]
+    one, other = ([int(number) for number in line.split(",")] for line in lines)
+    assert not {*one[:-1]} & {*other[:-1]}
+    assert [one[-1], other[-1]] == [len(one) - 1, len(other) - 1]
+
+
+def test_several_workers_on_one_cpu_are_pointed_out(launch: Launch) -> None:
+    job = launch("--nproc", 2, TELL, srun="srun taskset -c 0 hpclaunch", nodes=1)
     told = told_by(job)
-    assert all(int(env["SLURM_CPUS_PER_TASK"]) >= 1 for env in told.values())
+    assert {env["SLURM_CPUS_PER_TASK"] for env in told.values()} == {"1"}
+    assert "2 workers on n1 share 1 CPU: ask Slurm for more with --cpus-per-task=N" in job.output
 
 
 def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:

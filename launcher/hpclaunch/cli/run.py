@@ -158,7 +158,8 @@ def _streams(options: argparse.Namespace, environ: Mapping[str, str]) -> streams
 def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> bool:
     """Whether the tasks of this node were all given the same CPUs: all that the step has here."""
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
-    return where.tasks_here > 1 and on_node.isdigit() and cpus >= int(on_node)
+    there = os.cpu_count() or 1
+    return where.tasks_here > 1 and cpus >= min(int(on_node) if on_node.isdigit() else there, there)
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
