@@ -1,0 +1,51 @@
+"""Several machines that know nothing of Slurm: the cluster's nodes, started by hand as with ssh."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+
+TRAIN = """
+import os, signal, torch, torch.distributed as dist
+from torch.distributed import rpc
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+total = torch.ones(1)
+dist.all_reduce(total)
+if rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world)
+assert rpc.rpc_sync(f"worker{(rank + 1) % world}", abs, args=(-rank,)) == rank
+rpc.shutdown()
+if rank in (0, 3):
+    print("rank", rank, "of", int(total), "on", os.uname().nodename, os.environ["MASTER_ADDR"])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--rdzv-backend=c10d --rdzv-endpoint=n1 --rdzv-id=7",
+        "--master-addr=n1 --node-rank=$(($(hostname | tr -d n) - 1))",
+    ],
+    ids=["in any order", "numbered"],
+)
+def test_two_machines(cluster: Cluster, tmp_path: Path, options: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    line = (
+        f"cd {tmp_path}; export HOME={tmp_path} OMP_NUM_THREADS=1; "
+        f"hpclaunch --nnodes=2 --nproc-per-node=2 {options} train.py 2>&1"
+    )
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(cluster.on, "n2", ["bash", "-c", line])
+        first = pool.submit(cluster.on, "n1", ["bash", "-c", line])
+        said = first.result() + second.result()
+    assert "rank 3 on n2 was killed by SIGKILL; restart 1 of 3" in said
+    assert "rank 0 of 4 on n1 10.78.0.11" in said
+    assert "rank 3 of 4 on n2 10.78.0.11" in said
