@@ -335,3 +335,20 @@ def test_a_search_that_takes_long_is_mentioned():
     assert deeds(tell(head, 9.0, Tick())) == []
     assert deeds(tell(head, 10.0, Tick())) == [Say("looking for a complete checkpoint since 10 s")]
     assert deeds(tell(head, 11.0, Tick())) == []
+
+
+def test_a_script_at_fault_is_advised_upon_once():
+    head = running(max_restarts=2)
+    words = "ModuleNotFoundError: No module named 'lightning'"
+    said = []
+    for number in range(2):
+        exits = (WorkerExit(2, 1, 0, 0.0, stopped=False, tail=words),)
+        said += deeds(tell(head, 1.0, report(1, STOPPING, number, exits=exits)))
+        said += deeds(tell(head, 1.0, *all_report(IDLE, number)))
+        said += deeds(tell(head, 1.0, CheckpointChosen(""), *all_report(RUNNING, number + 1)))
+    lines = [s.text for s in said if isinstance(s, Say)]
+    assert [line.partition(":")[0] for line in lines] == [
+        "rank 2 on n1 exited with code 1; restart 1 of 2",
+        "advice",
+        "rank 2 on n1 exited with code 1; restart 2 of 2",
+    ]

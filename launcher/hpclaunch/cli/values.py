@@ -104,6 +104,8 @@ def _signal(name: str) -> signal.Signals:
     found = signal.Signals[name]
     if found in (signal.SIGKILL, signal.SIGSTOP):
         raise ArgumentTypeError(f"no process can handle {name}: leave it away")
+    if found in (signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+        raise ArgumentTypeError(f"{name} concerns a process alone: leave it away")
     return found
 
 

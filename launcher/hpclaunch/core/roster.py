@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from . import membership
 from .messages import Report
 from .model import Assignment, Job, Phase, Place
+
+NAMES = 8  # hosts named in a line before it says "and so many more"
 
 
 @dataclass(slots=True)
@@ -87,3 +89,10 @@ class Roster:
         """Whether everybody who is present is in this phase of this round."""
         reports = [p.report for p in self.present]
         return all(r is not None and r.phase is phase and r.round == number for r in reports)
+
+
+def hosts_of(peers: Iterable[Peer]) -> str:
+    """Their names, for a line of text."""
+    hosts = list(dict.fromkeys(p.host for p in peers))
+    more = len(hosts) - NAMES
+    return ", ".join(hosts[:NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -11,15 +11,15 @@ import math
 from enum import Enum
 
 from . import membership, ranks, restarts
+from .advice import advise
 from .effects import ChooseCheckpoint, Diagnose, Effect, Say, Send
 from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
 from .model import EXIT_LOST, HEAD, Assignment, Failure, Goal, Job, Phase, Verdict
-from .roster import Peer, Roster
+from .roster import Peer, Roster, hosts_of
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
 NEXT_NOTICE = 60.0
-NAMES = 8  # hosts named in a line before it says "and so many more"
 
 
 class Stage(Enum):
@@ -63,6 +63,7 @@ class Head:
         self.roster = Roster(job)
         self._failures: dict[int, Failure] = {}  # of this round, by rank
         self._checkpoint: CheckpointChosen | None = None
+        self._advised = {""}  # what has been said already
         self._serial = 0
         self._beat_at = math.inf
         self._since = 0.0  # when this stage began
@@ -188,7 +189,7 @@ class Head:
             return self._end(now)
         if missing := self.roster.missing:
             waited = now - self._since
-            names = _names(missing)
+            names = hosts_of(missing)
             if waited >= self.job.join:
                 reason = (
                     f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
@@ -215,7 +216,7 @@ class Head:
         here = f"{len(self.roster) - len(missing)} of {len(self.roster)} agents are here"
         why = f"; {diagnosis}" if diagnosis else ""
         waited = now - self._since
-        return [Say(f"waiting for {_names(missing)} since {waited:.0f} s; {here}{why}")]
+        return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]
 
     def _choose(self, now: float) -> list[Effect] | None:
         if self.verdict is not None:
@@ -294,11 +295,17 @@ class Head:
             self.verdict = restarts.verdict_for(failures, self.restarts, self.job.max_restarts)
         if self.verdict is not None:
             return self._end(now)
-        first = restarts.how(restarts.in_order(self._failures.values())[0])
+        cause = restarts.in_order(self._failures.values())[0]
         self.restarts += 1
         self.round += 1
         self._enter(Stage.GATHERING, now)
-        return [Say(f"{first}; restart {self.restarts} of {self.job.max_restarts}")]
+        again = f"restart {self.restarts} of {self.job.max_restarts}"
+        said = [Say(f"{restarts.how(cause)}; {again}")]
+        # A script that is at fault fails again and again: say what can be done about it now.
+        if not cause.signal and (advice := advise(cause)) not in self._advised:
+            self._advised.add(advice)
+            said.append(Say(f"advice: {advice}"))
+        return said
 
     def _end(self, now: float) -> list[Effect]:
         self._enter(Stage.ENDING, now)
@@ -330,12 +337,6 @@ class Head:
             verdict=self.verdict if _GOAL[self.stage] is Goal.END else None,
         )
         return Send(peer.place.index, order)
-
-
-def _names(peers: list[Peer]) -> str:
-    hosts = list(dict.fromkeys(p.host for p in peers))
-    more = len(hosts) - NAMES
-    return ", ".join(hosts[:NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _count(n: int, noun: str) -> str:
