@@ -3,16 +3,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SLURM := slurmctld slurmd slurm-client munge iproute2 util-linux
+SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest sim bench slurm clean
+.PHONY: demo test lint types pytest frameworks sim bench system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
 
-test: $(VENV)/ready slurm lint types pytest     ## everything that must hold before a commit
+test: $(VENV)/ready system lint types pytest     ## everything that must hold before a commit
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -22,7 +22,10 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(BIN)/pytest
+	$(BIN)/pytest -m 'not frameworks'
+
+frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
+	$(BIN)/pytest -m frameworks
 
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
@@ -40,9 +43,13 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install -q -c constraints.txt -e '.[workers,dev]'
 	@touch $@
 
-slurm:     # without root its tests are skipped, and say so
-	@command -v slurmctld slurmd scontrol munged ip nsenter >/dev/null || ! $(ROOT) \
-	  || { apt-get update -qq && $(APT) $(SLURM); }
+$(VENV)/frameworks: $(VENV)/ready
+	DS_BUILD_OPS=0 $(BIN)/pip install -q -c constraints.txt -e '.[frameworks]'
+	@touch $@
+
+system:     # without root the tests that need it are skipped, and say so
+	@which slurmctld slurmd scontrol munged ip nsenter g++ cmake >/dev/null || ! $(ROOT) \
+	  || { apt-get update -qq && $(APT) $(SYSTEM); }
 
 clean:
 	rm -rf $(VENV) demo-run build *.egg-info launcher/*.egg-info

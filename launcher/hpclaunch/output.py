@@ -19,12 +19,12 @@ STALLED = 10.0  # seconds that the end waits for a console that takes nothing
 class Output:
     """One agent's consoles, and the mirror that feeds them. Nothing ever waits for a console."""
 
-    def __init__(self, streams: Streams, *, role: str, index: int) -> None:
+    def __init__(self, streams: Streams, *, role: str, label: str) -> None:
         self.mirror = Mirror()
         self.out, self.err = Console(1), Console(2)
         self._streams = streams
         self._role = role
-        self._index = index
+        self._label = label
         self._duplicates: list[Duplicates] = []
 
     @property
@@ -40,7 +40,7 @@ class Output:
             words = tuple(os.fsencode(word) for word in self._streams.filters(stream))
             matches = None
             if words:
-                matches = Duplicates(directory / f"filtered-agent-{self._index}.{kind}")
+                matches = Duplicates(directory / f"filtered-agent-{self._label}.{kind}")
                 self._duplicates.append(matches)
             for worker in workers:
                 local_rank = part.first_local_rank + worker.rank - part.first_rank

@@ -18,7 +18,7 @@ def lines(path):
 
 
 def test_what_is_new_and_nothing_else(tmp_path):
-    journal = Journal(tmp_path, 2)
+    journal = Journal(tmp_path, "2")
     for event in (Started(), Tick(), order(1), order(2), order(3, Goal.STOP), order(4, Goal.STOP)):
         journal.record("event", 1.5, event)
     journal.note("started", 2.0, {"pid": 7})
@@ -37,13 +37,13 @@ def test_what_is_new_and_nothing_else(tmp_path):
 
 def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):
     for _ in range(2):
-        Journal(tmp_path, 0).record("event", 1.0, Started())
+        Journal(tmp_path, "0").record("event", 1.0, Started())
     assert len(lines(tmp_path / "journal.jsonl")) == 2
 
 
 def test_a_full_disk_is_said_once(tmp_path):
     (tmp_path / "journal.jsonl").symlink_to("/dev/full")
-    journal = Journal(tmp_path, 0)
+    journal = Journal(tmp_path, "0")
     for _ in range(3):
         journal.record("event", 1.0, Started())
     assert journal.complaint() == f"the journal ends here: {os.strerror(28)}"
@@ -51,6 +51,6 @@ def test_a_full_disk_is_said_once(tmp_path):
 
 
 def test_without_a_directory_there_is_none():
-    journal = Journal(None, 0)
+    journal = Journal(None, "0")
     journal.record("event", 1.0, Started())
     assert journal.complaint() == ""

@@ -5,6 +5,7 @@ To launch is the default and has no name of its own, as with torchrun.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -37,13 +38,12 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _command(name: str, words: list[str]) -> int:
-    from . import doctor
-
-    module = {"doctor": doctor}[name]
+    module = importlib.import_module(f"{__name__}.{name}")
     parser = Parser(prog=f"hpclaunch {name}", description=module.__doc__)
     module.prepare_parser(parser)
     try:
-        return module.run(parser.parse_args(words), os.environ)
+        code: int = module.run(parser.parse_args(words), os.environ)
+        return code
     except UsageError as e:
         return _complain(e)
 

@@ -43,6 +43,11 @@ class Allocation:
     seated: bool = True  # False: the head gives this agent its index, and `index` only holds one
 
     @property
+    def label(self) -> str:
+        """Tells the files of this agent from those of others."""
+        return str(self.index) if self.seated else self.places[self.index].host
+
+    @property
     def alone(self) -> bool:
         return len(self.places) == 1
 

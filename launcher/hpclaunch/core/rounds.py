@@ -300,7 +300,7 @@ class Head:
         self.round += 1
         self._enter(Stage.GATHERING, now)
         again = f"restart {self.restarts} of {self.job.max_restarts}"
-        said = [Say(f"{restarts.how(cause)}; {again}")]
+        said: list[Effect] = [Say(f"{restarts.how(cause)}; {again}")]
         # A script that is at fault fails again and again: say what can be done about it now.
         if not cause.signal and (advice := advise(cause)) not in self._advised:
             self._advised.add(advice)

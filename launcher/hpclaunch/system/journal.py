@@ -1,6 +1,6 @@
 """The journal: every event and effect of one agent, one JSON object per line, with its time.
 
-The head's is `journal.jsonl`, the other agents' `journal-agent-<index>.jsonl`: one writer per
+The head's is `journal.jsonl`, the other agents' `journal-agent-<label>.jsonl`: one writer per
 file, since appends of several nodes to one file are not atomic on a network file system.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 
 from hpclaunch.core.effects import Effect, Send
 from hpclaunch.core.events import Event, Received, Tick
+from hpclaunch.core.model import HEAD
 
 
 class Journal:
@@ -23,13 +24,13 @@ class Journal:
     A full disk ends the journal, never the job.
     """
 
-    def __init__(self, directory: Path | None, index: int) -> None:
+    def __init__(self, directory: Path | None, label: str) -> None:
         self._fd: int | None = None
         self._complaint = ""
         self._told: dict[tuple[str, int], tuple[object, ...]] = {}  # the last news of each agent
         if directory is None:
             return
-        name = f"journal-agent-{index}.jsonl" if index else "journal.jsonl"
+        name = "journal.jsonl" if label == str(HEAD) else f"journal-agent-{label}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._fd = os.open(directory / name, flags, 0o600)
