@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+
+from .core.advice import advise
 from .core.model import EXIT_USAGE, Verdict
 from .core.restarts import how
 
 CONSEQUENCES = 4  # named in full; the rest is counted
+WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
 
 
 def account(verdict: Verdict, *, host: str, at_head: bool, log_dir: str) -> str:
@@ -34,6 +38,8 @@ def _post_mortem(verdict: Verdict, log_dir: str) -> str:
             lines += [f"    | {line}" for line in cause.tail.splitlines()]
         else:
             lines.append(f"  rank {cause.rank} wrote nothing")
+        if advice := advise(cause):
+            lines.append(_paragraph("  advice: ", advice))
         if verdict.consequences:
             named = [how(f) for f in verdict.consequences[:CONSEQUENCES]]
             more = len(verdict.consequences) - len(named)
@@ -41,3 +47,15 @@ def _post_mortem(verdict: Verdict, log_dir: str) -> str:
             lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
     lines.append(f"  logs: {log_dir}")
     return "\n".join(lines)
+
+
+def _paragraph(label: str, text: str) -> str:
+    """Wrapped between words only: no option or path is torn."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

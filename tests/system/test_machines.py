@@ -36,7 +36,8 @@ def test_the_first_on_the_named_machine_is_the_head():
     run_id = f"first-{os.getpid()}"
     code = (
         "from hpclaunch.system import machines\n"
-        f"print(machines.first_come(2, 'localhost', 7, run_id={run_id!r}, name='x', head=None).index)"
+        f"it = machines.first_come(2, 'localhost', 7, run_id={run_id!r}, name='x', head=None)\n"
+        "print(it.index)"
     )
 
     def another():

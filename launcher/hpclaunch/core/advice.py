@@ -70,7 +70,7 @@ LESSONS = (
         ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "error: out of memory"),
         "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
         "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
         "somebody else is on the GPU.",
     ),
     # The memory of the host, and what it is limited to

@@ -36,11 +36,10 @@ LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
 _ZAP = "inproc://zeromq.zap.01"
-_REFUSALS = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
+# What a failed handshake looks like. On the head's side one without detail is a connection that was
+# closed at once, as port scanners do; a member is refused in no other way.
+_REFUSED_BY_US = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +107,16 @@ Item = Arrived | Reached | Closed
 class Channel(ABC):
     """What both sides share: sockets to poll, and what they have to tell."""
 
-    def __init__(self, kind: int, max_bytes: int) -> None:
+    def __init__(self, kind: int, max_bytes: int, refusals: int) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(kind)
         self.socket.linger = LINGER
         self.socket.maxmsgsize = max_bytes
         self.socket.ipv6 = True
-        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _REFUSALS
+        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | refusals
         self.monitor = self.socket.get_monitor_socket(watched)
         self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
+        self._refusals = refusals
         self.refused = 0  # handshakes that failed: somebody without the job's keys
         self.reached = False  # somebody with them was there
 
@@ -138,7 +138,7 @@ class Channel(ABC):
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.reached = True
                 events.append(Reached())
-            elif what & _REFUSALS:
+            elif what & self._refusals:
                 self.refused += 1
             elif (index := self._peer_on.pop(value, None)) is not None:
                 events.append(Closed(index))
@@ -169,7 +169,7 @@ class HeadChannel(Channel):
     """The head's end."""
 
     def __init__(self, keys: Keys, agents: int, max_bytes: int) -> None:
-        super().__init__(zmq.ROUTER, max_bytes)
+        super().__init__(zmq.ROUTER, max_bytes, _REFUSED_BY_US)
         self.agents = agents
         self.keys = keys
         self._seats: dict[bytes, int] = {}  # routing id -> index, of those who came without one
@@ -238,7 +238,7 @@ class MemberChannel(Channel):
     def __init__(
         self, keys: Keys, index: int | None, addresses: Iterable[str], max_bytes: int
     ) -> None:
-        super().__init__(zmq.DEALER, max_bytes)
+        super().__init__(zmq.DEALER, max_bytes, _REFUSED)
         self.socket.routing_id = (
             UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
         )

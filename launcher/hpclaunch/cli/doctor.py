@@ -1,0 +1,143 @@
+"""Look for what would be in a training's way, and say what to do about it.
+
+    hpclaunch doctor              on this machine
+    srun hpclaunch doctor         on all nodes of a job, in one table
+
+It changes nothing, but for making the secret file where there is none yet.
+Exit code 1 when a training would break (FAIL), else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpclaunch.core.errors import UsageError
+from hpclaunch.core.findings import Finding, Grade, Row, Visit, differences, failed, rows
+from hpclaunch.core.model import HEAD
+
+from . import values
+
+EXIT_FAIL = 1
+WIDTH = 100  # where there is no terminal
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--timeout",
+        type=values.seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for the other tasks, and for torch (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        default=Path("hpclaunch-logs"),
+        metavar="DIR",
+        help="the one that the launch is to have (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    try:
+        return _run(options, environ)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from . import diagnosis, meeting
+
+    here = diagnosis.surroundings(environ)
+    where, shared = here.where, here.secret
+    held: meeting.Meeting | None = None
+    opened: list[Finding] = []
+    if shared is not None and where.index == HEAD:
+        try:
+            held = meeting.Meeting(where, shared)
+        except UsageError as e:
+            opened = [Finding("meeting", str(e), Grade.FAIL)]
+    findings = diagnosis.examine(here, options.log_dir, options.timeout) + opened
+    visit = Visit(here.host, tuple(findings))
+    if held is not None:
+        others, more = held.hold(options.timeout)
+        visits = [visit, *others]
+        more += differences(visits)
+        code = EXIT_FAIL if any(failed(v.findings) for v in visits) or failed(more) else 0
+        try:
+            # Before the others leave: with KillOnBadExit Slurm ends the step at the first code 1.
+            _show([*visits, Visit(here.host, tuple(more))])
+        finally:
+            held.close(code)
+        return code
+    if shared is not None and where.index != HEAD:
+        told, why = meeting.visit_head(where, shared, visit, options.timeout)
+        if told is not None:
+            return told
+        visit = Visit(here.host, (*findings, *([why] if why else ())))
+    _show([visit])
+    return EXIT_FAIL if failed(visit.findings) else 0
+
+
+def _show(visits: Sequence[Visit]) -> None:
+    """Written in one piece, since other tasks of the step may write as well."""
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    text = _table(visits)
+    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
+    try:
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except OSError as e:
+        raise UsageError(f"cannot write to standard output: {e.strerror}") from e
+
+
+def _table(visits: Sequence[Visit]) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from .meeting import folded
+
+    tty = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if tty else WIDTH
+    console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
+    styles = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "bold red"}
+    hosts = dict.fromkeys(visit.host for visit in visits)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    if len(hosts) > 1:
+        table.add_column(max_width=24, overflow="fold")
+    table.add_column(overflow="fold")
+    found = rows(visits)
+    for row in found:
+        finding = row.finding
+        words = Text(finding.found)
+        if finding.advice:
+            words.append(f"\n-> {finding.advice}", style="italic")
+        cells = [Text(finding.grade.value, style=styles[finding.grade]), Text(finding.check)]
+        if len(hosts) > 1:
+            cells.append(Text("all" if len(row.hosts) == len(hosts) else folded(row.hosts)))
+        table.add_row(*cells, words)
+    console.print(Text(f"hpclaunch doctor on {folded(hosts)}", style="bold"))
+    console.print(table)
+    console.print(_summary(found))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
+
+
+def _summary(found: Sequence[Row]) -> str:
+    count = {g: sum(row.finding.grade is g for row in found) for g in Grade}
+    if count[Grade.FAIL]:
+        return f"{count[Grade.FAIL]} FAIL: a training would break here"
+    if count[Grade.WARN]:
+        return f"{count[Grade.WARN]} warn: a training can run, and may suffer"
+    return "nothing is in the way of a training"

@@ -1,0 +1,199 @@
+"""The doctor on one host: alone, and as the tasks of a step."""
+
+import json
+import os
+import pty
+import socket
+import subprocess
+import sys
+
+import pytest
+from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+
+WITHOUT_ROOTS_RIGHTS = (
+    ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+)
+
+
+@pytest.fixture
+def env(tmp_path_factory):
+    """Of a user whose home is the test's own, and whose torch answers at once."""
+    home = tmp_path_factory.mktemp("home")
+    said = {"python": "3.12", "version": "2.13.0", "cuda": "", "gpus": 0, "nccl": ""}
+    quick = home / "python"
+    quick.write_text(f"#!/bin/sh\necho '{json.dumps(said | {'distributed': True})}'\n")
+    quick.chmod(0o755)
+    return environment(HOME=home, XDG_STATE_HOME=home / "state", PYTHON_EXEC=quick)
+
+
+def doctor(cwd, env, *args, **more):
+    return hpclaunch("doctor", *args, cwd=cwd, env=env, **more)
+
+
+def words(text):
+    """Without the breaks of lines in a cell."""
+    return " ".join(text.split())
+
+
+def test_a_healthy_host(tmp_path, env):
+    pytest.importorskip("torch.version")
+    del env["PYTHON_EXEC"]
+    done = doctor(tmp_path, env)
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    first, *table, last = done.stdout.splitlines()
+    assert first == f"hpclaunch doctor on {socket.gethostname()}"
+    assert "none: this machine alone" in table[0]
+    assert "FAIL" not in done.stdout
+    assert last.endswith(("in the way of a training", "can run, and may suffer"))
+    for check in ("hpclaunch", "route", "port", "CPUs", "memory", "/dev/shm", "torch", "GPUs"):
+        assert any(line.split()[1:2] == [check] for line in table), check
+    assert all(len(line) <= 100 and line == line.rstrip() for line in table)
+    assert "\x1b" not in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "args", "says"),
+    [
+        ({"PYTHON_EXEC": "/no/such/python"}, (), "PYTHON_EXEC=/no/such/python: No such file"),
+        ({"PYTHON_EXEC": "/bin/false"}, (), "/bin/false: exit code 1"),
+        ({"GLOO_SOCKET_IFNAME": "nope0"}, (), "-> unset GLOO_SOCKET_IFNAME in the job script"),
+        (
+            {},
+            ("--log-dir", "file/logs"),
+            "Not a directory -> start the job in a directory that you can write",
+        ),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, (), "prefix with srun"),
+        ({"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1"}, (), "host list 'n[1'"),
+    ],
+)
+def test_what_would_break_a_training(tmp_path, env, changes, args, says):
+    (tmp_path / "file").touch()
+    done = doctor(tmp_path, env | changes, *args)
+    assert done.returncode == 1, done.stdout
+    assert "FAIL" in done.stdout
+    assert says in words(done.stdout)
+    assert "FAIL: a training would break here" in done.stdout.splitlines()[-1]
+    assert done.stderr == ""
+
+
+def test_a_directory_that_may_not_be_written(tmp_path, env):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    done = doctor(tmp_path, env, "--log-dir", "closed/logs", before=WITHOUT_ROOTS_RIGHTS)
+    assert done.returncode == 1, done.stdout
+    assert "Permission denied -> start the job in a directory" in words(done.stdout)
+
+
+def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env):
+    (tmp_path / "secret").write_bytes(b"s" * 32)
+    (tmp_path / "secret").chmod(0o644)
+    done = doctor(tmp_path, env | {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "secret")})
+    assert done.returncode == 0, done.stdout
+    assert "warn" in done.stdout
+    assert "is open to others (mode 0644)" in words(done.stdout)
+
+
+@pytest.mark.parametrize("args", [("--nope",), ("--timeout", "soon"), ("train.py",)])
+def test_a_mistake(tmp_path, env, args):
+    done = doctor(tmp_path, env, *args)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpclaunch: error: ")
+
+
+def test_help_says_what_it_does(tmp_path, env):
+    done = doctor(tmp_path, env, "--help")
+    assert done.returncode == 0
+    assert "srun hpclaunch doctor" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_nowhere_to_write(tmp_path, env, closed):
+    redirection = ">&-" if closed else ">/dev/full"
+    command = ["sh", "-c", f"exec {HPCLAUNCH} doctor {redirection}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpclaunch: error: ")
+
+
+def test_colours_on_a_terminal(tmp_path, env):
+    ours, theirs = pty.openpty()
+    command = [HPCLAUNCH, "doctor"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env | {"TERM": "xterm"}, stdout=theirs):
+        os.close(theirs)
+        said = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                said += chunk
+        except OSError:  # the other end is closed
+            pass
+    os.close(ours)
+    assert b"\x1b[32mok" in said
+
+
+def step(cwd, env, *, tasks, timeout=30, **changes):
+    """Start all tasks of a step on this host; returns (exit code, output) of each."""
+    slurm = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks),
+        "SLURM_NODEID": "0",
+    }
+    command = [HPCLAUNCH, "doctor", "--timeout", str(timeout)]
+    started = []
+    for task in range(tasks):
+        own = {"SLURM_LOCALID": str(task), "SLURM_PROCID": str(task), **changes.get(f"t{task}", {})}
+        started.append(
+            subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=env | slurm | own,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    return [(p.communicate(timeout=2 * LIMIT)[0], p.returncode) for p in started]
+
+
+def test_the_tasks_of_a_step_meet_and_one_speaks(tmp_path, env):
+    (said, code), *others = step(tmp_path, env, tasks=3)
+    assert code == 0, said
+    assert "all 3 tasks met at localhost, port " in words(said)
+    assert "within 0." in said.split("clocks")[1]
+    assert others == [("", 0), ("", 0)]
+
+
+def test_what_one_task_finds_is_everybodys_exit_code(tmp_path, env):
+    wrong = {"t2": {"GLOO_SOCKET_IFNAME": "nope0"}}
+    (said, code), *others = step(tmp_path, env, tasks=3, **wrong)
+    assert code == 1, said
+    assert "GLOO_SOCKET_IFNAME=nope0 names none of this host" in words(said)
+    assert "all 3 tasks met" in said
+    assert others == [("", 1), ("", 1)]
+
+
+def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
+    wrong = {"t1": {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "other")}}
+    (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
+    assert (code, other) == (1, 1)
+    assert "nobody came from localhost" in words(head)
+    assert "another secret file, from which the ports derive" in words(member)
+    assert "Traceback" not in head + member
+
+
+def test_an_agent_knows_nothing_of_the_doctor():
+    program = (
+        "import sys, hpclaunch.agent, hpclaunch.cli\n"
+        "print([m for m in sys.modules if m.startswith(('hpclaunch', 'rich'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "hpclaunch.agent" in done.stdout
+    for name in ("rich", "doctor", "diagnosis", "meeting", "checks", "findings", "reach"):
+        assert name not in done.stdout

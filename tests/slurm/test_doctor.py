@@ -1,0 +1,80 @@
+"""The doctor on all nodes of a step: one table, and what is really broken is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .cluster import Cluster, eventually
+from .conftest import Launch
+
+DOCTOR = "srun hpclaunch doctor"
+
+
+def test_nodes_in_order_meet_in_one_table(launch: Launch) -> None:
+    ended = launch(srun=DOCTOR).wait()
+    assert ended.code == 0, str(ended)
+    lines = ended.output.splitlines()
+    assert lines[0] == "hpclaunch doctor on n[1-3]"
+    assert sum("hpclaunch doctor on" in line for line in lines) == 1
+    assert any("ok    meeting" in x and "all 3 tasks met at n1, port " in x for x in lines)
+    assert any("ok    clocks" in x and "within 0." in x for x in lines)
+    assert any("ok    Slurm" in x and "3 hosts, 3 tasks" in x for x in lines)
+    assert "FAIL" not in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: Path) -> None:
+    """n2 has a secret of its own, and for n3 the head's name means itself; Slurm sees neither."""
+    secrets = [tmp_path / "secret", tmp_path / "other"]
+    for path in secrets:
+        path.write_bytes(os.urandom(32))
+        path.chmod(0o600)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 n1\n10.78.0.13 n3\n")
+    breaking = tmp_path / "break.sh"
+    breaking.write_text(
+        f"""case $SLURM_NODEID in
+        1) mount --bind {secrets[1]} {secrets[0]} ;;
+        2) mount --bind {hosts} /etc/hosts ;;
+        esac
+        exec "$@"
+        """
+    )
+    srun = f"srun unshare --mount sh {breaking} hpclaunch doctor --timeout 10"
+    ended = launch(srun=srun, env={"HPCLAUNCH_SECRET_FILE": str(secrets[0])}).wait()
+    assert ended.code == 1, str(ended)
+    tables = {text.split()[0]: text for text in ended.output.split("hpclaunch doctor on ")[1:]}
+    assert set(tables) == {"n1", "n2", "n3"}, str(ended)
+    assert "nobody came from n[2-3] to n1, port " in tables["n1"]
+    assert "FAIL  meeting" in tables["n2"]
+    assert "another secret file, from which the ports derive" in _words(tables["n2"])
+    assert tables["n2"].count("fingerprint") == 2
+    assert "FAIL  route" in tables["n3"]
+    assert "n1 resolves to loopback here" in _words(tables["n3"])
+    assert "Traceback" not in ended.output
+
+
+def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
+    cluster.nodes["n3"].cut()
+    try:
+        job = launch("--timeout", 8, srun=DOCTOR)
+        try:
+            job.says("nobody came from n3 to n1, port ")
+        finally:
+            job.cancel()
+    finally:
+        cluster.nodes["n3"].heal()
+    eventually("idle nodes", lambda: not cluster.jobs())
+
+
+def test_in_the_batch_shell_of_several_nodes(launch: Launch) -> None:
+    ended = launch(srun="hpclaunch doctor", nodes=2).wait()
+    assert ended.code == 1, str(ended)
+    assert "FAIL  Slurm" in ended.output
+    assert "prefix with srun" in ended.output
+
+
+def _words(table: str) -> str:
+    """Without the breaks of lines in a cell."""
+    return " ".join(table.split())

@@ -1,0 +1,241 @@
+"""What the doctor sees of a host: this one, and hardware that is not here."""
+
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hpclaunch.core.findings import Grade
+from hpclaunch.system import checks, checks_torch
+
+
+def test_a_name_that_leads_nowhere():
+    finding = checks.own_name("no-such-host.invalid", several=False)
+    assert finding.grade is Grade.WARN
+    assert "/etc/hosts" in finding.advice
+
+
+def test_loopback_is_for_one_host_only():
+    assert checks.own_name("localhost", several=False).grade is Grade.OK
+    assert checks.own_name("localhost", several=True).grade is Grade.WARN
+
+
+def test_an_address_of_another_host():
+    finding = checks.own_name("192.0.2.7", several=True)
+    assert finding.found == "192.0.2.7, 192.0.2.7: not an address of this host"
+
+
+def test_an_address_of_this_host():
+    addresses = [
+        entry.address
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    ]
+    if not addresses:
+        pytest.skip("this host has none but loopback")
+    assert checks.own_name(addresses[0], several=True).grade is Grade.OK
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "grade"),
+    [
+        ("GLOO_SOCKET_IFNAME", "lo", Grade.OK),
+        ("GLOO_SOCKET_IFNAME", "nope0", Grade.FAIL),
+        ("GLOO_SOCKET_IFNAME", "lo,nope0", Grade.FAIL),
+        ("NCCL_SOCKET_IFNAME", "l", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "nope,lo", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "=l", Grade.FAIL),
+        ("NCCL_SOCKET_IFNAME", "=lo", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "nope", Grade.FAIL),
+        ("NCCL_SOCKET_IFNAME", "^nope", Grade.OK),
+        ("NCCL_SOCKET_IFNAME", "^=nope", Grade.OK),
+    ],
+)
+def test_interfaces(name, value, grade):
+    (finding,) = checks.interfaces({name: value})
+    assert finding.grade is grade
+
+
+def test_no_interface_left():
+    everything = ",".join(psutil.net_if_addrs())
+    (finding,) = checks.interfaces({"NCCL_SOCKET_IFNAME": f"^{everything}"})
+    assert finding.grade is Grade.FAIL
+    assert checks.interfaces({}) == []
+
+
+def test_more_workers_than_cpus():
+    assert checks.cpus(10_000).grade is Grade.WARN
+
+
+def test_more_workers_than_memory():
+    assert checks.memory(100_000).grade is Grade.WARN
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "agents", "grade", "advice"),
+    [
+        ("NOFILE", 512, 1, "warn", "ulimit -n 1024"),
+        ("NOFILE", 512, 500, "FAIL", "ulimit -n 1024"),
+        ("AS", 1 << 36, 1, "warn", "ulimit -v unlimited"),
+        ("CPU", 3600, 1, "warn", "not on a login node"),
+    ],
+)
+def test_limits(limit, value, agents, grade, advice):
+    program = (
+        "import resource; from hpclaunch.system import checks\n"
+        f"number = resource.RLIMIT_{limit}\n"
+        f"resource.setrlimit(number, ({value}, resource.getrlimit(number)[1]))\n"
+        f"finding = checks.limits({agents}); print(finding.grade.value, finding.advice)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.startswith(f"{grade} "), done.stderr
+    assert advice in done.stdout
+
+
+def test_limits_are_named():
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert f"open files {'unlimited' if soft < 0 else soft}" in checks.limits(1).found
+
+
+def test_a_log_directory_that_is_not_there_yet(tmp_path):
+    finding = checks.log_directory(tmp_path / "some" / "logs")
+    assert finding.grade is not Grade.FAIL
+    assert finding.found.startswith(f"{tmp_path} is writable")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    finding = checks.log_directory(tmp_path / "file" / "logs")
+    assert finding.grade is Grade.FAIL
+    assert "--log-dir" in finding.advice
+
+
+def test_file_systems():
+    assert checks.file_system(Path("/proc/self")) == "proc"
+    assert checks.file_system(Path("/")) != "proc"
+
+
+@pytest.mark.parametrize("check", [checks.clock, checks.shared_memory])
+def test_this_host_has_something_to_say(check):
+    finding = check()
+    assert finding.found
+    assert finding.grade is Grade.OK or finding.advice
+
+
+class Nvml:
+    """The calls of pynvml that are used, for GPUs of some names; None for a hidden one."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *names):
+        self.names = names
+
+    def nvmlInit(self):  # noqa: N802 - NVML's own names
+        if not self.names:
+            raise self.NVMLError("NVML Shared Library Not Found")
+
+    def nvmlShutdown(self):  # noqa: N802
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        if self.names[index] is None:
+            raise self.NVMLError("Insufficient Permissions")
+        return index
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        return self.names[handle]
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return "550.54"
+
+
+def test_gpu_models():
+    assert checks.gpu_models(Nvml()) == ""
+    assert checks.gpu_models(Nvml("H100", "H100", None)) == "2 x H100, driver 550.54"
+
+
+# The workers' torch
+
+
+@pytest.fixture
+def interpreter(tmp_path):
+    """A program that stands for the workers' interpreter."""
+
+    def make(script):
+        path = tmp_path / "python"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+def ask(python, limit=60):
+    return checks_torch.Question(python).answer(limit)
+
+
+def test_the_torch_that_is_here():
+    version = pytest.importorskip("torch.version")
+    finding, torch = ask(sys.executable)
+    assert finding.grade is Grade.OK
+    assert torch.version == version.__version__
+    assert finding.found.startswith(torch.version)
+
+
+def test_an_interpreter_without_torch(interpreter):
+    finding, torch = ask(interpreter(f'exec {sys.executable} -I -S "$@"'))
+    assert (finding.grade, torch) == (Grade.FAIL, None)
+    assert "No module named 'torch'" in finding.found
+    assert "PYTHON_EXEC" in finding.advice
+
+
+def test_an_interpreter_that_takes_too_long(interpreter):
+    finding, torch = ask(interpreter("exec sleep 60"), limit=0.1)
+    assert (finding.grade, torch) == (Grade.WARN, None)
+
+
+def test_an_interpreter_that_dies_without_a_word(interpreter):
+    finding, _ = ask(interpreter("exit 3"))
+    assert finding.grade is Grade.FAIL
+    assert finding.found.endswith("exit code 3")
+
+
+def test_no_interpreter():
+    with pytest.raises(OSError, match="No such file"):
+        checks_torch.Question("/no/such/python")
+
+
+@pytest.mark.parametrize(
+    ("change", "grade", "words"),
+    [
+        ({}, Grade.OK, "2.13.0+cu130, CUDA 13.0, NCCL 2.28.9, in Python 3.12.1"),
+        ({"cuda": "", "nccl": ""}, Grade.OK, "for CPUs only"),
+        ({"version": "2.3.1"}, Grade.WARN, "2.3.1"),
+        ({"version": "2.13.0a0+git1"}, Grade.OK, "2.13.0a0"),
+        ({"distributed": False}, Grade.FAIL, "without torch.distributed"),
+    ],
+)
+def test_what_torch_says_of_itself(interpreter, change, grade, words):
+    import json
+
+    said = {
+        "python": "3.12.1",
+        "version": "2.13.0+cu130",
+        "cuda": "13.0",
+        "gpus": 4,
+        "distributed": True,
+        "nccl": "2.28.9",
+    }
+    finding, torch = ask(interpreter(f"echo a banner; echo '{json.dumps(said | change)}'"))
+    assert (finding.grade, torch.gpus) == (grade, 4)
+    assert words in finding.found
