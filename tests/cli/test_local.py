@@ -272,3 +272,37 @@ def test_logs_that_cannot_be_written_any_more_end_the_job_with_a_word(tmp_path):
     assert done.returncode == 1
     assert "cannot write logs on " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_console_shows_what_was_chosen(tmp_path):
+    """-r hides, -t prefixes, words are duplicated; the files have everything."""
+    body = (
+        "import os, sys\n"
+        "rank = os.environ['RANK']\n"
+        "print('loss', rank); print('else', rank); print('err', rank, file=sys.stderr)\n"
+    )
+    options = ["-r=3", "-t=0:3,1:1", "--duplicate_stdout_filters=loss", "--log-dir=mine"]
+    done = hpclaunch("--nproc=3", *options, script(tmp_path, body), cwd=tmp_path)
+    lines = ["[default0]:else 0", "[default0]:loss 0", "[default1]:else 1", "[default1]:loss 1"]
+    assert sorted(done.stdout.splitlines()) == lines
+    assert done.stderr == "[default0]:err 0\n"
+    logs = tmp_path / "mine/round-0"
+    assert (logs / "rank-2.out").read_text() == "loss 2\nelse 2\n"
+    found = sorted((logs / "filtered-agent-0.out").read_text().splitlines())
+    assert found == [f"[default{rank}]:loss {rank}" for rank in range(3)]
+
+
+def test_a_signal_that_the_user_wants_handled_ends_the_job_in_order(tmp_path):
+    body = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
+        "print('ready', os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'])\n"
+        "time.sleep(60)\n"
+    )
+    process = start(
+        "--nproc=1", "--signals-to-handle=SIGTERM,SIGXCPU", script(tmp_path, body), cwd=tmp_path
+    )
+    assert process.stdout.readline() == "ready SIGTERM,SIGXCPU\n"
+    code, out, err = end(process, signal.SIGXCPU)
+    assert (code, out) == (128 + signal.SIGXCPU, "saved\n")
+    assert "ended by SIGXCPU" in err

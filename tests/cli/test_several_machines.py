@@ -98,6 +98,14 @@ def test_nobody_at_the_endpoint(tmp_path):
     assert "nothing listens there" in err.splitlines()[-1]
 
 
+def test_an_address_of_another_machine(tmp_path):
+    args = ["--nnodes=2", "--node-rank=0", "--nproc=1", "--local-addr=192.0.2.1"]
+    agent = start(*args, script(tmp_path, ""), cwd=tmp_path)
+    _, err = agent.communicate(timeout=60)
+    assert agent.returncode == 2
+    assert "--local-addr 192.0.2.1 is no address of this host" in err
+
+
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
 def test_a_head_that_has_no_address(tmp_path, host):
     args = ["--nnodes=2", "--node-rank=1", "--nproc=1", f"--master-addr={host}"]

@@ -65,6 +65,28 @@ def test_no_driver_no_gpus():
     assert gpus.visible({}, Nvml(FOUR, driver=False)) == 0
 
 
+@pytest.mark.parametrize(
+    ("uuids", "selection", "named"),
+    [
+        (FOUR, "0,9,1", "GPU 9, which is not there: this task has 4 (0 to 3)"),
+        (FOUR, "GPU-ab,GPU-zz", "GPU GPU-zz"),
+        (["GPU-aa"], "1", "this task has one, number 0"),
+        (FOUR, "0,1,-1,9", ""),  # CUDA's own way to end the list
+        (FOUR, "-1", ""),
+        (FOUR, "NoDevFiles", ""),
+        (FOUR, "", ""),
+        (FOUR, None, ""),
+        (FOUR, "MIG-1", ""),
+        ([], "0", ""),  # no driver to speak of: CUDA has the word
+    ],
+)
+def test_a_selection_of_what_is_not_there(uuids, selection, named):
+    environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
+    wrong = gpus.not_there(environ, Nvml(uuids))
+    assert named in wrong
+    assert bool(wrong) == bool(named)
+
+
 def test_the_real_nvml_agrees_with_the_driver():
     pynvml = pytest.importorskip("pynvml")
     try:
