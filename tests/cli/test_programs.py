@@ -31,6 +31,13 @@ def test_a_leading_python_is_taken_off(tmp_path, before):
     assert f"{before[0]} before the script is not needed" in done.stderr
 
 
+def test_a_leading_python_that_is_not_there(tmp_path):
+    """The workers' own is meant: Debian has no `python`, and some clusters no python3.9."""
+    script(tmp_path, TELL)
+    env = environment(PATH=tmp_path)
+    both(hpclaunch("--nproc=1", "python2.9", "train.py", cwd=tmp_path, env=env), "0 __main__ []")
+
+
 def test_a_leading_python_with_a_module_or_a_command(tmp_path):
     script(tmp_path, TELL)
     both(hpclaunch("--nproc=1", "python", "-m", "train", "a", cwd=tmp_path), "0 __main__ ['a']")

@@ -42,7 +42,7 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
         _check_module(script)
         return Program((python, "-u", "-m", script, *args), python)
     if _is_python(script):
-        return _without_python(script, args)
+        return _without_python(script, args, shutil.which(script) or python)
     _check_script(script)
     return Program((python, "-u", script, *args), python)
 
@@ -58,22 +58,25 @@ def _interpreter(environ: Mapping[str, str]) -> str:
 
 
 def _is_python(script: str) -> bool:
-    """Whether this is an interpreter where the script should be: `hpclaunch python train.py`."""
-    named = re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script))
-    return named is not None and shutil.which(script) is not None
+    """Whether this is an interpreter where the script should be: `hpclaunch python train.py`.
+
+    A word out of habit, it may be none that is there: Debian has no `python`.
+    """
+    if not re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script)):
+        return False
+    return shutil.which(script) is not None or not os.path.exists(script)
 
 
-def _without_python(python: str, args: tuple[str, ...]) -> Program:
+def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
     rest = [a for i, a in enumerate(args) if a != "-u" or i]
     if not rest:
-        raise UsageError(f"no script after {python}")
+        raise UsageError(f"no script after {said}")
     if rest[0] == "-m" and len(rest) > 1:
         _check_module(rest[1])
     elif not rest[0].startswith("-"):
         _check_script(rest[0])
-    found = shutil.which(python) or python
-    note = f"{python} before the script is not needed: hpclaunch starts the interpreter itself"
-    return Program((found, "-u", *rest), found, note)
+    note = f"{said} before the script is not needed: hpclaunch starts the interpreter itself"
+    return Program((python, "-u", *rest), python, note)
 
 
 def _check_module(module: str) -> None:
