@@ -94,17 +94,18 @@ def _addresses_of_head(config: Config) -> list[str]:
 
 
 def _own_address(config: Config, head_addresses: list[str]) -> str:
-    """How the others reach this agent's node: the source address of the route to them."""
+    """How the others reach this agent's node: the source address of the route to them.
+
+    The user's own choice counts where it is one: in a job script, `$(hostname -i)` is the first
+    node's address on all of them.
+    """
     where = config.allocation
     if config.job.nodes == 1:
         return route.LOOPBACK
-    if config.local_addr:
-        if not machines.is_local(config.local_addr):
-            raise UsageError(
-                f"--local-addr {config.local_addr} is no address of this host: it must differ from "
-                "node to node, so leave it out, or set PET_LOCAL_ADDR on each"
-            )
+    if config.local_addr and machines.is_local(config.local_addr):
         return route.resolve_any([config.local_addr], loopback=True)[0]
+    if config.local_addr and where.endpoint is not None:
+        raise UsageError(f"--local-addr {config.local_addr} is no address of this host")
     if where.endpoint is not None:
         target = head_addresses or route.resolve_any([where.endpoint[0]], loopback=True)
     elif where.places[where.index].node == where.places[HEAD].node:
