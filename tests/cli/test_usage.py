@@ -136,3 +136,14 @@ def test_help_does_not_load_the_agent(cwd):
     assert "argparse" in done.stderr
     for heavy in ("zmq", "psutil", "pynvml", "msgspec", "torch"):
         assert f" {heavy}\n" not in done.stderr
+
+
+def test_a_directory_that_is_gone(tmp_path):
+    path = script(tmp_path, "print('ran')")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    line = f"cd {gone}; rmdir {gone}; {HPCLAUNCH} --nproc 1 {path}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "the directory in which hpclaunch was started is gone" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ To launch is the default and has no name of its own, as with torchrun.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -21,6 +22,7 @@ COMMANDS = ("doctor",)
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
+    _look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been started this way for years.
     if words and words[0] in COMMANDS and not os.path.exists(words[0]):
@@ -35,6 +37,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return run.run(chosen, os.environ)
     except UsageError as e:
         return _complain(e)
+
+
+def _look_for_libraries_first() -> None:
+    """The user's own directories are for the workers: a zmq.py in one is not the agent's."""
+    theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    with contextlib.suppress(OSError):  # it may be gone
+        theirs.add(os.getcwd())
+    sys.path.sort(key=lambda entry: entry in theirs)  # stable: nothing else changes
 
 
 def _command(name: str, words: list[str]) -> int:

@@ -60,6 +60,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.forkserver import ForkServer
     from hpclaunch.system.signals import Signals
 
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise UsageError(
+            "the directory in which hpclaunch was started is gone: cd elsewhere"
+        ) from e
     more = [s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED)]
     signals = Signals(more)
     server = ForkServer(more)  # should we not get as far as the agent, it ends with this process

@@ -43,10 +43,10 @@ class ForkServer:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._socket, theirs = socket.socketpair()
         script = str(_WORKER / "forkserver.py")
-        signums = ",".join(str(int(s)) for s in handled)
-        command = [sys.executable, "-I", "-S", script, str(theirs.fileno()), signums]
         # A signal for the agent must not end the fork server before it can ignore it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        signums = [",".join(str(int(s)) for s in some) for some in (handled, mask)]
+        command = [sys.executable, "-I", "-S", script, str(theirs.fileno()), *signums]
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()

@@ -1,9 +1,10 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-    python -I -S forkserver.py FD SIGNUMS
+    python -I -S forkserver.py FD SPARED BLOCKED
 
 FD is one end of a stream socket pair to the agent; both sides write one JSON object per line.
-SIGNUMS ("12,25", may be empty) are signals to be deaf to beside those of SPARED.
+Signals ("12,25", may be empty) to be deaf to beside the usual ones, and those that the user had
+blocked, which workers inherit.
 
     from the agent                                 to the agent
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
@@ -87,6 +88,10 @@ def catches(pid, signum):
     return bool(masks >> (signum - 1) & 1)
 
 
+def numbers(text):
+    return {int(number) for number in text.split(",") if number}
+
+
 def exit_code(status):
     """(code as a shell has it, signal or 0) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
@@ -94,7 +99,7 @@ def exit_code(status):
 
 
 class ForkServer:
-    def __init__(self, channel, spared):
+    def __init__(self, channel, spared, blocked):
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
@@ -103,6 +108,7 @@ class ForkServer:
         self.originals = {s: signal.getsignal(s) for s in spared}
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
+        self.blocked = blocked
         # The agent blocked them for the moments until here.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.wakeup, wakeup_end = socket.socketpair()
@@ -243,6 +249,7 @@ class ForkServer:
                 signal.signal(s, handler)
             for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
                 signal.signal(s, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
             if cpus:
                 try:
                     os.sched_setaffinity(0, cpus)
@@ -302,10 +309,10 @@ class ForkServer:
         return False
 
 
-def main(fd, signums):
+def main(fd, spared, blocked):
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
-    server = ForkServer(channel, {*SPARED, *map(int, filter(None, signums.split(",")))})
+    server = ForkServer(channel, {*SPARED, *numbers(spared)}, numbers(blocked))
     try:
         server.run()
     finally:
@@ -314,4 +321,4 @@ def main(fd, signums):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

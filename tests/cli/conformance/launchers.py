@@ -1,0 +1,123 @@
+"""The same words under an interpreter, torchrun and hpclaunch: one machine, nothing in between.
+
+All start in the same directory with the same files, so that what they tell is compared as it is.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launching import HPCLAUNCH, LIMIT, environment
+
+FILES = Path(__file__).parent
+RUN_ID = "conformance"
+ADDRESS = re.compile("0x[0-9a-f]+")  # of an object, in what an interpreter says
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int  # the launcher's own
+    facts: tuple  # by rank: what the script wrote about itself
+    out: str  # rank 0's, as it wrote it
+    err: str
+
+
+def text(path):
+    return ADDRESS.sub("0x...", path.read_text("utf-8", "surrogateescape"))
+
+
+def by_hand(rank, world):
+    """What torchrun would tell a worker whose user has set nothing of it."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": str(world),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_ERROR_FILE": "error.json",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": RUN_ID,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **({"OMP_NUM_THREADS": "1"} if world > 1 else {}),
+    }
+
+
+class Launchers:
+    """`words` are those after the launcher's options; `outside` has what the runs leave."""
+
+    def __init__(self, cwd, outside, *, env=None, before=()):
+        self.cwd, self.outside, self.before = cwd, outside, before
+        self.told = outside / "told"
+        self.told.mkdir(parents=True)
+        # What an interpreter reads as it starts is for each case to say.
+        plain = {k: v for k, v in environment().items() if not k.startswith("PYTHON")}
+        self.env = {**plain, "CONFORMANCE_OUT": str(self.told), **(env or {})}
+
+    def python(self, *words, workers=1):
+        """The reference: an interpreter for each rank, told by hand what torchrun would tell."""
+        if words[0] == sys.executable:  # as hpclaunch takes it off
+            words = words[1:]
+        starts = [
+            self._start([sys.executable, "-u", *words], f"python-{rank}", by_hand(rank, workers))
+            for rank in range(workers)
+        ]
+        codes = [process.wait(LIMIT) for process in starts]
+        out, err = (self.outside / f"python-0.{name}" for name in ("out", "err"))
+        return self._finished(codes[0], out, err, workers)
+
+    def hpclaunch(self, *words, workers=1):
+        logs = self.outside / "hpclaunch"
+        options = ["--nproc", workers, "--bind", "none", "--max-restarts", 0, "--log-dir", logs]
+        # By the tests' interpreter: the installed command may name it in another way.
+        command = [sys.executable, HPCLAUNCH, *options, "--rdzv-id", RUN_ID, *words]
+        code = self._start(command, "hpclaunch").wait(LIMIT)
+        out, err = (logs / "round-0" / f"rank-0.{name}" for name in ("out", "err"))
+        return self._finished(code, out, err, workers)
+
+    def torchrun(self, *words, workers=1):
+        logs = self.outside / "torchrun"
+        rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id", RUN_ID]
+        options = ["--nproc-per-node", workers, "--redirects=3", "--log-dir", logs, *rendezvous]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, *words]
+        code = self._start(command, "torchrun").wait(LIMIT)
+        (out,), (err,) = (logs.glob(f"*/attempt_0/0/{name}.log") for name in ("stdout", "stderr"))
+        return self._finished(code, out, err, workers)
+
+    def forked(self, *words):
+        """What hpclaunch must not be: see forking.py."""
+        command = [sys.executable, FILES / "forking.py", *words]
+        code = self._start(command, "forked", by_hand(0, 1)).wait(LIMIT)
+        out, err = (self.outside / f"forked.{name}" for name in ("out", "err"))
+        return self._finished(code, out, err, 1)
+
+    def _start(self, command, name, env=None):
+        """To files, as a worker's output goes under hpclaunch."""
+        out, err = (self.outside / f"{name}.{stream}" for stream in ("out", "err"))
+        with open(out, "ab") as stdout, open(err, "ab") as stderr:
+            return subprocess.Popen(
+                [*self.before, *map(str, command)],
+                cwd=self.cwd,
+                env={**(env or {}), **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+            )
+
+    def _finished(self, code, out, err, workers):
+        files = [self.told / f"{rank}.json" for rank in range(workers)]
+        facts = tuple(json.loads(f.read_text("utf-8")) for f in files if f.exists())
+        for file in files:
+            file.unlink(missing_ok=True)
+        return Run(code, facts, text(out), text(err))

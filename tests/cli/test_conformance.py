@@ -1,0 +1,443 @@
+"""A worker is what `python -u script` would be: no script can tell how it was started.
+
+Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
+some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
+them must be equal, but for those of ALLOWED. torch.compile is left out: it takes many seconds per
+worker, and starts its processes as the other cases do.
+"""
+
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conformance.launchers import FILES, Launchers, by_hand, text
+from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+
+from hpclaunch.system.forkserver import SITE
+
+HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
+CONTRACT = "another value at every launch, in torchrun's contract too"
+OWN = "a variable of hpclaunch's own, under its own prefix"
+INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
+SESSION = "a worker and all it starts are ended as a group; torchrun's workers lead sessions too"
+ORPHANS = "a worker must not outlive its launcher, however that dies"
+
+ALLOWED = {  # fact: why it may differ from python's under hpclaunch
+    "environ.HPCLAUNCH_CHECKPOINT": OWN,
+    "environ.HPCLAUNCH_LOCAL_RANK": OWN,
+    "environ.HPCLAUNCH_RUN_ID": OWN,
+    "environ.HPCLAUNCH_STORE": OWN,
+    "environ.GLOO_SOCKET_IFNAME": INTERFACE,
+    "environ.TP_SOCKET_IFNAME": INTERFACE,
+    "environ.MASTER_PORT": CONTRACT,
+    "environ.TORCHELASTIC_ERROR_FILE": CONTRACT,
+    "environ.PYTHONPATH": HOOK,
+    "module._hpclaunch_hooks": HOOK,
+    "meta_path._hpclaunch_hooks.Finder": HOOK,
+    f"path_importer_cache.{SITE}": HOOK,
+    "leads its group": SESSION,
+    "leads its session": SESSION,
+    "prctl.pdeathsig": ORPHANS,
+}
+TORCHRUNS = {  # fact: how torchrun's workers differ from python's
+    "environ.MASTER_ADDR": "the host's name",
+    "environ.MASTER_PORT": CONTRACT,
+    "environ.TORCHELASTIC_ERROR_FILE": CONTRACT,
+    "fd.1": "its log files are not open for appending",
+    "fd.2": "its log files are not open for appending",
+    "leads its group": SESSION,
+    "leads its session": SESSION,
+}
+
+
+def differences(reference, other):
+    """{fact: (the reference's, the other's)}, without those that no two processes share."""
+    names = {name for name in reference.keys() | other.keys() if not name.startswith("own.")}
+    pairs = {name: (reference.get(name, "-"), other.get(name, "-")) for name in names}
+    return {name: pair for name, pair in sorted(pairs.items()) if pair[0] != pair[1]}
+
+
+def assert_same(reference, other, allowed=()):
+    """Two runs: what they wrote, and what they told of themselves."""
+    assert (other.out, other.err) == (reference.out, reference.err)
+    assert len(other.facts) == len(reference.facts)
+    for rank, (facts, others) in enumerate(zip(reference.facts, other.facts, strict=True)):
+        lines = [
+            f"rank {rank}: {name}: {a!r} under python, {b!r} here"
+            for name, (a, b) in differences(facts, others).items()
+            if name not in allowed
+        ]
+        assert not lines, "\n".join(lines)
+
+
+def place(directory, name, file="probe.py"):
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(FILES / file, path)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path):
+    cwd = tmp_path / "the project"
+    cwd.mkdir()
+    return cwd
+
+
+# The facts
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """`LAUNCHER script` with two workers, under all three."""
+    directory = tmp_path_factory.mktemp("plain")
+    script = place(directory, "train.py")
+    launchers = Launchers(directory, directory / "left")
+    words = (script, "-u", "--lr=1", "x y", "")
+    return {
+        name: getattr(launchers, name)(*words, workers=2)
+        for name in ("python", "torchrun", "hpclaunch")
+    }
+
+
+def test_facts(plain):
+    assert_same(plain["python"], plain["hpclaunch"], ALLOWED)
+    assert [run.code for run in plain.values()] == [0, 0, 0]
+    assert len(plain["python"].facts[0]) > 400
+
+
+def test_nothing_is_allowed_in_vain(plain):
+    found = differences(plain["python"].facts[0], plain["hpclaunch"].facts[0])
+    assert sorted(found) == sorted(ALLOWED)
+
+
+def test_what_torchrun_changes(plain):
+    """So that a reader of ALLOWED sees what a script was never promised."""
+    for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
+        assert sorted(differences(python, torchrun)) == sorted(TORCHRUNS)
+
+
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "hpclaunch"])
+def test_workers_share_nothing_by_chance(plain, launcher):
+    """Nobody seeded them: neither hashes nor numbers are those of a common ancestor."""
+    first, second = plain[launcher].facts
+    own = [name for name in first if name.startswith("own.")]
+    assert sorted(own) == ["own.hash", "own.pid", "own.random"]
+    assert [name for name in own if first[name] == second[name]] == []
+
+
+def test_the_probe_sees_a_careless_fork(here, tmp_path):
+    """The facts are worth something: a worker that is forked so differs in each of these."""
+    script = place(here, "train.py")
+    launchers = Launchers(here, tmp_path / "left")
+    python, forked = launchers.python(script), launchers.forked(script)
+    assert forked.facts, forked.err
+    found = differences(python.facts[0], forked.facts[0])
+    expected = """__loader__ environ.FORKED fd.3 frames gc.frozen module.csv proc.cmdline
+        recursion.depth signal.15 signal.mask status.SigBlk status.SigCgt stdout.write_through
+        sys.orig_argv warnings.filters"""
+    assert sorted({*expected.split(), "/proc/self/environ differs"} - found.keys()) == []
+
+
+def a_relative_path(cwd):
+    place(cwd, "sub/train.py")
+    return ["sub/../sub/train.py"]
+
+
+def a_symbolic_link(cwd):
+    (cwd / "train.py").symlink_to(place(cwd, "elsewhere/run.py"))
+    return ["train.py"]
+
+
+def a_name_beyond_ascii(cwd):
+    return [place(cwd, "träin ☃'$HOME.py"), "größe"]
+
+
+def a_name_without_suffix(cwd):
+    place(cwd, "train")
+    return ["./train"]
+
+
+def a_module(cwd):
+    place(cwd, "pack/train.py").with_name("__init__.py").touch()
+    return ["-m", "pack.train", "-m", "a"]
+
+
+def a_package(cwd):
+    place(cwd, "pack/__main__.py").with_name("__init__.py").touch()
+    return ["-m", "pack", "a"]
+
+
+def a_directory(cwd):
+    place(cwd, "app/__main__.py")
+    return ["app"]
+
+
+def a_zip_app(cwd):
+    with zipfile.ZipFile(cwd / "app.pyz", "w") as archive:
+        archive.write(FILES / "probe.py", "__main__.py")
+    return ["app.pyz"]
+
+
+def an_interpreter_with_options(cwd):
+    place(cwd, "train.py")
+    return [sys.executable, "-O", "-X", "dev", "train.py", "a"]
+
+
+WAYS = [
+    a_relative_path,
+    a_symbolic_link,
+    a_name_beyond_ascii,
+    a_name_without_suffix,
+    a_module,
+    a_package,
+    a_directory,
+    a_zip_app,
+    an_interpreter_with_options,
+]
+
+
+def compare(cwd, tmp_path, words, **more):
+    launchers = Launchers(cwd, tmp_path / "left", **more)
+    python = launchers.python(*words)
+    hpclaunch = launchers.hpclaunch(*words)
+    assert python.code == hpclaunch.code == 0
+    assert python.facts, python.err
+    assert_same(python, hpclaunch, ALLOWED)
+    return python, hpclaunch
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_ways_to_name_a_script(here, tmp_path, way):
+    compare(here, tmp_path, way(here))
+
+
+SETTINGS = {
+    "seeded": {"PYTHONHASHSEED": "7"},
+    "a worker's stream": {"PYTHONIOENCODING": "latin-1:backslashreplace", "PYTHONOPTIMIZE": "2"},
+    "diagnosis": {
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONTRACEMALLOC": "1",
+        "PYTHONWARNINGS": "ignore::UserWarning,error::FutureWarning",
+        "PYTHONINTMAXSTRDIGITS": "5000",
+        "PYTHONNODEBUGRANGES": "1",
+    },
+    "isolation": {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": "a:b::a"},
+    "development": {"PYTHONDEVMODE": "1", "PYTHONPYCACHEPREFIX": "cache"},
+    "locale": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"},
+    "torch": {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "MKL_DYNAMIC": "0"},
+    "of nobody": {"EMPTY": "", "LINES": "a\nb", "BYTES": "\udcff", "größe": "ü"},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting):
+    words = [place(here, "train.py")]
+    python, hpclaunch = compare(here, tmp_path, words, env=SETTINGS[setting])
+    if setting == "seeded":
+        assert python.facts[0]["own.hash"] == hpclaunch.facts[0]["own.hash"]
+
+
+def test_what_a_process_inherits(here, tmp_path):
+    """Limits, umask, ignored signals, niceness: the user's, whatever the launcher does with its."""
+    before = [sys.executable, FILES / "inheriting.py", ""]
+    compare(here, tmp_path, [place(here, "train.py")], before=before)
+
+
+def test_signals_that_are_blocked(here, tmp_path):
+    before = [sys.executable, FILES / "inheriting.py", f"{signal.SIGURG:d},{signal.SIGUSR2:d}"]
+    compare(here, tmp_path, [place(here, "train.py")], before=before)
+
+
+# Modules
+
+NAMES = """_forkserver agent bootstrap cli config core csv forkserver hooks hpclaunch launcher
+msgspec numpy psutil sched site_hooks sitecustomize store system torch train utils worker workers
+zmq"""
+OF_THE_AGENT = ["hpclaunch", "msgspec", "zmq"]
+
+
+def modules(directory, names):
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        (directory / f"{name}.py").write_text(f"WHOSE = 'of {directory.name}'\n")
+
+
+def test_the_modules_beside_a_script_are_the_users(here, tmp_path):
+    names = [*NAMES.split(), "hpclaunch_hooks"]
+    modules(here, names)
+    words = [place(here, "start.py")]
+    env = {"CONFORMANCE_IMPORT": ",".join(names)}
+    _, hpclaunch = compare(here, tmp_path, words, env=env)
+    for name in names:
+        expected = (str(here / f"{name}.py"), f"of {here.name}")
+        assert hpclaunch.facts[0][f"import.{name}"] == repr(expected)
+
+
+def test_the_modules_of_a_users_path(here, tmp_path):
+    """Their PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
+    names = [*(n for n in NAMES.split() if n not in OF_THE_AGENT), "usercustomize"]
+    modules(tmp_path / "library", names)
+    customize = "import builtins, sys; builtins.CUSTOMIZED = sys.path[:]; print('customized')\n"
+    (tmp_path / "library" / "sitecustomize.py").write_text(customize)
+    path = f"{tmp_path / 'library'}{os.pathsep}.."
+    env = {"CONFORMANCE_IMPORT": ",".join(names), "PYTHONPATH": path}
+    _, hpclaunch = compare(here, tmp_path, [place(here, "start.py")], env=env)
+    assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}{os.pathsep}{path}"
+    assert hpclaunch.out == "customized\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            "hpclaunch", marks=pytest.mark.xfail(reason="shadows the command before it can act")
+        ),
+        *OF_THE_AGENT[1:],
+    ],
+)
+def test_modules_of_a_users_path_that_the_agent_has_too(here, tmp_path, name):
+    modules(tmp_path / "library", [name])
+    (here / "train.py").write_text(f"import {name}; print({name}.WHOSE)\n")
+    env = environment(PYTHONPATH=tmp_path / "library")
+    done = hpclaunch("--nproc=1", "--log-dir", tmp_path / "logs", "train.py", cwd=here, env=env)
+    assert (done.returncode, done.stdout) == (0, "of library\n")
+
+
+def test_a_users_sitecustomize_that_fails(here, tmp_path):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text("raise ValueError('of the user')\n")
+    env = {"PYTHONPATH": str(library)}
+    _, hpclaunch = compare(here, tmp_path, [place(here, "start.py")], env=env)
+    assert "of the user" in hpclaunch.err
+
+
+# Children and torch
+
+
+@pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
+def test_children(here, tmp_path, words):
+    place(here, "children.py", "children.py")
+    launchers = Launchers(here, tmp_path / "left")
+    python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
+    for run in (python, hpclaunch):
+        assert run.facts, run.err
+    for told in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
+        if isinstance(told, dict):
+            assert told.pop("modules") == ["_hpclaunch_hooks"]
+    for told in python.facts[0].values():
+        if isinstance(told, dict):
+            assert told.pop("modules") == []
+    assert_same(python, hpclaunch)
+
+
+def test_training(here, tmp_path):
+    """Seeds, a loader, torch's own processes and threads, with two ranks."""
+    place(here, "training.py", "training.py")
+    launchers = Launchers(here, tmp_path / "left")
+    python = launchers.python("training.py", workers=2)
+    hpclaunch = launchers.hpclaunch("training.py", workers=2)
+    for run in (python, hpclaunch):
+        assert len(run.facts) == 2, run.err
+        first, second = run.facts
+        assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
+        assert first["own.initial_seed"] != second["own.initial_seed"]
+        assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
+    assert_same(python, hpclaunch)
+
+
+# Ends
+
+ENDINGS = """finish exit_zero exit_three exit_none exit_text exit_large exception in_a_thread
+a_thread_outlives_main exit_in_a_thread at_exit in_del own_hook too_deep leave_at_once abort
+segfault segfault_told interrupt terminated interrupted broken_pipe warn unfinished_line
+other_program closed_output"""
+
+
+def as_a_shell_has_it(code):
+    return code if code >= 0 else 128 - code
+
+
+def compare_ends(cwd, tmp_path, *words):
+    launchers = Launchers(cwd, tmp_path / "left")
+    python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
+    assert hpclaunch.code == as_a_shell_has_it(python.code)
+    assert_same(python, hpclaunch)
+    console = [text(launchers.outside / f"hpclaunch.{name}") for name in ("out", "err")]
+    assert console[0] == python.out
+    if not python.code:
+        assert console[1] == python.err
+    return launchers, python
+
+
+@pytest.mark.parametrize("ending", ENDINGS.split())
+def test_endings(here, tmp_path, ending):
+    place(here, "train.py", "endings.py")
+    compare_ends(here, tmp_path, "train.py", ending)
+
+
+def test_a_failing_module(here, tmp_path):
+    place(here, "train.py", "endings.py")
+    compare_ends(here, tmp_path, "-m", "train", "exception")
+
+
+def test_a_script_that_is_not_python(here, tmp_path):
+    (here / "train.py").write_text("import os\n\ndef train(:\n    pass\n")
+    _, python = compare_ends(here, tmp_path, "train.py")
+    assert "SyntaxError" in python.err
+
+
+def test_a_module_that_is_not_there(here, tmp_path):
+    _, python = compare_ends(here, tmp_path, "-m", "pack.train")
+    assert "ModuleNotFoundError" in python.err
+
+
+def test_torchrun_shows_the_same_traceback(here, tmp_path):
+    place(here, "train.py", "endings.py")
+    launchers, python = compare_ends(here, tmp_path, "train.py", "exception")
+    torchrun = launchers.torchrun("train.py", "exception")
+    assert (torchrun.out, torchrun.err) == (python.out, python.err)
+    assert torchrun.code == 1
+
+
+# The standard streams of the launcher
+
+READS = """import os, sys
+told = [os.isatty(fd) for fd in range(3)]
+print(told, repr(sys.stdin.readline()), file=open("told", "w"))
+"""
+
+
+def with_streams(launcher, cwd, tmp_path, **streams):
+    (cwd / "train.py").write_text(READS)
+    start = {
+        "python": [sys.executable, "-u"],
+        "hpclaunch": [HPCLAUNCH, "--nproc=1", "--log-dir", tmp_path / "logs"],
+    }
+    command = [*start[launcher], "train.py"]
+    env = {**by_hand(0, 1), **environment()}
+    subprocess.run(command, cwd=cwd, env=env, check=True, timeout=LIMIT, **streams)
+    return (cwd / "told").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["python", "hpclaunch"])
+def test_standard_input_is_the_launchers(here, tmp_path, launcher):
+    told = with_streams(launcher, here, tmp_path, input=b"a b\nc", capture_output=True)
+    assert told == "[False, False, False] 'a b\\n'\n"
+
+
+@pytest.mark.parametrize(("launcher", "output"), [("python", True), ("hpclaunch", False)])
+def test_a_terminal(here, tmp_path, launcher, output):
+    """A worker's output goes to its files, so that a launcher that is killed loses no line."""
+    ours, theirs = pty.openpty()
+    os.write(ours, b"a b\n")
+    told = with_streams(launcher, here, tmp_path, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(ours)
+    os.close(theirs)
+    assert told == f"[True, {output}, {output}] 'a b\\n'\n"
