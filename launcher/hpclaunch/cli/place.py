@@ -58,6 +58,8 @@ def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]
     option, host = _meeting_point(options)
     if host and where.index == HEAD and not _is_here(host, here.host):
         notes.append(f"{option} {host} is not the first node of this step: using {here.host}")
+    if options.local_addr and where.index == HEAD and not machines.is_local(options.local_addr):
+        notes.append(f"--local-addr {options.local_addr} is no address of {here.host}: not used")
     if where.index != HEAD:
         notes = []  # the head has said so
     # The head cannot see that `--node-rank` was the same on all nodes; the second node can.

@@ -18,6 +18,7 @@ from hpclaunch.core.model import (
     ENDING,
     EXIT_USAGE,
     FORWARDED,
+    HEAD,
     JOIN,
     PLACEHOLDER,
     Allocation,
@@ -106,7 +107,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             raise
         host = where.places[where.index].host
         trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
-    if where.index == 0:
+    if where.index == HEAD:
         notes += _notes(options, environ, where, what, count, cpus=len(cpus))
     return Config(
         allocation=where,
