@@ -49,14 +49,14 @@ class Agent:
         self.forkserver = server
         if self.place.index == HEAD:
             self._prepare_store()
-        self.output = Output(config.streams, role=config.role, label=config.allocation.label)
+        label = config.allocation.label
+        self.output = Output(config.streams, role=config.role, label=label)
         self.joined = join(config, environ)
         self.channel = self.joined.channel
         incarnation = os.urandom(8).hex()
         self.control = Control(
             config.job, self.place.index, config.nproc, self.joined.address, incarnation
         )
-        label = config.allocation.label
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
         self.round_dir: Path | None = None

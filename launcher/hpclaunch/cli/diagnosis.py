@@ -40,7 +40,7 @@ class Surroundings:
 
     @property
     def several(self) -> bool:
-        return self.where.places[-1].node > 0
+        return self.where.nodes > 1
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
@@ -67,7 +67,7 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
         return "none: this machine alone"
     if not slurm.in_step(environ):
         return f"job {job}, without srun: this host alone"
-    hosts = len({place.node for place in where.places})
+    hosts = where.nodes
     said = f"step {where.name}, {hosts} host{'s' * (hosts > 1)}, {len(where.places)} tasks"
     options = {
         "SLURM_CPUS_PER_TASK": "CPUs per task",

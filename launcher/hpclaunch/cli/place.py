@@ -49,25 +49,27 @@ def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allo
 
 def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]:
     """Slurm holds; one line for each thing that was said otherwise."""
-    nodes = 1 + max(place.node for place in where.places)
     here = where.places[where.index]
-    notes = []
-    if options.nnodes is not None and not options.nnodes[0] <= nodes <= options.nnodes[1]:
-        said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
-        notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
-    option, host = _meeting_point(options)
-    if host and where.index == HEAD and not _is_here(host, here.host):
-        notes.append(f"{option} {host} is not the first node of this step: using {here.host}")
-    if options.local_addr and where.index == HEAD and not machines.is_local(options.local_addr):
-        notes.append(f"--local-addr {options.local_addr} is no address of {here.host}: not used")
-    if where.index != HEAD:
-        notes = []  # the head has said so
+    notes = _seen_by_head(options, where.nodes, here.host) if where.index == HEAD else []
     # The head cannot see that `--node-rank` was the same on all nodes; the second node can.
     if options.node_rank is not None and here.node < 2 and options.node_rank != here.node:
         notes.append(
             f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
             f"{here.node}"
         )
+    return notes
+
+
+def _seen_by_head(options: argparse.Namespace, nodes: int, name: str) -> list[str]:
+    notes = []
+    if options.nnodes is not None and not options.nnodes[0] <= nodes <= options.nnodes[1]:
+        said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
+        notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
+    option, host = _meeting_point(options)
+    if host and not _is_here(host, name):
+        notes.append(f"{option} {host} is not the first node of this step: using {name}")
+    if options.local_addr and not machines.is_local(options.local_addr):
+        notes.append(f"--local-addr {options.local_addr} is no address of {name}: not used")
     return notes
 
 

@@ -68,7 +68,7 @@ def _is_python(script: str) -> bool:
 
 
 def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
-    rest = [a for i, a in enumerate(args) if a != "-u" or i]
+    rest = args[1:] if args[:1] == ("-u",) else args  # the workers have it anyway
     if not rest:
         raise UsageError(f"no script after {said}")
     if rest[0] == "-m" and len(rest) > 1:

@@ -31,6 +31,10 @@ class Place:
     host: str
 
 
+def nodes_of(places: tuple[Place, ...]) -> int:
+    return 1 + max(place.node for place in places)
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """Where an agent stands, and with whom: from Slurm, or from the command line without it."""
@@ -50,6 +54,10 @@ class Allocation:
     @property
     def alone(self) -> bool:
         return len(self.places) == 1
+
+    @property
+    def nodes(self) -> int:
+        return nodes_of(self.places)
 
     @property
     def tasks_here(self) -> int:
@@ -74,7 +82,7 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        return 1 + max(place.node for place in self.places)
+        return nodes_of(self.places)
 
 
 @dataclass(frozen=True, slots=True)

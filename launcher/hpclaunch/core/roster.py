@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from . import membership
 from .messages import Report
 from .model import Assignment, Job, Phase, Place
+from .wording import some
 
 NAMES = 8  # hosts named in a line before it says "and so many more"
 
@@ -93,6 +94,4 @@ class Roster:
 
 def hosts_of(peers: Iterable[Peer]) -> str:
     """Their names, for a line of text."""
-    hosts = list(dict.fromkeys(p.host for p in peers))
-    more = len(hosts) - NAMES
-    return ", ".join(hosts[:NAMES]) + (f" and {more} more" if more > 0 else "")
+    return some((p.host for p in peers), NAMES)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
+from hpclaunch.core.wording import some
+
 MOST = 128  # connections at once; enough for every port at every address of a host
 SHOWN = 4  # addresses or ports named in a sentence
 
@@ -111,8 +113,8 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
         return ""
     best = min(found.values(), key=list(Answer).index)
     those = [target for target, answer in found.items() if answer is best]
-    addresses = _some([address for address, _ in those])
-    ports = _some([str(port) for _, port in those])
+    addresses = some((address for address, _ in those), SHOWN)
+    ports = some((str(port) for _, port in those), SHOWN)
     match best:
         case Answer.OPEN:
             return (
@@ -138,9 +140,3 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
                 "this host leads there, or a firewall rejects it. Look at: ip route get "
                 f"{those[0][0]}"
             )
-
-
-def _some(names: Iterable[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - SHOWN
-    return ", ".join(distinct[:SHOWN]) + (f" and {more} more" if more > 0 else "")

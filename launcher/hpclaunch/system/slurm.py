@@ -21,11 +21,6 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
 
 
-def speaks_for_step(environ: Mapping[str, str]) -> bool:
-    """Whether this task should print what all tasks of the step would print alike."""
-    return environ.get("SLURM_PROCID", "0") == "0" or not in_step(environ)
-
-
 def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) -> Allocation:
     """Reads the environment of a step; `unique` names this start where there is none.
 
