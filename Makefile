@@ -30,8 +30,10 @@ frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
 
-bench: $(VENV)/ready     ## side by side with torchrun; prints the ratios
+bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
+	$(BIN)/python bench/help_text.py
 	$(BIN)/python bench/launch_and_restart.py
+	$(BIN)/python bench/on_slurm.py
 	$(BIN)/python bench/idle_agent.py
 	$(BIN)/python bench/restarts_never_hang.py
 

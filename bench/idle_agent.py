@@ -1,24 +1,25 @@
-"""What an agent costs while its workers train: memory, CPU, and how soon it starts them.
+"""What a launcher costs while its workers train: memory and CPU.
 
-    python bench/idle_agent.py [--seconds 10]
+    python bench/idle_agent.py [--workers 8] [--seconds 5] [--cold]
 
 hpclaunch alone, hpclaunch as head and as member of two agents (which hear from each other every
-second), and torchrun's agent; two workers each that only sleep.
+second) with half of the workers each, and torchrun. The workers have imported torch, met in one
+all-reduce, and sleep. PSS counts a page that several processes share in equal parts: what processes
+cost together is the sum. Helpers are all processes below the agent but the workers.
 """
 
 import argparse
 import os
 import socket
-import subprocess
-import sys
-import tempfile
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-from measuring import BIN
+from measuring import COLD, HPCLAUNCH, TORCHRUN, Command, alone, running
 
-WORKER = "import os, sys, time; open(sys.argv[1] + os.environ['RANK'], 'w'); time.sleep(600)"
+REST = 2.0  # seconds until what is done ahead of need is done
 
 
 def step(index: int) -> dict[str, str]:
@@ -34,54 +35,81 @@ def step(index: int) -> dict[str, str]:
     }
 
 
-def measure(commands: list[tuple[str, list[str], dict[str, str]]], seconds: float) -> None:
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An agent and what it has started."""
+
+    agent: psutil.Process
+    helpers: list[psutil.Process]
+    workers: list[psutil.Process]
+
+
+def family(pid: int, workers: set[int]) -> Family:
+    agent = psutil.Process(pid)
+    below = agent.children(recursive=True)
+    return Family(
+        agent,
+        [p for p in below if p.pid not in workers],
+        [p for p in below if p.pid in workers],
+    )
+
+
+def pss(processes: Iterable[psutil.Process]) -> float:
+    """Megabytes."""
+    return sum(p.memory_full_info().pss for p in processes) / 1e6
+
+
+def cpu(processes: Iterable[psutil.Process]) -> float:
+    """Seconds so far, which the kernel counts to the nanosecond here."""
+    tasks = [task for p in processes for task in Path(f"/proc/{p.pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def measure(commands: Mapping[str, Command], workers: int, seconds: float) -> None:
     """Prints a line for each of the agents, which belong to one job."""
-    with tempfile.TemporaryDirectory() as directory:
-        script = Path(directory) / "worker.py"
-        script.write_text(WORKER)
-        marks = str(Path(directory) / "rank-")
-        began = time.monotonic()
-        agents = [
-            subprocess.Popen(
-                [*command, str(script), marks],
-                cwd=directory,
-                env={**os.environ, **env},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for _, command, env in commands
-        ]
-        while len(list(Path(directory).glob("rank-*"))) < 2:
-            time.sleep(0.002)
-        started = time.monotonic() - began
-        time.sleep(2)  # what is imported ahead of need is done
-        before = [sum(psutil.Process(a.pid).cpu_times()[:2]) for a in agents]
+    with running(list(commands.values()), workers) as run:
+        if run.met(run.began) is None:
+            return
+        time.sleep(REST)
+        pids = {report.pid for report in run.reports}
+        families = [family(launcher.pid, pids) for launcher in run.launchers]
+        before = [cpu([f.agent, *f.helpers]) for f in families]
         time.sleep(seconds)
-        for (name, _, _), agent, used in zip(commands, agents, before, strict=True):
-            process = psutil.Process(agent.pid)
-            memory = process.memory_full_info()
-            cpu = (sum(process.cpu_times()[:2]) - used) / seconds
+        for name, f, used in zip(commands, families, before, strict=True):
+            share = (cpu([f.agent, *f.helpers]) - used) / seconds
+            parts = [pss([f.agent]), pss(f.helpers), pss(f.workers)]
             print(
-                f"{name:20}{memory.rss / 1e6:7.1f} MB RSS{memory.pss / 1e6:7.1f} MB PSS"
-                f"{100 * cpu:7.3f} % CPU   workers up after {started:.2f} s",
+                f"{name:18}{f.agent.memory_info().rss / 1e6:11.1f}{parts[0]:11.1f}"
+                f"{parts[1]:9.1f}{parts[0] + parts[1]:16.1f}{parts[2]:9.1f}{sum(parts):12.1f}"
+                f"{100 * share:9.3f} %",
                 flush=True,
             )
-        for agent in agents:
-            agent.terminate()
-        for agent in agents:
-            agent.wait()
+            for helper in f.helpers:
+                print(f"    {pss([helper]):6.1f} MB  {said_by(helper)}", flush=True)
+
+
+def said_by(helper: psutil.Process) -> str:
+    """Its command line, without directories and the benchmark's own arguments."""
+    words = [Path(word).name for word in helper.cmdline()]
+    return " ".join(words)[:60]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10)
-    seconds = parser.parse_args().seconds
-    ours = [str(BIN / "hpclaunch")]
-    theirs = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    measure([("hpclaunch", [*ours, "--nproc=2"], {})], seconds)
-    pair = [(name, [*ours, "--nproc=1"], step(i)) for i, name in enumerate(("head", "member"))]
-    measure([(f"hpclaunch, {name}", *rest) for name, *rest in pair], seconds)
-    measure([("torchrun", theirs, {})], seconds)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--cold", action="store_true")
+    args = parser.parse_args()
+    print(
+        f"{args.workers} idle workers; MB\n{'':18}  agent RSS  agent PSS  helpers  agent + helpers"
+        "  workers  everything      CPU"
+    )
+    for name in (HPCLAUNCH, *([COLD] if args.cold else []), TORCHRUN):
+        measure({name: alone(name, args.workers)}, args.workers, args.seconds)
+    half = alone(HPCLAUNCH, args.workers // 2)
+    names = (f"{HPCLAUNCH}, head", f"{HPCLAUNCH}, member")
+    pair = {name: replace(half, env=step(index)) for index, name in enumerate(names)}
+    measure(pair, 2 * (args.workers // 2), args.seconds)
 
 
 if __name__ == "__main__":

@@ -1,103 +1,210 @@
-"""Start a launcher, see its workers meet, kill one, see them meet again."""
+"""Start a launcher, see its workers meet, kill one, see them meet again.
+
+Nothing here polls: the workers tell of themselves over a Unix socket, and while something is being
+measured the benchmark sleeps until it hears from them.
+"""
 
 import os
+import selectors
 import shutil
 import signal
+import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-LIMIT = 60.0  # seconds until a start or restart counts as hung
+WORKER = Path(__file__).parent / "worker.py"
+LOGS = "logs"  # hpclaunch's, with its journals, in the directory of a run
+LIMIT = 60.0  # seconds until a start or a restart counts as hung
 
 HPCLAUNCH = "hpclaunch"
+COLD = "hpclaunch --cold"  # every worker a fresh interpreter
 TORCHRUN = "torchrun"
 # As shipped, torchrun's restarts in place often hang: its store outlives the round and hands new
 # ranks the addresses of dead ones. With sharing off it does its best.
 BEST_OF_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
+MARKS = ("began", "imported", "initialised", "met")
 
-def command(launcher: str, workers: int, max_restarts: int) -> list[str]:
-    if launcher == HPCLAUNCH:
-        options = [f"--nproc={workers}", f"--max-restarts={max_restarts}"]
-    else:
-        options = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={max_restarts}"]
-    return [str(BIN / launcher), *options]
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start, before the script and its arguments; `env` is over the inherited one."""
+
+    argv: Sequence[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def command(
+    launcher: str, workers: int, *, max_restarts: int = 3, more: Sequence[str] = ()
+) -> Command:
+    """`workers` per node; `more` are options of this launcher's."""
+    program, *options = launcher.split()
+    options += [f"--max-restarts={max_restarts}", f"--nproc-per-node={workers}", *more]
+    if launcher == TORCHRUN:
+        return Command([str(BIN / program), *options], BEST_OF_TORCHRUN)
+    return Command([str(BIN / program), *options, f"--log-dir={LOGS}"])
+
+
+def alone(launcher: str, workers: int, *, max_restarts: int = 3) -> Command:
+    """A job of one machine."""
+    more = ["--standalone"] if launcher == TORCHRUN else []
+    return command(launcher, workers, max_restarts=max_restarts, more=more)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's own word; the moments as `worker.py` saw them, the pid as this process sees it."""
+
+    pid: int
+    rank: int
+    restarts: int
+    began: float  # the script's first line
+    imported: float  # it has torch
+    initialised: float  # init_process_group has returned
+    met: float  # the first all-reduce is done
 
 
 class Run:
-    """A launcher at work on `bench/worker.py` in a directory of its own."""
+    """A launcher at work on `worker.py` in a directory of its own.
 
-    def __init__(self, argv: list[str], workers: int, env: dict[str, str]) -> None:
+    `where` puts a command line somewhere else than onto this machine; there must be the same files.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Command],
+        workers: int,
+        where: Callable[[list[str], Path], list[str]] = lambda argv, _: argv,
+    ) -> None:
         self.workers = workers
         self.directory = Path(tempfile.mkdtemp(prefix="bench-"))
+        self._selector = selectors.DefaultSelector()
+        self._living: dict[socket.socket, Report] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = str(self.directory / "socket")
+        self._listener.bind(path)
+        self._listener.listen(256)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._welcome)
         self.began = time.monotonic()
-        self.process = subprocess.Popen(
-            [*argv, str(HERE / "worker.py"), str(self.directory)],
-            cwd=self.directory,
-            env={**os.environ, **env},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with (self.directory / "output").open("wb") as output:
+            self.launchers = [
+                subprocess.Popen(
+                    where([*c.argv, str(WORKER), path], self.directory),
+                    cwd=self.directory,
+                    env={**os.environ, **c.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+                for c in commands
+            ]
+        for launcher in self.launchers:
+            self._selector.register(os.pidfd_open(launcher.pid), selectors.EVENT_READ)
 
-    def met(self, after: float) -> float | None:
-        """Seconds from `after` to the last rank's first all-reduce after it; None for a hang."""
-        while time.monotonic() < after + LIMIT and self.process.poll() is None:
-            found = {}
-            for path in self.directory.glob("[0-9]*-[0-9]*"):
-                if path.suffix:
-                    continue
-                moment, _ = path.read_text().split()
-                if float(moment) > after:
-                    found[path.name.partition("-")[2]] = float(moment)
-            if len(found) == self.workers:
-                return max(found.values()) - after
-            time.sleep(0.01)
-        return None
+    @property
+    def logs(self) -> Path:
+        return self.directory / LOGS
 
-    def restarts(self) -> int:
-        """How many restarts have been used so far."""
-        return max(int(p.name.partition("-")[0]) for p in self.directory.glob("[0-9]*-[0-9]*"))
+    @property
+    def reports(self) -> list[Report]:
+        """Of the living workers, the newest of each rank, by rank."""
+        newest = {r.rank: r for r in sorted(self._living.values(), key=lambda r: r.met)}
+        return [newest[rank] for rank in sorted(newest)]
 
-    def kill_worker(self) -> float:
-        """SIGKILL to the worker with the highest rank; returns the moment."""
-        newest = self.directory / f"{self.restarts()}-{self.workers - 1}"
-        pid = int(newest.read_text().split()[1])
+    def met(self, after: float) -> list[Report] | None:
+        """All ranks' reports, once all have met after that moment; None for a hang."""
+        while True:
+            ready = [r for r in self.reports if r.met > after]
+            if len(ready) == self.workers:
+                return ready
+            events = self._selector.select(after + LIMIT - time.monotonic())
+            for key, _ in events:
+                if key.data is None:
+                    self._complain("the launcher has ended")
+                    return None
+                key.data(key.fileobj)
+            if not events:
+                self._complain(f"nothing for {LIMIT:.0f} s")
+                return None
+
+    def kill_worker(self, rank: int) -> float:
+        """SIGKILL to a worker; returns the moment."""
         moment = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.reports[rank].pid, signal.SIGKILL)
         return moment
 
+    def _welcome(self, listener: socket.socket) -> None:
+        worker, _ = listener.accept()
+        # What the worker takes for its pid is that of its own namespace.
+        peer = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("3i", peer)
+        said = worker.recv(1024).split()
+        if not said:
+            worker.close()
+            return
+        rank, restarts, *marks = said
+        self._living[worker] = Report(pid, int(rank), int(restarts), *map(float, marks))
+        self._selector.register(worker, selectors.EVENT_READ, self._farewell)
+
+    def _farewell(self, worker: socket.socket) -> None:
+        self._selector.unregister(worker)
+        del self._living[worker]
+        worker.close()
+
+    def _complain(self, what: str) -> None:
+        said = (self.directory / "output").read_text(errors="replace").splitlines()
+        print(f"{what}; its last lines:", *said[-5:], sep="\n  | ", file=sys.stderr)
+
     def end(self) -> None:
-        (self.directory / "end").touch()
-        try:
-            self.process.wait(LIMIT)
-        except subprocess.TimeoutExpired:  # hung; torchrun's workers outlive it when it is killed
-            agent = psutil.Process(self.process.pid)
-            for process in [*agent.children(recursive=True), agent]:
-                process.kill()
-            self.process.wait()
+        """The workers go when their connections do; what does not is killed."""
+        for open_one in (*self._living, self._listener):
+            open_one.close()
+        for key in list(self._selector.get_map().values()):
+            if key.data is None:
+                os.close(key.fd)
+        self._selector.close()
+        for launcher in self.launchers:
+            try:
+                launcher.wait(LIMIT / 4)
+            except subprocess.TimeoutExpired:  # torchrun's workers outlive it when it is killed
+                agent = psutil.Process(launcher.pid)
+                for process in [*agent.children(recursive=True), agent]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                launcher.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 @contextmanager
-def running(launcher: str, workers: int, *, max_restarts: int = 3, as_shipped: bool = False):
-    env = BEST_OF_TORCHRUN if launcher == TORCHRUN and not as_shipped else {}
-    run = Run(command(launcher, workers, max_restarts), workers, env)
+def running(*args, **kwargs) -> Iterator[Run]:
+    """A `Run` that is ended, whatever happens."""
+    run = Run(*args, **kwargs)
     try:
         yield run
     finally:
         run.end()
 
 
-def median(values: list[float | None]) -> float:
+def timed(argv: Sequence[str], env: dict[str, str] | None = None) -> float:
+    """Seconds that a command takes."""
+    began = time.monotonic()
+    subprocess.run(argv, env={**os.environ, **(env or {})}, stdout=subprocess.DEVNULL, check=True)
+    return time.monotonic() - began
+
+
+def median(values: Sequence[float | None]) -> float:
     """Of the runs that came to an end."""
     done = [v for v in values if v is not None]
     return statistics.median(done) if done else float("nan")

@@ -1,23 +1,32 @@
-"""The worker that is measured: writes the moment of its first all-reduce, then waits to be killed.
+"""The worker that is measured: tells the benchmark when it had come how far, then costs nothing.
 
-Times are of CLOCK_MONOTONIC, which all processes of a machine share.
+    worker.py SOCKET
+
+One message over the benchmark's Unix socket, once all ranks have met: rank, restarts, and the
+moments of `measuring.MARKS`. They are of CLOCK_MONOTONIC, which all processes of a machine share.
+Then it sleeps until the benchmark closes the connection, or something kills it.
 """
 
-import os
-import sys
-import time
-from pathlib import Path
+from time import monotonic
 
-import torch
-import torch.distributed as dist
+began = monotonic()
 
+import os  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+imported = monotonic()
 dist.init_process_group("gloo")
+initialised = monotonic()
 dist.all_reduce(torch.ones(1))
-moment = time.monotonic()
-rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
-path = Path(sys.argv[1]) / f"{restarts}-{rank}"
-path.with_suffix(".tmp").write_text(f"{moment} {os.getpid()}")
-path.with_suffix(".tmp").rename(path)
-while not (Path(sys.argv[1]) / "end").exists():
-    time.sleep(0.02)
+met = monotonic()
+
+who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:
+    benchmark.connect(sys.argv[1])
+    benchmark.send(" ".join(map(str, (*who, began, imported, initialised, met))).encode())
+    benchmark.recv(1)
 dist.destroy_process_group()

@@ -29,7 +29,7 @@ from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import tail
 from .system.signals import Signals
-from .workers import workers_of
+from .workers import is_warm, prepare, workers_of
 
 
 class Agent:
@@ -47,8 +47,6 @@ class Agent:
         self.place = config.job.places[config.allocation.index]
         self.signals = signals
         self.forkserver = server
-        if self.place.index == HEAD:
-            self._prepare_store()
         label = config.allocation.label
         self.output = Output(config.streams, role=config.role, label=label)
         self.joined = join(config, environ)
@@ -121,10 +119,7 @@ class Agent:
             for reply in self.forkserver.receive():
                 self._on_reply(reply)
             if self.forkserver.lost:
-                self._poller.unregister(self.forkserver.fileno())
-                reason = f"the fork server on {self.place.host} was killed"
-                self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
-                self._deliver(events.WorkersGone())
+                self._replace_forkserver()
         if self.search is not None and self.search.fileno() in ready:
             self._on_search(self.search)
         if self.channel is not None:
@@ -141,6 +136,23 @@ class Agent:
             for effect in self.control.handle(event, now):
                 self.journal.record("effect", now, effect)
                 self._carry_out(effect)
+
+    def _replace_forkserver(self) -> None:
+        """Whatever it had started is gone with it."""
+        dead = self.forkserver
+        self._poller.unregister(dead.fileno())
+        dead.close()
+        self.output.mirror.finish(time.monotonic())
+        if dead.survivors or not dead.heard:
+            how = "was killed and left workers behind" if dead.survivors else "cannot start"
+            reason = f"the fork server on {self.place.host} {how}"
+            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
+            self._deliver(events.WorkersGone())
+            return
+        self.forkserver = dead.successor()
+        self._poller.register(self.forkserver.fileno(), zmq.POLLIN)
+        prepare(self.forkserver, self.config, self.environ)
+        self._deliver(events.ForkServerReplaced())
 
     # Events
 
@@ -164,11 +176,23 @@ class Agent:
                     f"{name} not passed on to rank {who}: the script has no handler for it"
                 )
             case {"event": "store-exit", "code": code}:
-                where = "" if self.config.logs is None else f", see {self.config.logs.path}"
+                where = f", see {errors}" if (errors := self._store_errors()) else ""
                 self.output.say(
-                    f"the store process on {self.place.host} ended with {code}{where}/store.err: "
+                    f"the store process on {self.place.host} ended with {code}{where}: "
                     "workers that use torch.distributed cannot meet"
                 )
+            case {"event": "template", "state": state, "why": why}:
+                self.journal.note("template", time.monotonic(), reply)
+                if state == "none":
+                    self.output.say(
+                        f"the template process on {self.place.host} ended ({why}); here is another"
+                    )
+                elif why and self.config.start.warm and self.place.index == HEAD:
+                    self.output.say(f"cold start: {why}")
+            case {"event": "passed-over", "module": module, "why": why}:
+                self.journal.note("passed-over", time.monotonic(), reply)
+                if self.place.index == HEAD:
+                    self.output.say(f"--preload {module}: passed over, {why}")
             case {"event": "started"}:
                 self.journal.note("started", time.monotonic(), reply)
 
@@ -235,6 +259,8 @@ class Agent:
                 self.forkserver.signal(signum)
             case effects.StopWorkers():
                 self.forkserver.stop()
+            case effects.KillIdleWorkers():
+                self.forkserver.kill_idle()
             case effects.KillWorkers():
                 self.forkserver.kill()
             case effects.Say(text=text):
@@ -255,18 +281,16 @@ class Agent:
         self.round_dir = logs.round(part.round)
         workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
         self.output.follow(part, workers, self.round_dir)
-        if part.hosts_store:
-            self._prepare_store()
-        self.forkserver.start(workers, shared, store=part.hosts_store)
+        store = self._store_errors() if part.hosts_store else ""
+        warm = is_warm(part, self.config, self.environ)
+        learn = self.config.start.learn
+        self.forkserver.start(workers, shared, store=store, warm=warm, learn=learn)
 
     def _cannot_start(self, trouble: Trouble) -> None:
         self._events += [events.TroubleFound(trouble), events.WorkersGone()]
 
-    def _prepare_store(self) -> None:
-        """It imports torch while the agents still find each other."""
-        if self.config.logs is not None:
-            errors = str(self.config.logs.path / "store.err")
-            self.forkserver.prepare_store(self.config.python, errors)
+    def _store_errors(self) -> str:
+        return "" if self.config.logs is None else str(self.config.logs.path / "store.err")
 
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs

@@ -11,6 +11,16 @@ from .system.logs import LogDirectory
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """Where workers come from: warm from the template, cold as fresh interpreters."""
+
+    warm: bool
+    ahead: bool  # have the template import torch now, though it may serve the store alone
+    modules: tuple[str, ...] = ()  # what it imports beside torch
+    learn: bool = False  # and what the script is seen to import, from the second round on
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """One agent's settings.
 
@@ -23,6 +33,7 @@ class Config:
     nproc: int
     command: tuple[str, ...]  # what a worker runs: program, script and arguments
     python: str  # the workers' interpreter
+    start: Start
     run_id: str  # TORCHELASTIC_RUN_ID
     role: str
     signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE

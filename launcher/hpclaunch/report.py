@@ -36,7 +36,7 @@ def _post_mortem(verdict: Verdict, log_dir: str) -> str:
         if cause.tail:
             lines.append(f"  the last lines of rank {cause.rank}:")
             lines += [f"    | {line}" for line in cause.tail.splitlines()]
-        else:
+        elif not cause.with_server:
             lines.append(f"  rank {cause.rank} wrote nothing")
         if advice := advise(cause):
             lines.append(_paragraph("  advice: ", advice))

@@ -10,7 +10,7 @@ from .config import Config
 from .core import contract, devices
 from .core.model import PLACEHOLDER, Assignment
 from .system import affinity
-from .system.forkserver import SITE, Worker
+from .system.forkserver import SITE, ForkServer, Worker
 from .system.route import interface_of
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
@@ -29,8 +29,7 @@ def workers_of(
         role=config.role,
         signals=config.signals,
     )
-    inherited = environ.get("PYTHONPATH")
-    shared["PYTHONPATH"] = f"{SITE}{os.pathsep}{inherited}" if inherited else SITE
+    shared |= _path(environ)
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
     workers = []
@@ -63,6 +62,32 @@ def workers_of(
             )
         )
     return workers, shared
+
+
+def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
+    """Have the template import torch, while the agents still find each other."""
+    if config.trouble is not None:
+        return
+    start = config.start
+    command = config.command if start.warm else (config.python, "-c", "")
+    env = _at_load(config, environ) | _path(environ)
+    server.prepare(command, env, start.modules, now=start.warm or start.ahead)
+
+
+def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
+    """Whether the template was loaded with what these workers are to see."""
+    mine = contract.at_load(environ, alone=part.local_world_size == 1)
+    return config.start.warm and mine == _at_load(config, environ)
+
+
+def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """As far as this agent can know it before it has heard of the others."""
+    return contract.at_load(environ, alone=config.allocation.tasks_here * config.nproc == 1)
+
+
+def _path(environ: Mapping[str, str]) -> dict[str, str]:
+    inherited = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{SITE}{os.pathsep}{inherited}" if inherited else SITE}
 
 
 def _cpus_of(part: Assignment, offset: int, config: Config) -> tuple[int, ...]:

@@ -6,9 +6,10 @@ them must be equal, but for those of ALLOWED. torch.compile is left out: it take
 worker, and starts its processes as the other cases do.
 """
 
+import json
 import os
 import pty
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
 from hpclaunch.system.forkserver import SITE
 
 HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
+ERRORS = "writes what torch's @record would, where the script has none (README, Output)"
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
@@ -38,11 +40,18 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "environ.TORCHELASTIC_ERROR_FILE": CONTRACT,
     "environ.PYTHONPATH": HOOK,
     "module._hpclaunch_hooks": HOOK,
+    "module._hpclaunch_errors": ERRORS,
+    "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
     f"path_importer_cache.{SITE}": HOOK,
     "leads its group": SESSION,
     "leads its session": SESSION,
     "prctl.pdeathsig": ORPHANS,
+}
+WARM = {  # fact: why it may differ as well where both have imported torch, before they look
+    "/proc/self/environ differs": "the template's; a process cannot give itself another",
+    "gc.frozen": "what was imported before the fork stays out of collections, and is shared",
+    "status.Threads": "OpenBLAS ends its threads before a fork, and starts them when it needs them",
 }
 TORCHRUNS = {  # fact: how torchrun's workers differ from python's
     "environ.MASTER_ADDR": "the host's name",
@@ -75,10 +84,24 @@ def assert_same(reference, other, allowed=()):
         assert not lines, "\n".join(lines)
 
 
-def place(directory, name, file="probe.py"):
+TORCH = {  # how a script comes to have torch, so that it is started warm
+    "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
+    "children.py": ('LEVEL = "', 'import torch\n\nLEVEL = "'),
+    # Two ends tell that it is there; the others are quicker without, and start warm all the same.
+    "endings.py": (
+        "\n\nif __name__",
+        "\n\nif sys.argv[1] in ('at_exit', 'segfault_told'):\n    import torch\n\nif __name__",
+    ),
+    "training.py": ("", ""),
+}
+both = pytest.mark.parametrize("start", ["cold", "warm"])
+
+
+def place(directory, name, file="probe.py", start="cold"):
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(FILES / file, path)
+    text = (FILES / file).read_text()
+    path.write_text(text.replace(*TORCH[file], 1) if start == "warm" else text)
     return path
 
 
@@ -116,6 +139,19 @@ def test_nothing_is_allowed_in_vain(plain):
     assert sorted(found) == sorted(ALLOWED)
 
 
+def test_facts_of_a_warm_start(here, tmp_path):
+    script = place(here, "train.py", start="warm")
+    launchers = Launchers(here, tmp_path / "left", start="warm")
+    words = (script, "-u", "--lr=1", "x y", "")
+    python, hpclaunch = (run(*words, workers=2) for run in (launchers.python, launchers.hpclaunch))
+    assert_same(python, hpclaunch, {**ALLOWED, **WARM})
+    assert len(python.facts[0]) > 1000
+    found = differences(python.facts[0], hpclaunch.facts[0])
+    assert WARM.keys() - {"status.Threads"} <= found.keys()  # with two workers there are none
+    first, second = hpclaunch.facts
+    assert first["own.random"] != second["own.random"]
+
+
 def test_what_torchrun_changes(plain):
     """So that a reader of ALLOWED sees what a script was never promised."""
     for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
@@ -144,48 +180,48 @@ def test_the_probe_sees_a_careless_fork(here, tmp_path):
     assert sorted({*expected.split(), "/proc/self/environ differs"} - found.keys()) == []
 
 
-def a_relative_path(cwd):
-    place(cwd, "sub/train.py")
+def a_relative_path(cwd, start):
+    place(cwd, "sub/train.py", start=start)
     return ["sub/../sub/train.py"]
 
 
-def a_symbolic_link(cwd):
-    (cwd / "train.py").symlink_to(place(cwd, "elsewhere/run.py"))
+def a_symbolic_link(cwd, start):
+    (cwd / "train.py").symlink_to(place(cwd, "elsewhere/run.py", start=start))
     return ["train.py"]
 
 
-def a_name_beyond_ascii(cwd):
-    return [place(cwd, "träin ☃'$HOME.py"), "größe"]
+def a_name_beyond_ascii(cwd, start):
+    return [place(cwd, "träin ☃'$HOME.py", start=start), "größe"]
 
 
-def a_name_without_suffix(cwd):
-    place(cwd, "train")
+def a_name_without_suffix(cwd, start):
+    place(cwd, "train", start=start)
     return ["./train"]
 
 
-def a_module(cwd):
-    place(cwd, "pack/train.py").with_name("__init__.py").touch()
+def a_module(cwd, start):
+    place(cwd, "pack/train.py", start=start).with_name("__init__.py").touch()
     return ["-m", "pack.train", "-m", "a"]
 
 
-def a_package(cwd):
-    place(cwd, "pack/__main__.py").with_name("__init__.py").touch()
+def a_package(cwd, start):
+    place(cwd, "pack/__main__.py", start=start).with_name("__init__.py").touch()
     return ["-m", "pack", "a"]
 
 
-def a_directory(cwd):
-    place(cwd, "app/__main__.py")
+def a_directory(cwd, start):
+    place(cwd, "app/__main__.py", start=start)
     return ["app"]
 
 
-def a_zip_app(cwd):
+def a_zip_app(cwd, start):
     with zipfile.ZipFile(cwd / "app.pyz", "w") as archive:
-        archive.write(FILES / "probe.py", "__main__.py")
+        archive.write(place(cwd, "probe.py", start=start), "__main__.py")
     return ["app.pyz"]
 
 
-def an_interpreter_with_options(cwd):
-    place(cwd, "train.py")
+def an_interpreter_with_options(cwd, start):
+    place(cwd, "train.py", start=start)
     return [sys.executable, "-O", "-X", "dev", "train.py", "a"]
 
 
@@ -202,19 +238,25 @@ WAYS = [
 ]
 
 
-def compare(cwd, tmp_path, words, **more):
-    launchers = Launchers(cwd, tmp_path / "left", **more)
+def compare(cwd, tmp_path, words, start="cold", allowed=(), **more):
+    launchers = Launchers(cwd, tmp_path / "left", start=start, **more)
     python = launchers.python(*words)
     hpclaunch = launchers.hpclaunch(*words)
     assert python.code == hpclaunch.code == 0
     assert python.facts, python.err
-    assert_same(python, hpclaunch, ALLOWED)
+    expected = {*ALLOWED, *WARM} if start == "warm" else {*ALLOWED}
+    assert_same(python, hpclaunch, expected.union(allowed))
+    if start == "warm":
+        assert hpclaunch.facts[0]["gc.frozen"] > 0
     return python, hpclaunch
 
 
+@both
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_ways_to_name_a_script(here, tmp_path, way):
-    compare(here, tmp_path, way(here))
+def test_ways_to_name_a_script(here, tmp_path, way, start):
+    # torch looks for plugins in every entry of sys.path as it is imported, and keeps this open.
+    scanned = ("fd.3", "module.encodings.cp437") if (way, start) == (a_zip_app, "warm") else ()
+    compare(here, tmp_path, way(here, start), start, scanned)
 
 
 SETTINGS = {
@@ -235,23 +277,26 @@ SETTINGS = {
 }
 
 
+@both
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting):
-    words = [place(here, "train.py")]
-    python, hpclaunch = compare(here, tmp_path, words, env=SETTINGS[setting])
+def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
+    words = [place(here, "train.py", start=start)]
+    python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
     if setting == "seeded":
         assert python.facts[0]["own.hash"] == hpclaunch.facts[0]["own.hash"]
 
 
-def test_what_a_process_inherits(here, tmp_path):
+@both
+def test_what_a_process_inherits(here, tmp_path, start):
     """Limits, umask, ignored signals, niceness: the user's, whatever the launcher does with its."""
     before = [sys.executable, FILES / "inheriting.py", ""]
-    compare(here, tmp_path, [place(here, "train.py")], before=before)
+    compare(here, tmp_path, [place(here, "train.py", start=start)], start, before=before)
 
 
-def test_signals_that_are_blocked(here, tmp_path):
+@both
+def test_signals_that_are_blocked(here, tmp_path, start):
     before = [sys.executable, FILES / "inheriting.py", f"{signal.SIGURG:d},{signal.SIGUSR2:d}"]
-    compare(here, tmp_path, [place(here, "train.py")], before=before)
+    compare(here, tmp_path, [place(here, "train.py", start=start)], start, before=before)
 
 
 # Modules
@@ -260,6 +305,7 @@ NAMES = """_forkserver agent bootstrap cli config core csv forkserver hooks hpcl
 msgspec numpy psutil sched site_hooks sitecustomize store system torch train utils worker workers
 zmq"""
 OF_THE_AGENT = ["hpclaunch", "msgspec", "zmq"]
+OF_TORCH = ["csv", "numpy", "sched", "torch"]  # with one of these beside it, a script starts cold
 
 
 def modules(directory, names):
@@ -268,26 +314,33 @@ def modules(directory, names):
         (directory / f"{name}.py").write_text(f"WHOSE = 'of {directory.name}'\n")
 
 
-def test_the_modules_beside_a_script_are_the_users(here, tmp_path):
+@both
+def test_the_modules_beside_a_script_are_the_users(here, tmp_path, start):
     names = [*NAMES.split(), "hpclaunch_hooks"]
+    if start == "warm":
+        names = [name for name in names if name not in OF_TORCH]
     modules(here, names)
-    words = [place(here, "start.py")]
+    words = [place(here, "start.py", start=start)]
     env = {"CONFORMANCE_IMPORT": ",".join(names)}
-    _, hpclaunch = compare(here, tmp_path, words, env=env)
+    _, hpclaunch = compare(here, tmp_path, words, start, env=env)
     for name in names:
         expected = (str(here / f"{name}.py"), f"of {here.name}")
         assert hpclaunch.facts[0][f"import.{name}"] == repr(expected)
 
 
-def test_the_modules_of_a_users_path(here, tmp_path):
+@both
+def test_the_modules_of_a_users_path(here, tmp_path, start):
     """Their PYTHONPATH stays as it was but for our entry, which is not in sys.path."""
     names = [*(n for n in NAMES.split() if n not in OF_THE_AGENT), "usercustomize"]
+    if start == "warm":
+        names = [name for name in names if name not in OF_TORCH]
     modules(tmp_path / "library", names)
     customize = "import builtins, sys; builtins.CUSTOMIZED = sys.path[:]; print('customized')\n"
     (tmp_path / "library" / "sitecustomize.py").write_text(customize)
     path = f"{tmp_path / 'library'}{os.pathsep}.."
     env = {"CONFORMANCE_IMPORT": ",".join(names), "PYTHONPATH": path}
-    _, hpclaunch = compare(here, tmp_path, [place(here, "start.py")], env=env)
+    words = [place(here, "start.py", start=start)]
+    _, hpclaunch = compare(here, tmp_path, words, start, env=env)
     assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}{os.pathsep}{path}"
     assert hpclaunch.out == "customized\n"
 
@@ -309,38 +362,42 @@ def test_modules_of_a_users_path_that_the_agent_has_too(here, tmp_path, name):
     assert (done.returncode, done.stdout) == (0, "of library\n")
 
 
-def test_a_users_sitecustomize_that_fails(here, tmp_path):
+@both
+def test_a_users_sitecustomize_that_fails(here, tmp_path, start):
     library = tmp_path / "library"
     library.mkdir()
     (library / "sitecustomize.py").write_text("raise ValueError('of the user')\n")
     env = {"PYTHONPATH": str(library)}
-    _, hpclaunch = compare(here, tmp_path, [place(here, "start.py")], env=env)
+    words = [place(here, "start.py", start=start)]
+    _, hpclaunch = compare(here, tmp_path, words, start, env=env)
     assert "of the user" in hpclaunch.err
 
 
 # Children and torch
 
 
+@both
 @pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
-def test_children(here, tmp_path, words):
-    place(here, "children.py", "children.py")
-    launchers = Launchers(here, tmp_path / "left")
+def test_children(here, tmp_path, words, start):
+    place(here, "children.py", "children.py", start)
+    launchers = Launchers(here, tmp_path / "left", start=start)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     for run in (python, hpclaunch):
         assert run.facts, run.err
     for told in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
         if isinstance(told, dict):
-            assert told.pop("modules") == ["_hpclaunch_hooks"]
+            assert told.pop("modules") == ["_hpclaunch_errors", "_hpclaunch_hooks"]
     for told in python.facts[0].values():
         if isinstance(told, dict):
             assert told.pop("modules") == []
     assert_same(python, hpclaunch)
 
 
-def test_training(here, tmp_path):
+@both
+def test_training(here, tmp_path, start):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
     place(here, "training.py", "training.py")
-    launchers = Launchers(here, tmp_path / "left")
+    launchers = Launchers(here, tmp_path / "left", start=start)
     python = launchers.python("training.py", workers=2)
     hpclaunch = launchers.hpclaunch("training.py", workers=2)
     for run in (python, hpclaunch):
@@ -349,7 +406,7 @@ def test_training(here, tmp_path):
         assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
-    assert_same(python, hpclaunch)
+    assert_same(python, hpclaunch, ["torch was there"] if start == "warm" else ())
 
 
 # Ends
@@ -358,14 +415,28 @@ ENDINGS = """finish exit_zero exit_three exit_none exit_text exit_large exceptio
 a_thread_outlives_main exit_in_a_thread at_exit in_del own_hook too_deep leave_at_once abort
 segfault segfault_told interrupt terminated interrupted broken_pipe warn unfinished_line
 other_program closed_output"""
+RECORDED = {  # ending: what @record would write of it
+    "exception": "RuntimeError: epoch 3",
+    "at_exit": "KeyError: 'before'",
+    "own_hook": "RuntimeError: epoch 3",
+    "too_deep": "RecursionError: maximum recursion depth exceeded",
+    "broken_pipe": "BrokenPipeError: [Errno 32] Broken pipe",
+}
+NUMBER = re.compile(r"\d+")
 
 
 def as_a_shell_has_it(code):
     return code if code >= 0 else 128 - code
 
 
-def compare_ends(cwd, tmp_path, *words):
-    launchers = Launchers(cwd, tmp_path / "left")
+def error_of(launchers, pattern="hpclaunch/round-0/rank-0.error.json"):
+    """What the error file tells; None without one."""
+    files = list(launchers.outside.glob(pattern))
+    return json.loads(files[0].read_text())["message"] if files else None
+
+
+def compare_ends(cwd, tmp_path, *words, start="cold"):
+    launchers = Launchers(cwd, tmp_path / "left", start=start)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     assert hpclaunch.code == as_a_shell_has_it(python.code)
     assert_same(python, hpclaunch)
@@ -376,21 +447,62 @@ def compare_ends(cwd, tmp_path, *words):
     return launchers, python
 
 
+@both
 @pytest.mark.parametrize("ending", ENDINGS.split())
-def test_endings(here, tmp_path, ending):
-    place(here, "train.py", "endings.py")
-    compare_ends(here, tmp_path, "train.py", ending)
+def test_endings(here, tmp_path, ending, start):
+    place(here, "train.py", "endings.py", start)
+    launchers, _ = compare_ends(here, tmp_path, "train.py", ending, start=start)
+    error = error_of(launchers)
+    assert (error is not None) == (ending in RECORDED)
+    if error is not None:
+        assert error["message"].startswith(RECORDED[ending])
+
+
+WITH_TORCH = """import sys
+import endings
+from torch.distributed.elastic.multiprocessing.errors import record
+end = getattr(endings, sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("ending", RECORDED)
+def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, ending):
+    """The same but for the frames around the script's own."""
+    place(here, "endings.py", "endings.py")
+    (here / "recorded.py").write_text(WITH_TORCH + "record(end)()\n")
+    (here / "train.py").write_text(WITH_TORCH + "end()\n")
+    launchers = Launchers(here, tmp_path / "left")
+    launchers.torchrun("recorded.py", ending)
+    theirs = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
+    launchers.hpclaunch("train.py", ending)
+    ours = error_of(launchers)
+    assert ours.keys() == theirs.keys()
+    assert ours["message"] == theirs["message"]
+    assert ours["extraInfo"].keys() == theirs["extraInfo"].keys()
+    traces = [error["extraInfo"]["py_callstack"] for error in (ours, theirs)]
+    assert ["in wrapper" in trace for trace in traces] == [False, True]
+    ours, theirs = (NUMBER.sub("N", trace.rpartition(f"in {ending}\n")[2]) for trace in traces)
+    assert ours == theirs
+
+
+def test_what_record_wrote_is_left_alone(here, tmp_path):
+    place(here, "endings.py", "endings.py")
+    (here / "train.py").write_text(WITH_TORCH + "record(end)()\n")
+    launchers, _ = compare_ends(here, tmp_path, "train.py", "exception")
+    assert "in wrapper" in error_of(launchers)["extraInfo"]["py_callstack"]
 
 
 def test_a_failing_module(here, tmp_path):
     place(here, "train.py", "endings.py")
-    compare_ends(here, tmp_path, "-m", "train", "exception")
+    launchers, _ = compare_ends(here, tmp_path, "-m", "train", "exception")
+    assert error_of(launchers)["message"] == RECORDED["exception"]
 
 
 def test_a_script_that_is_not_python(here, tmp_path):
     (here / "train.py").write_text("import os\n\ndef train(:\n    pass\n")
-    _, python = compare_ends(here, tmp_path, "train.py")
+    launchers, python = compare_ends(here, tmp_path, "train.py")
     assert "SyntaxError" in python.err
+    assert error_of(launchers)["message"].startswith("SyntaxError: ")
 
 
 def test_a_module_that_is_not_there(here, tmp_path):

@@ -141,8 +141,8 @@ def test_a_signal_ends_the_job_in_order(tmp_path, signum):
     assert until(lambda: not living(pids))
 
 
-def outputs_if_any(cwd):
-    return outputs(cwd) if (cwd / "hpclaunch-logs").exists() else {}
+def outputs_if_any(cwd, number=0):
+    return outputs(cwd, number) if (cwd / "hpclaunch-logs").exists() else {}
 
 
 def test_usr1_is_passed_on_and_the_workers_run_on(tmp_path):
@@ -178,14 +178,19 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     assert until(lambda: not living(pids))
 
 
-def test_a_killed_fork_server_ends_the_job(tmp_path):
-    job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)
-    until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
-    pids = family(job)
-    os.kill(pids[1], signal.SIGKILL)
+@pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])
+def test_a_killed_fork_server_is_replaced(tmp_path, torch):
+    """Its workers are a failed round."""
+    job = start("--nproc", 2, "--max-restarts", 1, script(tmp_path, torch + WAIT), cwd=tmp_path)
+    for number in (0, 1):
+        until(lambda n=number: sum("up" in t for t in outputs_if_any(tmp_path, n).values()) == 2)
+        pids = family(job)
+        os.kill(pids[1], signal.SIGKILL)
+        assert until(lambda: not living(pids[1:]))  # noqa: B023
     _, err = job.communicate(timeout=LIMIT)
-    assert job.returncode == 1
+    assert job.returncode == 137
     assert "the fork server on" in err
+    assert "restart 1 of 1" in err
     assert until(lambda: not living(pids))
 
 

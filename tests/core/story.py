@@ -95,6 +95,10 @@ def failed(rank: int, code: int = 1, signum: int = 0, age: float = 0.0) -> Worke
     return WorkerExit(rank, code, signum, age, stopped=False, tail=f"rank {rank} is no more")
 
 
+def killed_with_server(rank: int, age: float = 0.0) -> WorkerExit:
+    return WorkerExit(rank, 137, 9, age, stopped=False, tail="", with_server=True)
+
+
 class Core(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]: ...
 

@@ -9,6 +9,7 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.effects import ChooseCheckpoint, Exit, OpenStore, StartWorkers
 from hpclaunch.core.events import (
     CheckpointChosen,
+    ForkServerReplaced,
     Received,
     Signalled,
     Started,
@@ -51,6 +52,16 @@ def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
     (left,) = [e for e in tell(control, 10.0, Tick()) if isinstance(e, Exit)]
     assert left.verdict.code == code
     assert tell(control, 11.0, Tick(), event) == []
+
+
+def test_the_head_loses_its_fork_server_between_two_rounds():
+    """It never asks for a store at the port of a fork server that is dead."""
+    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    tell(control, 0.0, Started(), StoreListening(4000))
+    assert tell(control, 0.1, ForkServerReplaced()) == [OpenStore()]
+    assert tell(control, 0.2, CheckpointChosen("")) == []
+    (started,) = tell(control, 0.3, StoreListening(4001))
+    assert (started.assignment.round, started.assignment.store_port) == (0, 4001)
 
 
 def test_nobody_reports_for_another():

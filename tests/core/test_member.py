@@ -8,6 +8,7 @@ import pytest
 from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell
 
 from hpclaunch.core.effects import (
+    KillIdleWorkers,
     KillWorkers,
     OpenStore,
     Say,
@@ -16,6 +17,7 @@ from hpclaunch.core.effects import (
     StopWorkers,
 )
 from hpclaunch.core.events import (
+    PeerClosed,
     Signalled,
     Started,
     StoreListening,
@@ -125,6 +127,57 @@ def test_workers_that_ignore_sigterm_are_killed():
     assert deeds(tell(member, 22.0, Tick())) == [KillWorkers()]
     assert deeds(tell(member, 22.1, WorkersGone())) == [OpenStore()]
     assert deeds(tell(member, 60.0, Tick())) == []
+
+
+def test_a_lost_round_does_not_wait_for_workers_that_save_nothing():
+    """They may be stuck in a collective with a dead peer, and no handler of theirs is run."""
+    member = running(grace=20.0, stuck=5.0)
+    assert deeds(tell(member, 2.0, WorkerExited(3, 1, 0))) == [StopWorkers()]
+    assert deeds(tell(member, 6.9, Tick())) == []
+    for now in (7.0, 12.0, 17.0):
+        assert deeds(tell(member, now, Tick())) == [KillIdleWorkers()]
+    assert deeds(tell(member, 22.0, Tick())) == [KillWorkers()]
+    assert deeds(tell(member, 27.0, Tick())) == []
+    tell(member, 28.0, WorkersGone(), StoreListening(4002), run(1))
+    assert deeds(tell(member, 60.0, Tick())) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "kills"),
+    [
+        (WorkerExited(3, 1, 0), [KillIdleWorkers()]),
+        (stop(0, serial=900_000, lost=True), [KillIdleWorkers()]),
+        (stop(0, serial=900_000), []),
+        (TERM, []),
+        (end(143, "ended by SIGTERM on n0", serial=900_000), []),
+        (TroubleFound(Trouble(EXIT_LOST, "the disk is full")), []),
+        (PeerClosed(0), []),
+    ],
+    ids=["failed here", "failed elsewhere", "ended elsewhere", "signal", "end", "trouble", "head"],
+)
+def test_only_a_lost_round_hurries(event, kills):
+    member = running(grace=20.0, stuck=5.0, reconnect=1.0)
+    tell(member, 2.0, event, Tick())
+    tell(member, 3.0, Tick())
+    assert member.phase is Phase.STOPPING
+    assert deeds(tell(member, 7.5, Tick())) == kills
+
+
+def test_a_lost_round_that_is_ended_as_well():
+    """What was decided stays; asked twice, nobody gets any more grace."""
+    member = running(grace=20.0, stuck=5.0)
+    tell(member, 2.0, WorkerExited(3, 1, 0))
+    assert deeds(tell(member, 3.0, TERM)) == []
+    assert deeds(tell(member, 7.0, Tick())) == [KillIdleWorkers()]
+    assert deeds(tell(member, 8.0, TERM)) == [KillWorkers()]
+    assert deeds(tell(member, 12.0, Tick())) == []
+
+
+@pytest.mark.parametrize("grace", [0.0, 5.0])
+def test_without_much_grace_nobody_looks_who_is_idle(grace):
+    member = running(grace=grace, stuck=5.0)
+    effects = tell(member, 2.0, stop(0, lost=True), Tick()) + tell(member, 7.0, Tick())
+    assert deeds(effects) == [StopWorkers(), KillWorkers()]
 
 
 def test_unkillable_workers_end_the_job():

@@ -17,6 +17,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 # Modules that only compute. signal is here for its names and numbers.
 PURE = {
     "__future__",
+    "ast",
     "bisect",
     "collections",
     "dataclasses",
@@ -33,14 +34,14 @@ PURE = {
 ALLOWED = {
     "core": {"core"},
     "system": {"core"},
-    "worker": set(),
+    "worker": {"worker"},
     "report": {"core"},
     "config": {"core", "system"},
     "workers": {"core", "system", "config"},
     "joining": {"core", "system", "config"},
     "output": {"core", "system"},
     "agent": {"core", "system", "report", "config", "workers", "joining", "output"},
-    "cli": {"core", "system", "report", "config", "agent", "cli", "__init__"},
+    "cli": {"core", "system", "report", "config", "workers", "agent", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -95,9 +96,20 @@ def test_core_uses_of_signal_only_its_names(file):
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
 def test_worker_files_stand_alone(file):
-    """They are run by path, by the user's Python: nothing of ours is importable there."""
+    """Python has nothing but its own library there, and in the user's, where the site's files
+    are imported, of ours only what lies beside them."""
     foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
-    assert foreign <= ({"torch"} if file.name == "store.py" else set())
+    if file.parent.name == "site":
+        assert foreign <= {f.stem for f in FILES if f.parent == file.parent} | {"torch"}
+    else:
+        assert foreign <= {"hpclaunch"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
+def test_only_the_template_loads_torch(file):
+    """The fork server stays one light thread, and a worker imports torch when its script does."""
+    loads = "torch" in {name.split(".")[0] for name in imports(file)}
+    assert not loads or file.name == "_hpclaunch_template.py"
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)

@@ -2,10 +2,11 @@
 
 from hpclaunch import report
 from hpclaunch.core.model import EXIT_USAGE, Failure, Verdict
+from hpclaunch.core.restarts import verdict_for
 
 
-def failure(rank, tail="", code=1, signal=0):
-    return Failure(0, rank, f"n{rank}", code, signal, 0.0, tail)
+def failure(rank, tail="", code=1, signal=0, **fields):
+    return Failure(0, rank, f"n{rank}", code, signal, 0.0, tail, **fields)
 
 
 def at_head(verdict):
@@ -42,6 +43,22 @@ def test_a_worker_that_was_killed_without_a_word():
     lines = at_head(verdict).splitlines()
     assert lines[1] == "  rank 0 wrote nothing"
     assert lines[2].startswith("  advice: nobody but the kernel or a person kills so.")
+
+
+def test_a_fork_server_that_was_killed():
+    """No rank is to blame, nor what it wrote; who kills so is the same."""
+    cause = failure(2, code=137, signal=9, with_server=True)
+    peer = failure(0, code=1)
+    lines = at_head(verdict_for([peer, cause], used=1, budget=1)).splitlines()
+    assert lines[0] == (
+        "the fork server on n2 was killed with its workers in round 0, and the only restart is "
+        "used up (exit code 137)"
+    )
+    assert lines[1].startswith("  advice: nobody but the kernel or a person kills so.")
+    assert lines[-2:] == [
+        "  failed as a consequence: rank 0 on n0 exited with code 1",
+        "  logs: /logs/7.0",
+    ]
 
 
 def test_options_and_names_are_not_torn():

@@ -15,8 +15,9 @@ from hpclaunch.core.restarts import (
 )
 
 
-def failure(rank, at, code=1, signal=0):
-    return Failure(0, rank, f"n{rank // 2}", code, signal, at, tail=f"rank {rank} was here")
+def failure(rank, at, code=1, signal=0, **fields):
+    tail = f"rank {rank} was here"
+    return Failure(0, rank, f"n{rank // 2}", code, signal, at, tail=tail, **fields)
 
 
 # Failures, and their ranks with the cause first.
@@ -28,6 +29,10 @@ CAUSES = {
         [1, 0],
     ),
     "an exit before a later signal": ([failure(0, 5.0), failure(1, 5.1, 134, 6)], [0, 1]),
+    "a fork server, however late it is missed": (
+        [failure(0, 5.0), failure(2, 5.2, 137, 9, with_server=True), failure(1, 5.1, 139, 11)],
+        [2, 0, 1],
+    ),
     "else the lower rank": ([failure(2, 5.0), failure(1, 5.0)], [1, 2]),
 }
 
@@ -82,6 +87,10 @@ def test_a_verdict_stays_small_however_many_fail():
         (failure(3, 0.0, 2), "rank 3 on n1 exited with code 2"),
         (failure(0, 0.0, 137, 9), "rank 0 on n0 was killed by SIGKILL"),
         (failure(0, 0.0, 168, 40), "rank 0 on n0 was killed by signal 40"),
+        (
+            failure(3, 0.0, 137, 9, with_server=True),
+            "the fork server on n1 was killed with its workers",
+        ),
     ],
 )
 def test_how(what, words):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from story import a_job, deeds, failed, orders, report, tell
+from story import a_job, deeds, failed, killed_with_server, orders, report, tell
 
 from hpclaunch.core.effects import ChooseCheckpoint, Diagnose, Say, Send
 from hpclaunch.core.events import (
@@ -99,6 +99,36 @@ def test_a_worker_fails_and_the_job_goes_on():
     effects = tell(head, 3.3, CheckpointChosen("/c/1.pt"))
     assert orders(effects) == [(0, "run", 1), (1, "run", 1)]
     assert {m.assignment.restarts for m in sent(effects).values()} == {1}
+
+
+def test_a_fork_server_is_killed_and_the_job_goes_on():
+    head = running()
+    tell(head, 3.0, report(1, PREPARING, 0, exits=(killed_with_server(2),)))
+    assert head.stage is Stage.STOPPING
+    (said, _) = deeds(tell(head, 3.1, *all_report(IDLE, 0)))
+    assert said == Say("the fork server on n1 was killed with its workers; restart 1 of 3")
+
+
+def test_a_round_waits_for_an_agent_that_is_not_ready_again():
+    """Its fork server was killed while the checkpoint was chosen: its store has another port."""
+    head = gathered()
+    tell(head, 0.1, report(0, PREPARING))
+    assert tell(head, 0.2, CheckpointChosen("/c/1.pt")) == []
+    assert head.next_deadline() > 10.0, "there is nothing to say about a search that is over"
+    effects = tell(head, 0.3, report(0, IDLE, store_port=4711))
+    assert deeds(effects) == [Say("resuming from /c/1.pt")]
+    assert {m.assignment.store_port for m in sent(effects).values()} == {4711}
+
+
+def test_the_agents_are_told_why_they_stop():
+    """Who waits for a peer that failed has nothing to save; who is asked to end may have."""
+    lost = running()
+    effects = tell(lost, 3.0, report(1, STOPPING, 0, exits=(failed(2),)))
+    assert [message.lost for message in sent(effects).values()] == [True, True]
+    ended = running()
+    effects = tell(ended, 3.0, report(1, STOPPING, 0, stop_signal=15))
+    effects += tell(ended, 3.1, report(0, RUNNING, 0, exits=(failed(0),)))
+    assert [message.lost for message in sent(effects).values()] == [False, False]
 
 
 def test_no_round_begins_before_every_worker_of_the_last_is_gone():

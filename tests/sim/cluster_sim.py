@@ -92,7 +92,11 @@ class Simulation:
             case Kind.CUT:
                 self.network.cut_off(fault.agent)
             case Kind.KILL_FORKSERVER:
-                agent.kill_forkserver()
+                if fault.phase is None:
+                    agent.kill_forkserver(for_good=False)
+                agent.doom = fault.phase
+            case Kind.LOSE_FORKSERVER:
+                agent.kill_forkserver(for_good=True)
             case Kind.UNKILLABLE:
                 agent.make_unkillable()
 

@@ -13,6 +13,9 @@ from cluster_sim import check, replay
 from sim_checker import BrokenLawError
 
 _BEAT = re.compile(r"serial=\d+|age=[\d.]+|tail=''")
+_NOISE = re.compile(
+    r", (head_)?address='[^']*'|, tail=''|, trouble=None|, (lost|with_server)=False"
+)
 
 
 def show(seed: int, everything: bool) -> int:
@@ -36,9 +39,7 @@ def show(seed: int, everything: bool) -> int:
 
 def _short(line: str) -> str:
     line = re.sub(r"<(?:Phase|Goal)\.(\w+): '\w+'>", r"\1", line)
-    for noise in (", address='[^']*'", ", head_address='[^']*'", ", tail=''", ", trouble=None"):
-        line = re.sub(noise, "", line)
-    return line
+    return _NOISE.sub("", line)
 
 
 def search(first: int, count: int) -> int:

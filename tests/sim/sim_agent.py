@@ -10,17 +10,23 @@ from sim_training import Worker
 
 from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
-from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Assignment, Trouble, Verdict
+from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Assignment, Phase, Trouble, Verdict
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
 
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
+MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
+REPLACING = 0.1  # the most seconds from the death of a fork server until another is there
 
 # The order in which the loop reads its sources after it was stopped for a while.
 _SOURCES = (
     events.Signalled,
-    events.StoreListening | events.WorkerExited | events.WorkersGone | events.TroubleFound,
+    events.StoreListening
+    | events.WorkerExited
+    | events.WorkersGone
+    | events.ForkServerReplaced
+    | events.TroubleFound,
     events.CheckpointChosen | events.Diagnosed,
     events.Received,
     events.PeerClosed | events.HeadReached,
@@ -39,7 +45,10 @@ class Agent:
         self.port = 0  # where a store would listen
         self.workers: list[Worker] = []
         self._running = False
-        self._forkserver = True
+        self._forkserver = True  # False from its death until another is there
+        self._forkservers = 1  # how many there were
+        self._store_of = -1  # the last round whose store is here
+        self.doom: Phase | None = None  # in which the fork server will be killed
         self._unkillable_next = False
         self._paused = False
         self._inbox: list[events.Event] = []
@@ -72,6 +81,9 @@ class Agent:
         self.sim.note(self.index, "<-", event)
         if isinstance(event, events.Received) and self.index:
             self.told = True
+        if isinstance(event, events.ForkServerReplaced):
+            self._forkserver, self._running, self.port = True, False, 0
+            self._forkservers += 1
         check = self.sim.checker.before(self, event)
         todo = self.control.handle(event, self.clock)
         for effect in todo:
@@ -79,6 +91,10 @@ class Agent:
         self.sim.checker.after(self, event, todo, check)
         for effect in todo:
             self._carry_out(effect)
+        if self.doom is self.control.member.phase and not self.living_workers():
+            self.doom = None
+            wait = self.sim.rng.uniform(0.0, self.sim.rng.choice(MOMENTS))
+            self.sim.after(wait, lambda: self.kill_forkserver(for_good=False))
         self._arm()
 
     def _arm(self) -> None:
@@ -145,6 +161,10 @@ class Agent:
             case effects.StopWorkers():
                 for worker in self.living_workers():
                     self.sim.training.terminate(worker)
+            case effects.KillIdleWorkers():
+                for worker in self.living_workers():
+                    if not worker.saving:
+                        self.sim.training.kill(worker)
             case effects.KillWorkers():
                 for worker in self.living_workers():
                     self.sim.training.kill(worker)
@@ -158,8 +178,10 @@ class Agent:
     # The fork server
 
     def _answer(self, event: events.Event, wait: float = 0.0005) -> None:
+        asked = self._forkservers
+
         def tell() -> None:
-            if self._forkserver:
+            if self._forkserver and self._forkservers == asked:
                 self.deliver(event)
 
         self.sim.after(wait, tell)
@@ -169,6 +191,8 @@ class Agent:
             return
         rng, plan = self.sim.rng, self.sim.plan
         self._running = True
+        if part.hosts_store:
+            self._store_of = part.round
         for offset in range(part.nproc):
             mute, deaf = rng.random() < plan.stubborn, rng.random() < 0.15
             rank = part.first_rank + offset
@@ -183,14 +207,26 @@ class Agent:
         self._answer(events.WorkerExited(worker.rank, code, int(signum)))
         if self._running and not self.living_workers():
             self._running = False
-            self._answer(events.WorkersGone(), 0.001)
+            self._answer(events.WorkersGone(), self.sim.plan.sweep)
 
-    def kill_forkserver(self) -> None:
-        if not self.living or not self._forkserver:
+    def kill_forkserver(self, *, for_good: bool) -> None:
+        """Its workers and the store go with it. The agent finds out in its own time; until then
+        it asks one that is dead."""
+        if not self._forkserver:
             return
         self._forkserver = False
         for worker in self.living_workers():
             self.sim.training.vanish(worker)
+        if self._store_of >= 0:
+            self.sim.training.lose_store(self._store_of)
+        self.sim.after(
+            self.sim.rng.uniform(0.0, REPLACING), lambda: self._miss_forkserver(for_good)
+        )
+
+    def _miss_forkserver(self, for_good: bool) -> None:
+        if not for_good and not self.living_workers():
+            self.deliver(events.ForkServerReplaced())
+            return
         reason = f"the fork server on {self.host} was killed"
         self.deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
         self.deliver(events.WorkersGone())

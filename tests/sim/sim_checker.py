@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sim_plan import Kind
+
 from hpclaunch.core import effects, events
-from hpclaunch.core.model import EXIT_LOST, Assignment
+from hpclaunch.core.model import EXIT_LOST, Assignment, Phase
 from hpclaunch.core.rounds import Stage
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sim_agent import Agent
 
 HEAD = 0
+RUNNING = Phase.RUNNING
 
 
 class BrokenLawError(AssertionError):
@@ -40,6 +43,7 @@ class Checker:
         self.hasty: set[int] = set()  # whose deadline had passed already after their last step
         self.facts: dict[int, tuple[object, ...]] = {}  # of each round, the same for everybody
         self.started: dict[int, set[int]] = {}  # which agents have started it
+        self.lost: set[int] = set()  # rounds in which something did fail
 
     # Every step
 
@@ -68,11 +72,20 @@ class Checker:
         spins = agent.index in self.hasty and isinstance(event, events.Tick) and late
         self._require(not spins, agent, "spins: its deadline stays in the past")
         (self.hasty.add if late else self.hasty.discard)(agent.index)
+        if isinstance(event, events.ForkServerReplaced):
+            self.lost |= {control.member.round, control.member.round + 1}  # or one on its way
+        elif isinstance(event, events.WorkerExited) and event.code and was.state[0] is RUNNING:
+            self.lost.add(control.member.round)
         for effect in todo:
             if isinstance(effect, effects.StartWorkers):
                 self._starts(agent, effect.assignment)
             elif isinstance(effect, effects.Exit):
                 self._exits(agent)
+            elif isinstance(effect, effects.KillIdleWorkers):
+                lost = control.member.round in self.lost
+                self._require(lost, agent, "is hasty with workers of a round that was not lost")
+            elif isinstance(effect, effects.KillWorkers):
+                self._patient(agent)
         if control.head is not None:
             self._nobody_lost_in_error(agent)
 
@@ -118,6 +131,14 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+
+    def _patient(self, agent: Agent) -> None:
+        """What is left at the end of the grace of a lost round is what saves something."""
+        plan = self.sim.plan
+        long_ago = self.sim.now - plan.job.stuck - 1.0
+        idle = [w for w in agent.living_workers() if not w.saving and w.idle_since < long_ago]
+        if plan.survived and Kind.PAUSE not in plan.kinds:
+            self._require(not idle, agent, f"has waited for {idle} in vain")
 
     def _nobody_lost_in_error(self, agent: Agent) -> None:
         head = agent.control.head
@@ -166,7 +187,7 @@ class Checker:
             done = len(last.exits) == last.world_size
             done = done and all(code == 0 for code, _, _ in last.exits.values())
             self._require(done, head, f"calls {last.exits} a success")
-        if sim.plan.harmless:
+        if sim.plan.survived:
             self._fair(head)
 
     def _codes_within(self, codes: set[int]) -> None:
@@ -181,15 +202,20 @@ class Checker:
                 self._require(said.code in codes, agent, f"left with {said}, not {codes}")
 
     def _fair(self, head: Agent) -> None:
-        """Where only workers failed, the outcome follows from how often they did."""
+        """Where only workers and fork servers failed, the outcome follows from how often they did.
+
+        One that was killed when there was nothing to lose costs no restart.
+        """
         plan, verdict = self.sim.plan, head.verdict
         assert verdict is not None
-        if plan.crashes <= plan.job.max_restarts:
-            fair = verdict.code == 0 and verdict.restarts == plan.crashes
-            self._require(fair, head, f"ends with {verdict} after {plan.crashes} crashes")
+        budget, most = plan.job.max_restarts, plan.crashes + plan.kills
+        done = verdict.code == 0 and plan.crashes <= verdict.restarts <= most
+        spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
+        fair = (done and plan.crashes <= budget) or (spent and most > budget)
+        count = f"{plan.crashes} crashes and {plan.kills} killed fork servers"
+        self._require(fair, head, f"ends with {verdict} after {count}")
+        if not spent:
             return
-        spent = verdict.code != 0 and verdict.restarts == plan.job.max_restarts
-        self._require(spent and verdict.cause is not None, head, f"ends with {verdict}")
         if plan.slow or plan.drop or plan.kinds:
             return  # reports may come too late to tell causes from consequences
         assert verdict.cause is not None

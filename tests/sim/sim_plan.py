@@ -7,11 +7,11 @@ generator while the job runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from hpclaunch.core.model import Job, Place
+from hpclaunch.core.model import Job, Phase, Place
 
 MAX_AGENTS = 16
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
@@ -22,6 +22,8 @@ class Kind(Enum):
     PAUSE = "the agent is stopped for a while, for less than the silence that counts as a loss"
     BLIP = "its connection to the head is closed and made again at once"
     USR1 = "SIGUSR1, which is for the workers"
+    # What costs a restart at most.
+    KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it, and another comes"
     # What ends the job.
     SIGTERM = "SIGTERM to one agent"
     SIGINT = "SIGINT twice to one agent"
@@ -29,13 +31,16 @@ class Kind(Enum):
     TROUBLE = "the agent cannot take part"
     KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
     CUT = "no message to or from the agent any more, and no sign of it"
-    KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it"
+    LOSE_FORKSERVER = "the same, and no other can be started"
     UNKILLABLE = "one of its workers survives SIGKILL"
 
 
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
-FATAL = tuple(kind for kind in Kind if kind not in HARMLESS)
+SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER)
+# When a fault of the fork server strikes while there are no workers: moments easily missed.
+AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
+FATAL = tuple(kind for kind in Kind if kind not in SURVIVED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Fault:
     kind: Kind
     agent: int
     lasts: float = 0.0
+    phase: Phase | None = None  # it strikes once the agent is in it without living workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class Plan:
     coupled: bool  # the workers meet in collectives: nobody gets on without all the others
     saves: bool  # rank 0 writes checkpoints
     stubborn: float  # how likely a worker is to ignore SIGTERM
+    savers: float  # how likely it is to save something first, which takes its time
+    sweep: float  # seconds until what the workers of an agent left behind is gone
     delay: float  # the usual delay of a message
     slow: float  # how likely it is to take up to a second
     drop: float
@@ -69,9 +77,14 @@ class Plan:
         return frozenset(fault.kind for fault in self.faults)
 
     @property
-    def harmless(self) -> bool:
-        """Nothing but workers fails, if anything does."""
-        return self.kinds <= set(HARMLESS)
+    def kills(self) -> int:
+        """How many rounds may be lost beside those in which a worker fails by itself."""
+        return sum(fault.kind is Kind.KILL_FORKSERVER for fault in self.faults)
+
+    @property
+    def survived(self) -> bool:
+        """Nothing fails but what a restart makes good."""
+        return self.kinds <= set(SURVIVED)
 
     @property
     def bound(self) -> float:
@@ -113,6 +126,19 @@ def draw(seed: int) -> Plan:
         for count, kinds in ((harmless, harmless_kinds), (fatal, FATAL))
         for _ in range(count)
     ]
+    # Drawn apart, so that the rest of a seed's run is what it was before there was any of this.
+    more = Random(f"{seed} and more")
+    kills = more.choice((0, 0, 0, 1, 1, 2, 3))
+    faults += [
+        Fault(
+            at=more.uniform(0.0, span),
+            kind=Kind.KILL_FORKSERVER,
+            agent=more.randrange(len(places)),
+            phase=more.choice((None, *AIMED)),
+        )
+        for _ in range(kills)
+    ]
+    job = replace(job, stuck=more.choice((1.0, 5.0)))
     # A pause together with losses, or a closed connection with them, can use up the time that an
     # agent has to be heard: then the job would be right to give it up.
     lossy = not any(f.kind in (Kind.PAUSE, Kind.BLIP) for f in faults)
@@ -128,6 +154,8 @@ def draw(seed: int) -> Plan:
         coupled=rng.random() < 0.7,
         saves=rng.random() < 0.6,
         stubborn=rng.choice((0.0, 0.0, 0.3, 1.0)),
+        savers=more.choice((0.0, 0.0, 0.3)),
+        sweep=more.choice((0.001, 0.2)),
         delay=rng.choice((0.0002, 0.005, 0.05)),
         slow=rng.choice((0.0, 0.02, 0.2)) if lossy else 0.0,
         drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,

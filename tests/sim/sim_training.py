@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class Worker:
     ended: Callable[[Worker, int, int], None]  # (worker, code, signal), to its fork server
     mute: bool  # ignores SIGTERM
     deaf: bool  # does not notice when a peer is gone, and waits for it in vain
+    saving: bool = False  # writes, since it was asked to stop
+    idle_since: float = math.inf  # when it was asked to stop, or has written the last of it
     unkillable: bool = False
     alive: bool = True
 
@@ -101,10 +104,23 @@ class Training:
                 self._follow(other)
 
     def terminate(self, worker: Worker) -> None:
-        """SIGTERM: most die of it, some save first and leave with 0, some do not care."""
+        """SIGTERM: most die of it or leave with 0, some save first, some do not care or hang."""
+        plan, rng = self.sim.plan, self.sim.rng
+        worker.idle_since = self.sim.now
+        if plan.savers and rng.random() < plan.savers:
+            worker.saving = True
+            self.sim.after(rng.uniform(0.0, 1.5 * plan.job.grace), lambda: self._saved(worker))
+        elif not worker.mute:
+            self._leave(worker)
+
+    def _saved(self, worker: Worker) -> None:
+        worker.saving = False
+        worker.idle_since = self.sim.now
+        if not worker.mute:
+            self._leave(worker)
+
+    def _leave(self, worker: Worker) -> None:
         rng = self.sim.rng
-        if worker.mute:
-            return
         code, signum = (143, signal.SIGTERM) if rng.random() < 0.8 else (0, 0)
         self._end_after(rng.uniform(0.0, rng.choice((0.05, 3.0))), worker, code, signum)
 
@@ -123,6 +139,12 @@ class Training:
                 self.sim.agents[worker.agent].signal(signal.SIGTERM)
 
         self.sim.after(3.0, notice)
+
+    def lose_store(self, number: int) -> None:
+        """Workers that meet there just now fail; those that have met do not need it."""
+        for worker in self.rounds[number].workers:
+            if self.sim.rng.random() < 0.5:
+                self._follow(worker)
 
     def vanish(self, worker: Worker) -> None:
         """It dies with its agent or fork server: nobody is left to be told."""

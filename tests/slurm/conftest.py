@@ -23,6 +23,7 @@ SCRIPTS = HERE / "scripts"
 NODES = 3
 # Command lines, for `Cluster.processes`
 AGENT = r"^\S*python\S* \S*/hpclaunch "
+FORK_SERVER = r"hpclaunch\.worker\.forkserver"
 WORKER = r"^\S*python\S* -u "
 
 

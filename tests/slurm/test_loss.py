@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 
 TELL = SCRIPTS / "tell.py"
 ANY = f"{WORKER}|^sleep 1000"  # the workers and the children that they left behind
@@ -36,16 +36,22 @@ def test_a_killed_agent_ends_the_job_everywhere(
     assert "Traceback" not in ended.output
 
 
-def test_a_killed_fork_server_ends_the_job_everywhere(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
-    job.until_all_run(6)
-    (server,) = cluster.processes(r"worker/forkserver\.py", host="n2")
-    server.kill()
-    eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 2, "--max-restarts", 1, TELL, "--until", "never", "--child")
+    for _ in range(2):
+        job.until_all_run(6)
+        pids = {p.pid for p in cluster.processes(ANY)}
+        for told in job.directory.glob("told-*"):
+            told.unlink()
+        (server,) = cluster.processes(FORK_SERVER, host="n2")
+        server.kill()
+        gone = lambda: not pids & {p.pid for p in cluster.processes(ANY)}  # noqa: B023, E731
+        eventually("no worker of the round", gone, SECONDS)
     ended = job.wait()
-    assert ended.code == 1, str(ended)
-    assert job.codes == {0: 1, 1: 1, 2: 1}
-    assert "hpclaunch: the fork server on n2 was killed (exit code 1)\n" in ended.output
+    assert ended.code == 137, str(ended)
+    assert job.codes == {0: 137, 1: 137, 2: 137}
+    assert "the fork server on n2 was killed" in ended.output
+    assert "restart 1 of 1" in ended.output
 
 
 def test_a_node_without_network_ends_the_job_on_both_sides(

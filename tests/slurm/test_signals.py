@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cluster import Cluster, eventually
-from .conftest import SCRIPTS, Launch
+from .conftest import FORK_SERVER, SCRIPTS, Launch
 
 TELL = SCRIPTS / "tell.py"
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
@@ -42,7 +42,7 @@ def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Laun
     """The head never comes: the others end when they are told to, and before Slurm kills them."""
     script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 60; exec hpclaunch "$@"'
     job = launch("--nproc", 1, TELL, srun=f"srun bash -c '{script}' bash")
-    eventually("agents", lambda: len(cluster.processes("worker/forkserver.py")) == 2)
+    eventually("agents", lambda: len(cluster.processes(FORK_SERVER)) == 2)
     job.cancel()
     ended = job.wait()
     assert ended.state == "CANCELLED", str(ended)

@@ -1,6 +1,5 @@
 """The fork server with real processes: what it starts, what it tells, and that nothing stays."""
 
-import json
 import os
 import select
 import signal
@@ -10,53 +9,7 @@ import time
 
 import psutil
 import pytest
-
-from hpclaunch.system.forkserver import ForkServer, Worker
-
-LIMIT = 20  # seconds; far more than any of this takes
-
-
-class Client:
-    """A fork server and what it has told so far."""
-
-    def __init__(self, tmp_path):
-        self.server = ForkServer()
-        self.tmp_path = tmp_path
-        self.told = []
-
-    def start(self, *commands, env=None, **more):
-        self.server.listen(loopback=True)
-        self.until("listening")
-        workers = [
-            Worker(
-                rank, argv, {"RANK": str(rank)}, str(self.path(rank, "out")), str(self.path(rank))
-            )
-            for rank, argv in enumerate(commands)
-        ]
-        self.server.start(workers, env or {}, store=False, **more)
-        for _ in workers:
-            self.until("started")
-
-    def path(self, rank, kind="err"):
-        return self.tmp_path / f"rank-{rank}.{kind}"
-
-    def until(self, event):
-        """The next reply of this kind; the ones before it stay in `told`."""
-        seen = 0
-        deadline = time.monotonic() + LIMIT
-        while time.monotonic() < deadline:
-            for reply in self.told[seen:]:
-                seen += 1
-                if reply["event"] == event:
-                    self.told.remove(reply)
-                    return reply
-            if select.select([self.server], [], [], 0.1)[0]:
-                self.told += self.server.receive()
-        raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
-
-    @property
-    def pid(self):
-        return self.server._process.pid
+from serving import LIMIT, Client, gone, sh, wait_for
 
 
 @pytest.fixture
@@ -64,34 +17,6 @@ def client(tmp_path):
     client = Client(tmp_path)
     yield client
     client.server.close()
-
-
-def sh(script):
-    return ["sh", "-c", script]
-
-
-def python(script):
-    return [sys.executable, "-u", "-c", script]
-
-
-def wait_for(path):
-    deadline = time.monotonic() + LIMIT
-    while not path.exists() or not path.read_text().endswith("\n"):
-        assert time.monotonic() < deadline, f"{path} was never written"
-        time.sleep(0.01)
-    return path.read_text()
-
-
-def gone(pid):
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -211,7 +136,7 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     """The agent is a process of its own here, and really killed."""
     agent = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys, time; sys.path.insert(0, sys.argv[1]); import test_forkserver as t, pathlib\n"
+         "import sys, time; sys.path.insert(0, sys.argv[1]); import serving as t, pathlib\n"
          "c = t.Client(pathlib.Path(sys.argv[2]))\n"
          "c.start(t.sh('trap \"\" TERM; setsid sleep 600 & echo $! $$; wait'))\n"
          "time.sleep(600)", os.path.dirname(__file__), str(tmp_path)]
@@ -228,44 +153,3 @@ def test_signals_meant_for_the_agent_leave_it_alone(client):
         os.kill(client.pid, signum)
     client.start(sh("exit 0"))
     client.until("gone")
-
-
-def test_the_store_is_there_before_torch_is(client):
-    """Workers may connect at once; a second round gets a store without the first one's keys."""
-    errors = client.tmp_path / "store.err"
-    client.server.prepare_store(sys.executable, str(errors))
-    use = (
-        "import sys; from torch.distributed import TCPStore\n"
-        "s = TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False)\n"
-        "print(s.check(['key'])); s.set('key', 'v')"
-    )
-    for _ in range(2):
-        client.server.listen(loopback=True)
-        port = str(client.until("listening")["port"])
-        out, err = str(client.path(0, "out")), str(client.path(0))
-        worker = Worker(0, [*python(use), port], {}, out, err)
-        client.server.start([worker], {}, store=True)
-        exited = client.until("exit")
-        assert exited["code"] == 0, json.dumps(client.path(0).read_text())
-        client.until("gone")
-    assert client.path(0, "out").read_text() == "False\nFalse\n"
-
-
-def test_signals_meant_for_the_agent_leave_the_store_alone(client):
-    """scancel sends its signal to every process of the step."""
-    program = client.tmp_path / "store"
-    program.write_text("#!/bin/sh\necho $$ > $0.pid\nexec sleep 600\n")
-    program.chmod(0o700)
-    client.server.prepare_store(str(program), str(client.tmp_path / "store.err"))
-    store = psutil.Process(int(wait_for(client.tmp_path / "store.pid")))
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        store.send_signal(signum)
-    client.server.listen(loopback=True)
-    client.until("listening")
-    assert store.is_running()
-    assert client.told == []
-
-
-def test_a_store_that_cannot_start_is_told(client):
-    client.server.prepare_store("/bin/false", str(client.tmp_path / "store.err"))
-    assert client.until("store-exit")["code"] == 1

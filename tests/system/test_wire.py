@@ -73,7 +73,7 @@ def test_anything_else_is_refused(data):
 
 def test_another_version_says_what_to_do():
     with pytest.raises(wire.WireError, match="install the same hpclaunch on all nodes"):
-        wire.decode(altered(version=2))
+        wire.decode(altered(version=wire.VERSION + 1))
 
 
 def test_the_size_is_limited():

@@ -11,8 +11,7 @@ import pytest
 
 import hpclaunch
 
-WORKER = Path(hpclaunch.__file__).parent / "worker"
-HOOKS = WORKER / "site"
+HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 90  # seconds; far more than any of this takes
 FOREIGN = ("HPCLAUNCH", "TORCHELASTIC", "PYTHON", "MASTER", "RANK", "WORLD", "LOCAL", "SLURM")
 
@@ -35,24 +34,33 @@ def check(world=2, **how):
 """
 
 
+STORE_SCRIPT = """
+import sys
+from torch.distributed import TCPStore
+
+for _ in sys.stdin:
+    store = None
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    print(store.port, flush=True)
+"""
+
+
 class Store:
-    """The process that serves the rounds' stores."""
+    """Another process, which serves the rounds' stores."""
 
     def __init__(self):
-        self.channel, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, str(WORKER / "store.py"), str(theirs.fileno())]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        command = [sys.executable, "-c", STORE_SCRIPT]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def port(self):
         """Of a fresh store; the last one goes."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            socket.send_fds(self.channel, [b"."], [listener.fileno()])
-            return listener.getsockname()[1]
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
 
     def end(self):
-        self.channel.close()
-        self.process.wait(LIMIT)
+        self.process.communicate(timeout=LIMIT)
 
 
 @pytest.fixture(scope="module")

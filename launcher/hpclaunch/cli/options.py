@@ -103,6 +103,19 @@ def _add_workers(add: Callable[..., None]) -> None:
         "are passed on to the workers, who keep running (torchrun: every one ends the job)",
     )
     add(
+        "--cold",
+        action="store_true",
+        help="every worker is a fresh interpreter, none comes from a process with torch in it",
+    )
+    add(
+        "--preload",
+        type=values.modules,
+        default=(),
+        metavar="MODULES",
+        help="modules that this process imports beside torch, with commas between; auto: those "
+        "that the script has imported, from the first restart on (default: none)",
+    )
+    add(
         "--bind",
         choices=("auto", "none"),
         default="auto",

@@ -12,11 +12,24 @@ from hpclaunch.core.errors import UsageError
 from . import values
 
 # What torchrun does not have. An abbreviation means these only if it can mean none of torchrun's.
-OURS = frozenset({"--nproc", "--grace", "--bind", "--checkpoint-dir", "--resume-with", "--version"})
+OURS = frozenset(
+    {
+        "--nproc",
+        "--grace",
+        "--cold",
+        "--preload",
+        "--bind",
+        "--checkpoint-dir",
+        "--resume-with",
+        "--version",
+    }
+)
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
 # The options, by dest, that have no PET_ variable.
-NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "bind", "checkpoint_dir", "resume_with"})
+NO_VARIABLE = frozenset(
+    {"logs_specs", "numa_binding", "cold", "preload", "bind", "checkpoint_dir", "resume_with"}
+)
 
 
 class Parser(argparse.ArgumentParser):

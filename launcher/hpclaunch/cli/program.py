@@ -24,6 +24,7 @@ class Program:
     command: tuple[str, ...]
     python: str  # the interpreter whose torch the workers use
     note: str = ""
+    cold: str = ""  # why its workers cannot be forked from a template of this interpreter
 
 
 def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
@@ -32,19 +33,20 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
     python = _interpreter(environ)
     if options.module and options.no_python:
         raise UsageError("--no-python and -m contradict each other: a module needs Python")
+    cold = _why_cold(python)
     if options.run_path:  # comes before --no-python, as in torchrun
         _check_script(script)
-        return Program((python, "-u", "-c", RUN_PATH, script, *args), python)
+        return Program((python, "-u", "-c", RUN_PATH, script, *args), python, cold=cold)
     if options.no_python:
         _check_program(script)
-        return Program((script, *args), python)
+        return Program((script, *args), python, cold="a program that is not for Python")
     if options.module:
         _check_module(script)
-        return Program((python, "-u", "-m", script, *args), python)
+        return Program((python, "-u", "-m", script, *args), python, cold=cold)
     if _is_python(script):
         return _without_python(script, args, shutil.which(script) or python)
     _check_script(script)
-    return Program((python, "-u", script, *args), python)
+    return Program((python, "-u", script, *args), python, cold=cold)
 
 
 def _interpreter(environ: Mapping[str, str]) -> str:
@@ -55,6 +57,15 @@ def _interpreter(environ: Mapping[str, str]) -> str:
     if shutil.which(python) is None:
         raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
     return python
+
+
+def _why_cold(python: str) -> str:
+    """What a wrapper or another interpreter does at its start is not ours to skip."""
+    path = shutil.which(python) or python
+    same = os.path.samefile(path, sys.executable) and os.path.samefile(
+        os.path.dirname(path), os.path.dirname(sys.executable)
+    )
+    return "" if same else f"{python} is another interpreter than hpclaunch's, {sys.executable}"
 
 
 def _is_python(script: str) -> bool:
@@ -76,7 +87,7 @@ def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
     elif not rest[0].startswith("-"):
         _check_script(rest[0])
     note = f"{said} before the script is not needed: hpclaunch starts the interpreter itself"
-    return Program((python, "-u", *rest), python, note)
+    return Program((python, "-u", *rest), python, note, _why_cold(python))
 
 
 def _check_module(module: str) -> None:

@@ -71,6 +71,9 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     signals = Signals(more)
     server = ForkServer(more)  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
+    from hpclaunch.workers import prepare
+
+    prepare(server, config, environ)
     from hpclaunch import agent
 
     return agent.run(config, signals, server)
@@ -82,18 +85,21 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     What is wrong on one node only (a missing file, no GPU) does not end this agent: the others
     would wait for it. It is brought to the head, which ends the job everywhere with one line.
     """
-    from hpclaunch.config import Config
+    from hpclaunch.config import Config, Start
+    from hpclaunch.core import contract
     from hpclaunch.system import affinity
     from hpclaunch.system.logs import LogDirectory
 
     from .count import Count, check_selection, count_workers
     from .place import locate
     from .program import Program, program
+    from .start import start
 
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
     cpus = affinity.available()
     trouble, logs, what, count = None, None, Program((), sys.executable), Count(1, 0)
+    begin, why = Start(warm=False, ahead=False), ""
     try:
         what = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
@@ -101,6 +107,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         count = count_workers(
             options.nproc_per_node, where, environ, python=what.python, cpus=len(cpus)
         )
+        at_load = contract.at_load(environ, alone=where.tasks_here * count.nproc == 1)
+        begin, why = start(options, what, {**environ, **at_load}, head=where.index == HEAD)
         logs = LogDirectory(options.log_dir or Path("hpclaunch-logs") / where.name)
     except UsageError as e:
         if where.alone:
@@ -108,6 +116,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         host = where.places[where.index].host
         trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
     if where.index == HEAD:
+        notes += [why] if why else []
         notes += _notes(options, environ, where, what, count, cpus=len(cpus))
     return Config(
         allocation=where,
@@ -120,6 +129,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         nproc=count.nproc,
         command=what.command,
         python=what.python,
+        start=begin,
         run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),
         role=options.role,
         signals=",".join(s.name for s in options.signals_to_handle),

@@ -117,3 +117,10 @@ def rdzv_conf(text: str) -> dict[str, str] | None:
     if any(not key or not value for key, _, value in pairs):
         raise ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE,KEY=VALUE")
     return {key: value for key, _, value in pairs}
+
+
+def modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ArgumentTypeError(f"{text!r} is not a list of modules")
+    return names

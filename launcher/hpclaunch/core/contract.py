@@ -48,14 +48,18 @@ def common(
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-    if part.local_world_size > 1:
-        defaults["OMP_NUM_THREADS"] = "1"
     if interface:
         # Both take one concrete name; left alone they ask the resolver for our own host name, and
         # that may be 127.0.1.1.
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["TP_SOCKET_IFNAME"] = interface
-    return env | {name: value for name, value in defaults.items() if name not in inherited}
+    env |= {name: value for name, value in defaults.items() if name not in inherited}
+    return env | at_load(inherited, alone=part.local_world_size == 1)
+
+
+def at_load(inherited: Mapping[str, str], *, alone: bool) -> dict[str, str]:
+    """Those of the shared variables that are read when torch is loaded, and never again."""
+    return {} if alone or "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": "1"}
 
 
 def per_worker(

@@ -49,6 +49,12 @@ class StopWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class KillIdleWorkers:
+    """SIGKILL to those workers that have written nothing since they were asked to stop, or since
+    the last of these: their peers are gone, so that they wait in vain and save nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class KillWorkers:
     """SIGKILL to everything that the round started on this node."""
 
@@ -75,6 +81,7 @@ Effect = (
     | StartWorkers
     | SignalWorkers
     | StopWorkers
+    | KillIdleWorkers
     | KillWorkers
     | Say
     | Exit

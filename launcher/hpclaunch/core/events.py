@@ -70,6 +70,12 @@ class WorkersGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkServerReplaced:
+    """The fork server was killed, with all that it had started, its store and listening socket
+    too; a new one is here. Whatever the old one had told came before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled:
     """This agent's process was sent a signal."""
 
@@ -98,6 +104,7 @@ Event = (
     | Diagnosed
     | WorkerExited
     | WorkersGone
+    | ForkServerReplaced
     | Signalled
     | TroubleFound
     | Tick

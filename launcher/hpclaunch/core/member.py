@@ -4,6 +4,9 @@
                             |                  ^
                             +---> STOPPING ----+        and from anywhere to ENDED
 
+A fork server that is killed takes its workers and the store's socket along: whoever had any is
+PREPARING again.
+
 A failed worker ends the round at once, without asking: by the law of the house the round is lost,
 and every millisecond that the other workers of this node keep waiting in a collective is wasted.
 """
@@ -11,12 +14,11 @@ and every millisecond that the other workers of this node keep waiting in a coll
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from . import membership
 from .effects import (
-    Diagnose,
     Effect,
+    KillIdleWorkers,
     KillWorkers,
     OpenStore,
     Say,
@@ -28,6 +30,7 @@ from .effects import (
 from .events import (
     Diagnosed,
     Event,
+    ForkServerReplaced,
     HeadReached,
     PeerClosed,
     Received,
@@ -39,6 +42,7 @@ from .events import (
     WorkerExited,
     WorkersGone,
 )
+from .exits import Exits
 from .messages import Order, Report
 from .model import (
     EXIT_LOST,
@@ -50,11 +54,8 @@ from .model import (
     Phase,
     Trouble,
     Verdict,
-    WorkerExit,
 )
-from .restarts import signal_name
-
-WAITING_NOTICE = 10.0  # seconds until the first word about a head that does not answer
+from .waiting import Waiting
 
 
 class Member:
@@ -78,16 +79,14 @@ class Member:
         self._told: tuple[object, ...] = ()  # the news of the last report
         self._store_port = 0
         self._assignment: Assignment | None = None
-        self._exits: dict[int, tuple[WorkerExited, float, bool]] = {}
+        self._exits = Exits()
         self._signum = 0
         self._trouble: Trouble | None = None
+        self._kill_idle_at = math.inf
         self._kill_at = math.inf
         self._unkillable_at = math.inf
         self._report_at = 0.0
-        self._started_at = 0.0
-        self._notice_at = math.inf  # until the head is heard: when to say that we wait for it
-        self._give_up_at = math.inf  # and when to stop waiting
-        self._diagnosis = ""  # why it is not heard, as far as could be found out
+        self._waiting = Waiting(job, self.place)
 
     @property
     def _is_head(self) -> bool:
@@ -95,9 +94,9 @@ class Member:
         return self.index == HEAD
 
     def next_deadline(self) -> float:
-        deadlines = [self._kill_at, self._unkillable_at]
+        deadlines = [self._kill_idle_at, self._kill_at, self._unkillable_at]
         if not self._is_head and self.phase is not Phase.ENDED:
-            deadlines += [self._report_at, self._notice_at, self._give_up_at]
+            deadlines += [self._report_at, self._waiting.next_deadline()]
             if self.verdict is None:
                 deadlines.append(membership.lost_at(self._head, self.job))
         return min(deadlines)
@@ -108,14 +107,12 @@ class Member:
         effects: list[Effect] = []
         match event:
             case Started():
-                self._started_at = now
                 if not self._is_head:
-                    self._notice_at = now + WAITING_NOTICE
-                    self._give_up_at = now + self.job.join
+                    self._waiting.begin(now)
                 effects += [OpenStore()]
             case Received(message=Order() as order, address=address) if self._is_mine(order):
                 self._head.hear(now)
-                self._notice_at = self._give_up_at = math.inf
+                self._waiting.end()
                 self._head_address = address
                 if (order.term, order.serial) > self._order:
                     self._order = (order.term, order.serial)
@@ -129,16 +126,18 @@ class Member:
                 self._store_port = port
                 self.phase = Phase.IDLE
             case Diagnosed(text=text):
-                effects += self._explain(text, now)
+                effects += self._waiting.explain(text, now)
             case WorkerExited():
                 effects += self._worker_exited(event, now)
             case WorkersGone():
                 effects += self._workers_gone()
+            case ForkServerReplaced():
+                effects += self._forkserver_replaced(now)
             case Signalled(signum=signum):
                 effects += self._signalled(signum, now)
             case TroubleFound(trouble=trouble) if self._trouble is None:
                 self._trouble = trouble
-                self._hurry(now)
+                self._waiting.hurry(now)
                 effects += self._stop(now)
         effects += self._deadlines(now, ticked=isinstance(event, Tick))
         return effects + self._report(now)
@@ -159,17 +158,17 @@ class Member:
                 self.round = part.round
                 self.phase = Phase.RUNNING
                 self._assignment = part
-                self._exits = {}
+                self._exits = Exits()
                 return [StartWorkers(part)]
             case Goal.STOP:
-                return self._leave_round(order.round, now)
+                return self._leave_round(order.round, now, lost=order.lost)
             case Goal.END:
                 assert order.verdict is not None, "an END order carries the verdict"
                 return self._end(order.verdict, now)
             case Goal.WAIT:
                 return []
 
-    def _leave_round(self, number: int, now: float) -> list[Effect]:
+    def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:
             # The order to run it never came, or came too late: it is over for us as well.
             self.round = number
@@ -177,9 +176,8 @@ class Member:
         if self.round != number:
             return []
         if self.phase is Phase.DONE:
-            self.phase = Phase.PREPARING
-            return [OpenStore()]
-        return self._stop(now)
+            return self._prepare()
+        return self._stop(now, lost=lost)
 
     def _end(self, verdict: Verdict, now: float) -> list[Effect]:
         """The job is over for this agent; it leaves once its workers have."""
@@ -191,32 +189,47 @@ class Member:
 
     # Workers
 
-    def _stop(self, now: float) -> list[Effect]:
+    def _stop(self, now: float, *, lost: bool = False) -> list[Effect]:
+        """`lost`: a worker has failed. Its peers may wait for it inside of a collective, where no
+        handler of theirs is run: only those that do save something have all of the grace."""
         if self.phase is not Phase.RUNNING:
             return []
         self.phase = Phase.STOPPING
         self._kill_at = now + self.job.grace
+        if lost:
+            self._kill_idle_at = now + self.job.stuck
         return [StopWorkers()]
 
     def _worker_exited(self, event: WorkerExited, now: float) -> list[Effect]:
-        stopped = self.phase is not Phase.RUNNING
-        if stopped:  # nobody asks for its last words, and a message has a limit
-            event = replace(event, tail="")
-        self._exits[event.rank] = (event, now, stopped)
-        return self._stop(now) if event.code else []
+        self._exits.add(event, now, stopped=self.phase is not Phase.RUNNING)
+        return self._stop(now, lost=True) if event.code else []
 
     def _workers_gone(self) -> list[Effect]:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING, Phase.STUCK):
             return []
-        self._kill_at = self._unkillable_at = math.inf
+        self._kill_idle_at = self._kill_at = self._unkillable_at = math.inf
         if self.verdict is not None:
             self.phase = Phase.ENDED
             return []
         if self.phase is Phase.RUNNING:
             self.phase = Phase.DONE
             return []
+        return self._prepare()
+
+    def _prepare(self) -> list[Effect]:
         self.phase = Phase.PREPARING
         return [OpenStore()]
+
+    def _forkserver_replaced(self, now: float) -> list[Effect]:
+        if self.phase is Phase.DONE:
+            return []  # its workers need nothing more, and the next round begins with a store
+        if self.phase in (Phase.PREPARING, Phase.IDLE):
+            return self._prepare()
+        assert self._assignment is not None, "there are workers in a round only"
+        stopped = self.phase is not Phase.RUNNING
+        if self._exits.lose(self._assignment, now, stopped=stopped) and not stopped:
+            self.phase = Phase.STOPPING
+        return self._workers_gone()
 
     # Signals
 
@@ -225,7 +238,7 @@ class Member:
             return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
         again = bool(self._signum)
         self._signum = self._signum or signum
-        self._hurry(now)
+        self._waiting.hurry(now)
         if again and self.phase is Phase.STOPPING:
             # Asked twice: no more grace. Once the kill is out, there is nothing to hasten.
             self._kill_at = now if self._kill_at < math.inf else math.inf
@@ -237,9 +250,12 @@ class Member:
     def _deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects: list[Effect] = []
         if now >= self._kill_at:
-            self._kill_at = math.inf
+            self._kill_at = self._kill_idle_at = math.inf
             self._unkillable_at = now + self.job.unkillable
             effects.append(KillWorkers())
+        if now >= self._kill_idle_at:
+            self._kill_idle_at = now + self.job.stuck
+            effects.append(KillIdleWorkers())
         if now >= self._unkillable_at:
             self._unkillable_at = math.inf
             reason = (
@@ -258,56 +274,16 @@ class Member:
             why = membership.evidence(self._head, now)
             reason = f"the head on {head} was lost: {why}"
             return effects + self._end(Verdict(EXIT_LOST, reason), now)
-        waited = now - self._started_at
-        if now >= self._give_up_at:
+        if self._waiting.given_up(now):
             # The head never came, so nothing of ours is running.
-            return effects + self._end(self._verdict_alone(waited), now)
-        if now >= self._notice_at:
-            self._notice_at = now + 6 * WAITING_NOTICE
-            effects.append(Diagnose())
-        return effects
-
-    def _explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """The head is still not heard, and this may be why."""
-        self._diagnosis = diagnosis
-        if math.isinf(self._notice_at):
-            return []  # it was heard meanwhile
-        waited = now - self._started_at
-        head = self.job.places[HEAD].host
-        why = f": {diagnosis}" if diagnosis else ""
-        return [Say(f"{self.place.host} has waited {waited:.0f} s for the head on {head}{why}")]
-
-    def _verdict_alone(self, waited: float) -> Verdict:
-        head = self.job.places[HEAD].host
-        if self._signum:
-            name = signal_name(self._signum)
-            return Verdict(128 + self._signum, f"ended by {name} while waiting for {head}")
-        if self._trouble:
-            return Verdict(self._trouble.code, self._trouble.reason)
-        return Verdict(
-            EXIT_LOST,
-            f"the head on {head} did not answer {self.place.host} within {waited:.0f} s: "
-            + (
-                self._diagnosis
-                or "is hpclaunch running there, can the hosts reach each other, and do they see "
-                "the same secret file?"
-            ),
-        )
-
-    def _hurry(self, now: float) -> None:
-        """There is something to tell the head, but no reason to wait for it for long."""
-        if self._give_up_at < math.inf:
-            self._give_up_at = min(self._give_up_at, now + self.job.parting)
-            self._notice_at = math.inf
+            verdict = self._waiting.verdict(now, self._signum, self._trouble)
+            return effects + self._end(verdict, now)
+        return effects + self._waiting.notice(now)
 
     # Reports
 
     def _report(self, now: float) -> list[Effect]:
         """At once when there is news, and at every beat."""
-        exits = tuple(
-            WorkerExit(e.rank, e.code, e.signal, now - at, stopped, e.tail)
-            for e, at, stopped in self._exits.values()
-        )
         report = Report(
             host=self.place.host,
             incarnation=self.incarnation,
@@ -318,7 +294,7 @@ class Member:
             store_port=self._store_port,
             round=self.round,
             phase=self.phase,
-            exits=exits,
+            exits=self._exits.told(now),
             stop_signal=self._signum,
             trouble=self._trouble,
         )

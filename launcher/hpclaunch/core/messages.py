@@ -46,6 +46,7 @@ class Order:
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
+    lost: bool = False  # with STOP: a worker has failed, and its peers wait for it in vain
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -73,6 +73,7 @@ class Job:
     places: tuple[Place, ...]
     max_restarts: int = 3
     grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
+    stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while
     beat: float = 1.0  # seconds between two messages of the same content
     silence: float = 10.0  # seconds without a message after which an agent counts as lost
     reconnect: float = 1.0  # the same once its connection was closed
@@ -116,6 +117,7 @@ class WorkerExit:
     age: float  # seconds between the exit and the sending of this report
     stopped: bool  # it ended after its agent had asked it to: never a cause
     tail: str  # the last lines it wrote
+    with_server: bool = False  # its fork server was killed, and it with that
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class Failure:
     at: float
     tail: str
     stopped: bool = False  # it was being stopped already: a consequence, never a cause
+    with_server: bool = False  # its fork server was killed, and it with that
 
 
 @dataclass(frozen=True, slots=True)

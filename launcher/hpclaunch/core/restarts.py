@@ -22,9 +22,14 @@ def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
 
     The earliest exit is the cause: a peer notices a lost connection only once the first process
     is gone, and still has to unwind. Within one instant a death by signal comes before an exit,
-    since nobody dies by SIGKILL or SIGSEGV because a peer went away.
+    since nobody dies by SIGKILL or SIGSEGV because a peer went away. A fork server that was killed
+    is told only once another is there, and by then a peer may have failed of it.
     """
-    return tuple(sorted(failures, key=lambda f: (f.stopped, f.at, f.signal == 0, f.rank)))
+
+    def key(f: Failure) -> tuple[float, ...]:
+        return (f.stopped, not f.with_server, f.at, f.signal == 0, f.rank)
+
+    return tuple(sorted(failures, key=key))
 
 
 def signal_name(signum: int) -> str:
@@ -36,6 +41,8 @@ def signal_name(signum: int) -> str:
 
 def how(failure: Failure) -> str:
     """One failure in words, for a line of text."""
+    if failure.with_server:
+        return f"the fork server on {failure.host} was killed with its workers"
     if failure.signal:
         ending = f"was killed by {signal_name(failure.signal)}"
     else:

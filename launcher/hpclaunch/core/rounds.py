@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from . import membership, ranks, restarts
+from . import membership, restarts
 from .advice import advise
+from .assigning import assign
 from .effects import ChooseCheckpoint, Diagnose, Effect, Say, Send
 from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
-from .model import EXIT_LOST, HEAD, Assignment, Failure, Goal, Job, Phase, Verdict
+from .model import EXIT_LOST, HEAD, Failure, Goal, Job, Phase, Verdict
 from .roster import Peer, Roster, hosts_of
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
@@ -74,7 +75,7 @@ class Head:
             return math.inf
         deadlines = [self._beat_at]
         deadlines += [membership.lost_at(p.contact, self.job) for p in self.roster.others]
-        if self.stage is Stage.CHOOSING:
+        if self.stage is Stage.CHOOSING and self._checkpoint is None:
             deadlines.append(self._notice_at)
         if self.stage is Stage.GATHERING and self.roster.missing:
             deadlines += [self._notice_at, self._since + self.job.join]
@@ -126,6 +127,7 @@ class Head:
                         at=now - e.age,
                         stopped=e.stopped,
                         tail=e.tail,
+                        with_server=e.with_server,
                     )
         if self.verdict is None:
             self.verdict = self._verdict_of(report)
@@ -222,59 +224,33 @@ class Head:
         if self.verdict is not None:
             return self._end(now)
         if self._checkpoint is not None:
-            return self._start(now)
+            # One whose fork server was killed meanwhile has no store yet; the port of its last one
+            # is dead, and whoever began with that would wait for a store that nobody serves.
+            ready = self.roster.all_in(Phase.IDLE, self.round - 1)
+            return self._start(self._checkpoint, now) if ready else None
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
             return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
         return None
 
-    def _start(self, now: float) -> list[Effect]:
-        assert self._checkpoint is not None, "a round starts once its checkpoint is chosen"
-        reports = self.roster.reports
-        seats = ranks.seats(zip(self.job.places, (r.nproc for r in reports), strict=True))
-        store = seats[0].place.index
-        address = self._store_address(store, reports)
-        workers = {seat.group_rank: seat.local_world_size for seat in seats}
-        layout = ranks.layout(workers.values())
-        for seat in seats:
-            index = seat.place.index
-            self.roster[index].assignment = Assignment(
-                round=self.round,
-                restarts=self.restarts,
-                first_rank=seat.first_rank,
-                nproc=seat.nproc,
-                world_size=sum(s.nproc for s in seats),
-                first_local_rank=seat.first_local_rank,
-                local_world_size=seat.local_world_size,
-                group_rank=seat.group_rank,
-                group_world_size=seat.group_world_size,
-                layout=layout,
-                address=address if index == store else reports[index].address,
-                store_address=address,
-                store_port=reports[store].store_port,
-                hosts_store=index == store,
-                checkpoint=self._checkpoint.path,
-            )
+    def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
+        parts = assign(
+            self.job.places,
+            self.roster.reports,
+            number=self.round,
+            restarts=self.restarts,
+            checkpoint=checkpoint.path,
+        )
+        for peer, part in zip(self.roster, parts, strict=True):
+            peer.assignment = part
         self._failures = {}
         self._enter(Stage.RUNNING, now)
-        lines = [f"passing over checkpoint {text}" for text in self._checkpoint.passed_over]
-        if self.round == 0 and len(set(workers.values())) > 1:
-            lines.append(f"the nodes have different numbers of workers: {layout}")
-        if self._checkpoint.path:
-            lines.append(f"resuming from {self._checkpoint.path}")
+        lines = [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
+        if self.round == 0 and len({part.local_world_size for part in parts}) > 1:
+            lines.append(f"the nodes have different numbers of workers: {parts[0].layout}")
+        if checkpoint.path:
+            lines.append(f"resuming from {checkpoint.path}")
         return [*(Say(line) for line in lines), *self._orders()]
-
-    def _store_address(self, store: int, reports: list[Report]) -> str:
-        """Where all workers can reach the store.
-
-        The best address of the head is one at which another node did reach it.
-        """
-        if store == HEAD:
-            node = self.job.places[HEAD].node
-            for place, r in zip(self.job.places, reports, strict=True):
-                if r.head_address and place.node != node:
-                    return r.head_address
-        return reports[store].address
 
     def _watch(self, now: float) -> list[Effect] | None:
         if self.verdict is not None or any(not f.stopped for f in self._failures.values()):
@@ -335,6 +311,7 @@ class Head:
             round=self.round,
             assignment=peer.assignment if needs else None,
             verdict=self.verdict if _GOAL[self.stage] is Goal.END else None,
+            lost=self.stage is Stage.STOPPING and self.verdict is None,
         )
         return Send(peer.place.index, order)
 

@@ -1,20 +1,24 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-    python -I -S forkserver.py FD SPARED BLOCKED
+    python -I -S -c ... FD SPARED BLOCKED
 
 FD is one end of a stream socket pair to the agent; both sides write one JSON object per line.
 Signals ("12,25", may be empty) to be deaf to beside the usual ones, and those that the user had
 blocked, which workers inherit.
 
     from the agent                                 to the agent
+    {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
+        "env": {...}, "modules": [...],            {"event": "passed-over", "module": M, "why": W}
+        "now": BOOL}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
-    {"op": "store", "argv": [...], "err": PATH}    {"event": "store-exit", "code": C}
-    {"op": "start", "store": BOOL, "env": {...},   {"event": "started", "rank": R, "pid": P}
-        "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
-        "out", "err", "cpus"}, ...]}                   "signal": S}
-                                                   {"event": "gone"}
+    {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
+        "store": PATH, "env": {...},               {"event": "exit", "rank": R, "code": C,
+        "workers": [{"rank", "argv", "env",            "signal": S}
+        "out", "err", "cpus"}, ...]}               {"event": "gone"}
+                                                   {"event": "store-exit", "code": C}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "stop"}   SIGTERM to process groups
+    {"op": "kill-idle"}   SIGKILL to the groups that have written next to nothing since
     {"op": "kill"}   SIGKILL to everything
 
 Law: nothing started here outlives this process or the agent. The alive end of the socket is the
@@ -22,80 +26,42 @@ agent's life: at its end of file everything is killed. Should this process be ki
 children die by their parent-death signal. It is a subreaper, so that a grandchild whose parent is
 gone becomes its own child, whatever session it moved to: "no children" means nothing is left.
 
-It starts workers as fresh interpreters. It is one thread without torch, CUDA or ZeroMQ.
+Workers are forked from the template (`template.py`) when they start warm, and fresh interpreters
+otherwise. "store" is where the process that holds the round's TCPStore writes its errors, "" when
+another node has it; the template forks it as well, and is started on its first connection if not
+before. With "learn" it imports what the script did, for the next round. This process itself is one
+thread without torch, CUDA or ZeroMQ.
 """
 
-import ctypes
-import errno
 import json
 import os
 import select
 import signal
 import socket
-import sys
 import time
+from typing import Any
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
-SPARED = (  # sent by scancel or a terminal to every process: only the agent may act on them
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+from .processes import (
+    PR_SET_CHILD_SUBREAPER,
+    SPARED,
+    Spawner,
+    Wakeup,
+    append_to,
+    catches,
+    children,
+    exit_code,
+    numbers,
+    prctl,
+    to_group,
+    written,
 )
+from .store import Store
+from .template import State, Template
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def prctl(option, value):
-    if _libc.prctl(option, value, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def children():
-    """The pids of this process's children, adopted ones included."""
-    me = os.getpid()
-    try:
-        with open(f"/proc/{me}/task/{me}/children") as f:
-            return [int(pid) for pid in f.read().split()]
-    except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
-        return [
-            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _ppid(pid) == me
-        ]
-
-
-def _ppid(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return int(f.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def catches(pid, signum):
-    """Whether a process has a handler for a signal, or ignores it."""
-    masks = 0
-    try:
-        with open(f"/proc/{pid}/status") as f:
-            for line in f:
-                if line.startswith(("SigCgt:", "SigIgn:")):
-                    masks |= int(line.split()[1], 16)
-    except OSError:
-        return False
-    return bool(masks >> (signum - 1) & 1)
-
-
-def numbers(text):
-    return {int(number) for number in text.split(",") if number}
-
-
-def exit_code(status):
-    """(code as a shell has it, signal or 0) of a wait status."""
-    code = os.waitstatus_to_exitcode(status)
-    return (code, 0) if code >= 0 else (128 - code, -code)
+SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
+BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop does not wait for it
+NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
+KILLED = 128 + signal.SIGKILL
 
 
 class ForkServer:
@@ -103,34 +69,46 @@ class ForkServer:
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
-        self.listener: socket.socket | None = None
-        self.store = None  # (pid, socket) of the process that holds the rounds' stores
-        self.originals = {s: signal.getsignal(s) for s in spared}
+        self.request: Any = None  # the round that waits for the template, or is being forked by it
+        self.asked = False  # the template is forking it
+        self.warm = self.curious = False  # how it starts
+        self.written = {}  # by the workers up to the last look
+        self.store = Store()
+        self.lessons: Any = None  # a pipe from the first worker, which tells what it has imported
+        handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
-        self.blocked = blocked
+        self.spawner = Spawner(handlers, blocked)
+        self.template = Template(self.spawner, deaf=spared)
         # The agent blocked them for the moments until here.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        self.wakeup, wakeup_end = socket.socketpair()
-        self.wakeup.setblocking(False)
-        wakeup_end.setblocking(False)
-        self._wakeup_end = wakeup_end
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
+        self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self):
-        poll = select.poll()
-        poll.register(self.channel, select.POLLIN)
-        poll.register(self.wakeup, select.POLLIN)
         buffer = b""
         while True:
-            for fd, _ in poll.poll():
-                if fd == self.wakeup.fileno():
-                    self.drain_wakeup()
-                    self.reap()
-                    self.settle()
-                    continue
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            poll.register(self.wakeup, select.POLLIN)
+            if self.template.fileno() >= 0:
+                poll.register(self.template, select.POLLIN)
+            elif self.store.wanted:
+                poll.register(self.store, select.POLLIN)
+            if self.lessons is not None:
+                poll.register(self.lessons, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll()}
+            if self.template.fileno() in ready:
+                self.hear_template()
+            elif self.store.wanted and self.store.fileno() in ready:
+                self.template.start()
+            if self.lessons in ready:
+                self.learn()
+            if self.wakeup.fileno() in ready:
+                self.wakeup.drain()
+                self.reap()
+                self.settle()
+            if self.channel.fileno() in ready:
                 try:
                     data = self.channel.recv(1 << 16)
                 except ConnectionResetError:  # the agent died without reading our last words
@@ -140,7 +118,7 @@ class ForkServer:
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     request = json.loads(line)
-                    getattr(self, "on_" + request.pop("op"))(**request)
+                    getattr(self, "on_" + request.pop("op").replace("-", "_"))(**request)
 
     def tell(self, event, **fields):
         try:
@@ -148,60 +126,22 @@ class ForkServer:
         except BrokenPipeError:
             pass  # the agent is gone: run() sees it too
 
-    def drain_wakeup(self):
-        try:
-            while self.wakeup.recv(512):
-                pass
-        except BlockingIOError:
-            pass
-
     # Requests
 
+    def on_prepare(self, argv, env, modules, now):
+        self.template.prepare(argv, os.environ | env, modules)
+        if now:
+            self.template.start()
+
     def on_listen(self, loopback):
-        """A fresh port for every round: a store used twice hands out the dead of the last one."""
-        if self.listener is not None:
-            self.listener.close()
-        if loopback:
-            self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        elif socket.has_dualstack_ipv6():
-            family = socket.AF_INET6
-            self.listener = socket.create_server(
-                ("", 0), family=family, backlog=4096, dualstack_ipv6=True
-            )
-        else:
-            self.listener = socket.create_server(("", 0), backlog=4096)
-        self.tell("listening", port=self.listener.getsockname()[1])
+        self.tell("listening", port=self.store.listen(loopback))
 
-    def on_store(self, argv, err):
-        """Start the process that holds the stores, ahead of need: it takes long to import torch."""
-        if self.store is not None:
-            return
-        ours, theirs = socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        # It stays deaf to what scancel sends to every process: workers that save their state when
-        # they are told to stop still need it.
-        pid = self.spawn([*argv, str(theirs.fileno())], os.environ, err, err, deaf=True)
-        theirs.close()
-        self.store = (pid, ours)
-
-    def on_start(self, workers, env, store):
-        assert self.listener is not None, "a round starts after a listen"
-        if store and self.store is not None:
-            try:
-                socket.send_fds(self.store[1], [b"."], [self.listener.fileno()])
-            except OSError:
-                pass  # it is dead: reap() tells
-        self.listener.close()
-        self.listener = None
-        shared = os.environ | env
-        for worker in workers:
-            environ = shared | worker["env"]
-            pid = self.spawn(
-                worker["argv"], environ, worker["out"], worker["err"], cpus=worker["cpus"]
-            )
-            self.workers[pid] = worker["rank"]
-            self.tell("started", rank=worker["rank"], pid=pid)
+    def on_start(self, workers, env, store, warm, learn):
+        self.store.begin(store)
         self.running = True
+        self.request = {"workers": workers, "env": dict(os.environ | env)}
+        self.warm, self.curious = warm, learn
+        self.proceed()
 
     def on_signal(self, signum):
         """Pass a signal on to those workers that it would not kill."""
@@ -215,52 +155,138 @@ class ForkServer:
             self.tell("unhandled", signum=signum, ranks=deaf)
 
     def on_stop(self):
+        self.await_birth()
+        self.request = None
         for pid in self.workers:
-            for signum in (signal.SIGTERM, signal.SIGCONT):
-                try:
-                    os.killpg(pid, signum)
-                except ProcessLookupError:
-                    pass
+            to_group(pid, signal.SIGTERM)
+            to_group(pid, signal.SIGCONT)
+        self.written = written(self.workers)
+        self.settle()
+
+    def on_kill_idle(self):
+        now = written(self.workers)
+        for pid, amount in now.items():
+            if amount - self.written.get(pid, 0) < NEXT_TO_NOTHING:
+                to_group(pid, signal.SIGKILL)
+        self.written = now
 
     def on_kill(self):
+        self.await_birth()
+        self.request = None
         self.sweep()
         self.settle()
 
+    # The round
+
+    def proceed(self):
+        """Start what waits for the template, as soon as it can be told how."""
+        state = self.template.state
+        if self.request is not None and not self.asked:
+            warm = self.warm and self.template.fits(self.request["workers"])
+            if warm and state is State.READY:
+                self.asked = True
+                self.fork("workers", learn=self.curious, **self.request)
+            elif not (warm and state is State.STARTING):
+                self.spawn(**self.request)
+                self.request = None
+        if not self.store.wanted or self.asked:
+            return
+        if state in (State.READY, State.UNFIT):
+            self.fork("store")
+        elif state is State.DEAD:
+            self.store.close()
+            self.tell("store-exit", code=1)
+
+    def fork(self, what, learn=False, **request):
+        errors = self.store.errors if self.store.wanted else ""
+        fds = [self.store.fileno()] if errors else []
+        if learn:
+            self.close_lessons()
+            self.lessons, writing = os.pipe()
+            fds.append(writing)
+        request = {"workers": (), "env": {}, **request}
+        self.template.ask("fork", fds, what=what, store=errors, learn=learn, **request)
+        if errors:
+            self.store.close()
+        if learn:
+            os.close(writing)
+
+    def learn(self):
+        """The names come at once, in less than a pipe holds, or never."""
+        names = os.read(self.lessons, 1 << 16).decode().split()
+        self.close_lessons()
+        if self.template.state is State.READY and self.template.learn(names):
+            self.template.load()
+
+    def close_lessons(self):
+        if self.lessons is not None:
+            os.close(self.lessons)
+            self.lessons = None
+
+    def spawn(self, workers, env):
+        for worker in workers:
+            out, err, cpus = worker["out"], worker["err"], worker["cpus"]
+            environ = env | worker["env"]
+            pid = self.spawner.spawn(worker["argv"], environ, out, err, cpus=cpus)
+            self.born(worker["rank"], pid)
+
+    def born(self, rank, pid):
+        self.workers[pid] = rank
+        self.tell("started", rank=rank, pid=pid)
+
+    def hear_template(self, wait=0.0):
+        for reply in self.template.receive(wait):
+            event = reply.pop("event")
+            if event == "forked":
+                self.on_forked(**reply)
+            elif event in ("failed", "unsafe"):
+                self.template.unlearn(reply["module"])
+                self.tell("passed-over", **reply)
+            else:
+                self.template.state = State.READY if event == "ready" else State.UNFIT
+                self.template.words = reply["words"]
+                self.tell("template", state=event, why=reply["why"])
+                self.proceed()
+
+    def on_forked(self, what, pids, store, why):
+        """A worker cannot have ended before: its exit is ours to reap once its forker is gone."""
+        self.store.pid = store or self.store.pid
+        if what != "workers":
+            return
+        request, self.request, self.asked = self.request, None, False
+        for worker in request["workers"]:
+            rank = worker["rank"]
+            if str(rank) in pids:
+                self.born(rank, pids[str(rank)])
+            else:
+                self.unborn(worker, 126, 0, f"cannot start the worker: {why}")
+
+    def unborn(self, worker, code, signum, why):
+        with open(append_to(worker["err"]), "w", encoding="utf-8") as f:
+            f.write(f"hpclaunch: {why}\n")
+        self.tell("exit", rank=worker["rank"], code=code, signal=signum)
+
+    def await_birth(self):
+        """A worker that is being forked cannot be ended before it is known."""
+        limit = time.monotonic() + BIRTH_LIMIT
+        while self.asked and time.monotonic() < limit:
+            self.hear_template(wait=0.1)
+            self.reap()
+
+    def on_template_end(self, code, signum):
+        """Nobody but its own faults ends it before its time: the next one may do better."""
+        how = signal.Signals(signum).name if signum else f"exit code {code}"
+        why = self.template.bury(how)
+        self.tell("template", state=self.template.state.value, why=why)
+        if self.asked:
+            request, self.request, self.asked = self.request, None, False
+            for worker in request["workers"]:
+                self.unborn(worker, KILLED, signal.SIGKILL, "the template process was killed")
+        if self.template.state is State.NONE:
+            self.template.start()
+        self.proceed()
+
     # Processes
-
-    def spawn(self, argv, environ, out, err, deaf=False, cpus=()):
-        """Fork and exec; a program that cannot be started ends as a shell says: 126 or 127.
-
-        It has the signal handlers that the agent was started with, or is `deaf` as we are.
-        """
-        parent = os.getpid()
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            os.setsid()
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            os.dup2(os.open(out, flags, 0o600), 1)
-            os.dup2(os.open(err, flags, 0o600), 2)
-            for s, handler in () if deaf else self.originals.items():
-                signal.signal(s, handler)
-            for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
-                signal.signal(s, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
-            if cpus:
-                try:
-                    os.sched_setaffinity(0, cpus)
-                except OSError:
-                    pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
-            os.execvpe(argv[0], argv, environ)
-        except OSError as e:
-            os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())
-            os._exit(127 if e.errno == errno.ENOENT else 126)
-        finally:
-            os._exit(126)
 
     def reap(self):
         """Wait for whatever ended. Every child of this process is its own, so -1 is right here."""
@@ -275,26 +301,27 @@ class ForkServer:
             if pid in self.workers:
                 rank = self.workers.pop(pid)
                 self.tell("exit", rank=rank, code=code, signal=signum)
-            elif self.store is not None and pid == self.store[0]:
-                self.store[1].close()
-                self.store = None
+            elif pid == self.store.pid:
+                self.store.pid = 0
                 self.tell("store-exit", code=code)
+            elif pid == self.template.pid:
+                self.on_template_end(code, signum)
 
     def settle(self):
         """Once all workers of the round have ended, whatever they left behind goes as well."""
-        if self.running and not self.workers and self.sweep():
+        if self.running and self.request is None and not self.workers and self.sweep():
             self.running = False
             self.tell("gone")
 
-    def sweep(self, spare_store=True):
-        """SIGKILL until no child is left but the store; grandchildren become ours on the way.
+    def sweep(self, everything=False):
+        """SIGKILL until no child is left but our own; grandchildren become ours on the way.
 
         Returns whether all are gone: a process inside a hung system call cannot be killed, and its
         end, should it come, is a SIGCHLD like any other.
         """
         limit = time.monotonic() + SWEEP_LIMIT
         while time.monotonic() < limit:
-            spared = {self.store[0]} if spare_store and self.store is not None else set()
+            spared = set() if everything else {self.store.pid, self.template.pid}
             living = [pid for pid in children() if pid not in spared]
             if not living:
                 return True
@@ -304,21 +331,19 @@ class ForkServer:
                 except ProcessLookupError:
                     pass
             select.select([self.wakeup], [], [], 0.05)
-            self.drain_wakeup()
+            self.wakeup.drain()
             self.reap()
         return False
 
 
 def main(fd, spared, blocked):
-    channel = socket.socket(fileno=fd)
+    channel = socket.socket(fileno=int(fd))
     channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
     server = ForkServer(channel, {*SPARED, *numbers(spared)}, numbers(blocked))
     try:
         server.run()
     finally:
         # The agent is gone, or this process is at fault: either way nothing may stay.
-        server.sweep(spare_store=False)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+        server.request = None
+        server.template.end()
+        server.sweep(everything=True)

@@ -1,38 +1,56 @@
-"""The process that holds the rounds' c10d TCPStores on the node of rank 0.
+"""The c10d store of a round, on the node of rank 0: its socket, and the process that holds it."""
 
-    python store.py FD
-
-For every round a listening socket comes over FD, and a fresh store takes it over; the one of the
-last round goes. Connections made in the meantime wait in the socket's backlog, so that workers
-may be started before this process has imported torch. It outlives the workers of a round:
-nobody sees a broken store while the round ends.
-"""
-
+import os
+import signal
 import socket
-import sys
 
 
-def main(fd):
-    channel = socket.socket(fileno=fd)
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's own name for it
+class Store:
+    """A socket listens, a process of the template's takes it over; both are new in every round.
 
-    stores: list[TCPStore] = []  # the living one
-    while True:
-        data, fds, _, _ = socket.recv_fds(channel, 1, 1)
-        if not data:
-            return
-        listener = socket.socket(fileno=fds[0])
-        port = listener.getsockname()[1]
-        stores.clear()  # the last round's goes before the next one begins
-        store = TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        stores.append(store)
+    A store that is used twice hands out the addresses of the last round's dead. Connections made
+    before a process is there wait in the socket's backlog.
+    """
 
+    def __init__(self):
+        self.pid = 0  # of the process that holds this round's
+        self.errors = ""  # where that process writes its own
+        self.wanted = False  # somebody is to take the socket over
+        self._socket: socket.socket | None = None
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    def fileno(self):
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def listen(self, loopback):
+        """The port, on which the workers of all nodes will look for the store."""
+        self.close()
+        if loopback:
+            self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        elif socket.has_dualstack_ipv6():
+            family = socket.AF_INET6
+            self._socket = socket.create_server(
+                ("", 0), family=family, backlog=4096, dualstack_ipv6=True
+            )
+        else:
+            self._socket = socket.create_server(("", 0), backlog=4096)
+        return self._socket.getsockname()[1]
+
+    def begin(self, errors):
+        """A round begins; "" when another node has its store. The last one's goes only now, so
+        that nobody saw it break while the round ended."""
+        self.end()
+        self.errors = errors
+        self.wanted = bool(errors)
+        if not self.wanted:
+            self.close()
+
+    def close(self):
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self.wanted = False
+
+    def end(self):
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0

@@ -57,7 +57,8 @@ def by_hand(rank, world):
 class Launchers:
     """`words` are those after the launcher's options; `outside` has what the runs leave."""
 
-    def __init__(self, cwd, outside, *, env=None, before=()):
+    def __init__(self, cwd, outside, *, start="cold", env=None, before=()):
+        self.start = ["--cold"] if start == "cold" else []
         self.cwd, self.outside, self.before = cwd, outside, before
         self.told = outside / "told"
         self.told.mkdir(parents=True)
@@ -81,7 +82,7 @@ class Launchers:
         logs = self.outside / "hpclaunch"
         options = ["--nproc", workers, "--bind", "none", "--max-restarts", 0, "--log-dir", logs]
         # By the tests' interpreter: the installed command may name it in another way.
-        command = [sys.executable, HPCLAUNCH, *options, "--rdzv-id", RUN_ID, *words]
+        command = [sys.executable, HPCLAUNCH, *options, *self.start, "--rdzv-id", RUN_ID, *words]
         code = self._start(command, "hpclaunch").wait(LIMIT)
         out, err = (logs / "round-0" / f"rank-0.{name}" for name in ("out", "err"))
         return self._finished(code, out, err, workers)

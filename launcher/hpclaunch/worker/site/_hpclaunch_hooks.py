@@ -12,8 +12,11 @@ What is patched are private names of torch, from 2.4 on. Where one is missing, t
 import os
 import sys
 
+from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
+
 RENDEZVOUS = "torch.distributed.rendezvous"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+pipe = None  # of a worker that was forked to tell what it imports
 
 
 class Finder:
@@ -78,6 +81,7 @@ def own_stores(rendezvous):
 
     @functools.wraps(create)
     def create_store(hostname, port, *args, **kwargs):
+        tell_modules()
         # The port tells: whatever the script calls rank 0's host, nobody else can have it there.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
             return create(hostname, port, *args, **kwargs)
@@ -93,6 +97,24 @@ def own_stores(rendezvous):
 
     rendezvous._torchelastic_use_agent_store = use_agent_store_here
     rendezvous._create_c10d_store = create_store
+
+
+def tell_modules():
+    """To the fork server, should it want to know: what has been imported and was not Python's."""
+    global pipe
+    if pipe is None:
+        return
+    names = [
+        name
+        for name, module in list(sys.modules.items())
+        if "." not in name
+        and "-packages" in (getattr(getattr(module, "__spec__", None), "origin", None) or "")
+    ]
+    writing, pipe = pipe, None
+    try:
+        os.write(writing, " ".join(names).encode()[: 1 << 12])
+    finally:
+        os.close(writing)
 
 
 def own_files(rendezvous):
@@ -177,3 +199,4 @@ def remove_earlier(stem, restarts):
 
 
 sys.meta_path.insert(0, Finder())
+record_errors()

@@ -14,8 +14,17 @@ if "HPCLAUNCH_STORE" in os.environ and sys.version_info >= (3, 6):
     except Exception:  # noqa: S110
         pass  # a worker without the hooks is better than none
 
+_serve = None
+if "HPCLAUNCH_TEMPLATE" in os.environ:  # such a process is no worker and must not become one
+    try:
+        _serve = __import__("_hpclaunch_template").serve
+    except BaseException:
+        os._exit(126)
+
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _here]
+if _serve is not None:
+    _serve()  # returns in the workers that are forked
 _ours = sys.modules.pop("sitecustomize", None)  # held, or old Pythons would clear our names
 
 # Whatever it raises is for Python to show, as ever; that there is none, Python expects.

@@ -1,0 +1,113 @@
+"""Launch and restart on several nodes of a real Slurm cluster.
+
+    python bench/on_slurm.py [--shapes 2x4 3x2] [--runs 3] [--cold] [--stages]
+
+A shape is nodes x workers on each. `srun hpclaunch`, `srun torchrun` (c10d rendezvous on the first
+node) and `srun python -c "import torch"` in turn, as steps of one allocation. The nodes are network
+namespaces of this machine and share its clock, and its CPUs; as root only.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from measuring import COLD, HPCLAUNCH, TORCHRUN, Run, command, running, timed
+from side_by_side import Launcher, compare
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from slurm.cluster import CONTROLLER, TOOLS, Cluster, remove_stale
+
+CPUS = 8  # of a node, as Slurm counts them
+PORTS = itertools.count(29400)  # for torchrun: a fresh one for every run
+
+
+class Allocation:
+    """Some nodes of the cluster, for steps one after the other."""
+
+    def __init__(self, cluster: Cluster, nodes: int) -> None:
+        self._cluster = cluster
+        self._nodes = nodes
+        self._env = cluster.env | {"XDG_STATE_HOME": str(cluster.directory / "home")}
+        wanted = ["--no-shell", f"--nodes={nodes}", f"--cpus-per-task={CPUS}"]
+        said = cluster.on(CONTROLLER, ["salloc", *wanted, "--ntasks-per-node=1"])
+        self._job = re.search(r"Granted job allocation (\d+)", said)[1]
+
+    def release(self) -> None:
+        self._cluster.on(CONTROLLER, ["scancel", self._job])
+
+    def srun(self, argv: list[str], directory: Path) -> list[str]:
+        """One task on each node."""
+        step = ["srun", f"--jobid={self._job}", f"--nodes={self._nodes}", "--ntasks-per-node=1"]
+        step += [f"--cpus-per-task={CPUS}", "--overlap"]
+        return self._cluster.controller.command([*step, *argv], cwd=directory)
+
+    def launcher(self, name: str, workers: int) -> Launcher:
+        """`workers` per node."""
+
+        @contextmanager
+        def launch() -> Iterator[Run]:
+            more = []
+            if name == TORCHRUN:
+                endpoint = f"--rdzv-endpoint=n1:{next(PORTS)}"
+                more = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", endpoint]
+            start = command(name, workers, more=more)
+            here = replace(start, env=start.env | self._env)
+            try:
+                with running([here], self._nodes * workers, self.srun) as run:
+                    yield run
+            finally:  # srun may have been killed; what it started goes on
+                for process in self._cluster.processes():
+                    process.kill()
+
+        return launch
+
+    def import_torch(self) -> float:
+        alone = self.srun([sys.executable, "-c", "import torch"], Path("/"))
+        return timed(alone, self._env)
+
+
+@contextmanager
+def allocation(cluster: Cluster, nodes: int) -> Iterator[Allocation]:
+    """Nodes that are given back."""
+    held = Allocation(cluster, nodes)
+    try:
+        yield held
+    finally:
+        held.release()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["2x4", "3x2"], metavar="NODESxWORKERS")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--stages", action="store_true")
+    args = parser.parse_args()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if os.geteuid() or missing:
+        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+        return
+    names = [HPCLAUNCH, *([COLD] if args.cold else []), TORCHRUN]
+    remove_stale()
+    cluster = Cluster(open_to_all=[])
+    try:
+        cluster.up(nodes=max(nodes for nodes, _ in shapes), gpus=1, cpus=CPUS)
+        for nodes, workers in shapes:
+            with allocation(cluster, nodes) as held:
+                launchers = {name: held.launcher(name, workers) for name in names}
+                title = f"{nodes} nodes x {workers} workers"
+                compare(title, launchers, held.import_torch, runs=args.runs, stages=args.stages)
+    finally:
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()

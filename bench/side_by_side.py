@@ -1,0 +1,74 @@
+"""Launch and restart under several launchers in turn, and the table of what came out.
+
+A launch is from the command to the last rank's first all-reduce. A restart is from SIGKILL of one
+worker, in a job that has come to rest, to the last rank's first all-reduce after it.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from measuring import HPCLAUNCH, TORCHRUN, Run, median
+from stages import LAUNCH, RESTART, Stages, launch_stages, print_stages, restart_stages
+
+Launcher = Callable[[], AbstractContextManager[Run]]
+
+
+@dataclass
+class Figures:
+    """Of one launcher, a value for each run that came so far; times in seconds."""
+
+    launch: list[float] = field(default_factory=list)
+    restart: list[float] = field(default_factory=list)
+    launch_stages: list[Stages] = field(default_factory=list)
+    restart_stages: list[Stages] = field(default_factory=list)
+
+    def add(self, launcher: Launcher) -> None:
+        with launcher() as run:
+            launched = run.met(run.began)
+            if launched is None:
+                return
+            self.launch.append(max(r.met for r in launched) - run.began)
+            self.launch_stages.append(launch_stages(run.began, launched, run.logs))
+            time.sleep(random.uniform(0.4, 0.6))  # at any moment of torchrun's monitor interval
+            killed = run.kill_worker(run.workers - 1)
+            restarted = run.met(killed)
+            if restarted is None:
+                return
+            self.restart.append(max(r.met for r in restarted) - killed)
+            self.restart_stages.append(restart_stages(killed, restarted, run.logs))
+
+
+def compare(
+    title: str,
+    launchers: Mapping[str, Launcher],
+    import_torch: Callable[[], float],
+    *,
+    runs: int,
+    stages: bool,
+) -> None:
+    """Runs all in turn, `runs` times, and prints medians; the stages too where they are wanted."""
+    figures = {name: Figures() for name in launchers}
+    imports = []
+    for _ in range(runs):
+        imports.append(import_torch())
+        for name, launcher in launchers.items():
+            figures[name].add(launcher)
+    imported = median(imports)
+    print(f"\n{title}; medians of {runs}; `import torch` alone {imported:.2f} s")
+    ratio = f"{TORCHRUN} / {HPCLAUNCH}"
+    print(" " * 9 + "".join(f"{name:>18}" for name in figures) + f"{ratio:>23}   came through")
+    for what in ("launch", "restart"):
+        seen = {name: getattr(f, what) for name, f in figures.items()}
+        times = {name: median(values) for name, values in seen.items()}
+        line = f"{what:9}" + "".join(f"{seconds:16.3f} s" for seconds in times.values())
+        line += f"{times[TORCHRUN] / times[HPCLAUNCH]:23.2f}"
+        came = ", ".join(str(len(values)) for values in seen.values())
+        print(f"{line}   {came} of {runs}")
+    launched = median(figures[HPCLAUNCH].launch)
+    print(f"{HPCLAUNCH}'s launch takes {launched / imported:.2f} times `import torch`", flush=True)
+    if stages:
+        print_stages("launch", LAUNCH, {n: f.launch_stages for n, f in figures.items()})
+        print_stages("restart", RESTART, {n: f.restart_stages for n, f in figures.items()})

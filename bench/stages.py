@@ -1,0 +1,94 @@
+"""The way of a launch and of a restart: when each stage was reached, first and last of all.
+
+hpclaunch's stages are in its journals, whose "now" is CLOCK_MONOTONIC; those of the workers, under
+every launcher, in their reports.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring import MARKS, Report, median
+
+Stages = Mapping[str, tuple[float, float]]  # milliseconds, of the first and of the last who came
+
+_WORKERS = dict(
+    zip(
+        MARKS,
+        ("script begins", "torch is imported", "process group is there", "first all-reduce done"),
+        strict=True,
+    )
+)
+_TEMPLATE = "template has torch"
+_LAUNCH = {
+    "event Started": "agent begins",
+    "effect ChooseCheckpoint": "all agents are ready",
+    "effect StartWorkers": "workers are ordered",
+    "note template": _TEMPLATE,
+    "note started": "workers are started",
+}
+_RESTART = {
+    "event WorkerExited": "end of worker is seen",
+    "effect StopWorkers": "workers are told to stop",
+    "event WorkersGone": "no worker is left",
+    "event StoreListening": "next store listens",
+    "effect ChooseCheckpoint": "all agents are ready",
+    "effect StartWorkers": "workers are ordered",
+    "note template": _TEMPLATE,
+    "note started": "workers are started",
+}
+LAUNCH = (*_LAUNCH.values(), *_WORKERS.values())
+RESTART = (*_RESTART.values(), *_WORKERS.values())
+
+
+def launch_stages(began: float, reports: Sequence[Report], logs: Path) -> Stages:
+    """From the command until all had met."""
+    return _stages(_LAUNCH, began, reports, logs)
+
+
+def restart_stages(killed: float, reports: Sequence[Report], logs: Path) -> Stages:
+    """From the kill until all had met again."""
+    return _stages(_RESTART, killed, reports, logs)
+
+
+def _stages(
+    names: Mapping[str, str], since: float, reports: Sequence[Report], logs: Path
+) -> Stages:
+    moments: dict[str, list[float]] = {}
+    for entry in _entries(logs):
+        if (name := names.get(_kind(entry))) and since < entry["now"]:
+            moments.setdefault(name, []).append(entry["now"])
+    for mark, name in _WORKERS.items():
+        moments[name] = [getattr(report, mark) for report in reports]
+    return {n: (1000 * (min(m) - since), 1000 * (max(m) - since)) for n, m in moments.items()}
+
+
+def _entries(logs: Path) -> Iterator[dict[str, Any]]:
+    for path in logs.glob("journal*.jsonl"):
+        with path.open() as lines:
+            yield from map(json.loads, lines)
+
+
+def _kind(entry: dict[str, Any]) -> str:
+    kind, name = next((k, entry[k]) for k in ("event", "effect", "note") if k in entry)
+    value = entry["with"]
+    if name == "WorkerExited" and not value["code"]:
+        return ""  # a worker that was told to stop may end with 0
+    if name == "template" and value["state"] != "ready":
+        return ""
+    return f"{kind} {name}"
+
+
+def print_stages(title: str, order: Sequence[str], runs: Mapping[str, Sequence[Stages]]) -> None:
+    """A line for each stage, a pair of columns for each launcher: medians over its runs."""
+    print(f"\n{title}, ms, first and last")
+    print(" " * 26 + "".join(f"{launcher:>18}" for launcher in runs))
+    for name in order:
+        cells = []
+        for seen in runs.values():
+            pairs = [stages[name] for stages in seen if name in stages]
+            first, last = (median([pair[i] for pair in pairs]) for i in (0, 1))
+            cells.append(f"{first:9.0f}{last:9.0f}" if pairs else " " * 18)
+        if any(map(str.strip, cells)):
+            print(f"  {name:24}" + "".join(cells), flush=True)

@@ -1,0 +1,162 @@
+"""Processes as the fork server starts and sees them: prctl, /proc, fork and exec."""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SPARED = (  # sent by scancel or a terminal to every process: only the agent may act on them
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option, value):
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def children():
+    """The pids of this process's children, adopted ones included."""
+    me = os.getpid()
+    try:
+        with open(f"/proc/{me}/task/{me}/children") as f:
+            return [int(pid) for pid in f.read().split()]
+    except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
+        return [pid for pid in _all() if _stat(pid, PARENT) == me]
+
+
+PARENT, SESSION = 1, 3  # fields of /proc/PID/stat after the name
+
+
+def _all():
+    return map(int, filter(str.isdigit, os.listdir("/proc")))
+
+
+def _stat(pid, field):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return int(f.read().rpartition(")")[2].split()[field])
+    except OSError:
+        return 0
+
+
+def written(sessions):
+    """{session: bytes that its processes have written so far}."""
+    total = dict.fromkeys(sessions, 0)
+    for pid in _all():
+        session = _stat(pid, SESSION)
+        if session in total:
+            try:
+                with open(f"/proc/{pid}/io") as f:
+                    total[session] += int(f.read().partition("wchar:")[2].split()[0])
+            except OSError:
+                pass
+    return total
+
+
+def catches(pid, signum):
+    """Whether a process has a handler for a signal, or ignores it."""
+    masks = 0
+    try:
+        with open(f"/proc/{pid}/status") as f:
+            for line in f:
+                if line.startswith(("SigCgt:", "SigIgn:")):
+                    masks |= int(line.split()[1], 16)
+    except OSError:
+        return False
+    return bool(masks >> (signum - 1) & 1)
+
+
+def numbers(text):
+    return {int(number) for number in text.split(",") if number}
+
+
+def to_group(pid, signum):
+    try:
+        os.killpg(pid, signum)
+    except ProcessLookupError:  # so young that it has no group of its own yet
+        os.kill(pid, signum)
+
+
+def exit_code(status):
+    """(code as a shell has it, signal or 0) of a wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return (code, 0) if code >= 0 else (128 - code, -code)
+
+
+def append_to(path):
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+class Wakeup:
+    """Readable once a child has ended."""
+
+    def __init__(self):
+        self._socket, self._other = socket.socketpair()
+        for end in (self._socket, self._other):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._other.fileno(), warn_on_full_buffer=False)
+
+    def fileno(self):
+        return self._socket.fileno()
+
+    def drain(self):
+        try:
+            while self._socket.recv(512):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class Spawner:
+    """Forks and execs, with the signal handlers and the mask that the agent was started with."""
+
+    def __init__(self, handlers, blocked):
+        self.handlers = handlers
+        self.blocked = blocked
+
+    def spawn(self, argv, environ, out, err, *, cpus=(), deaf=()):
+        """The pid. `out` and `err` are descriptors or paths, to append to.
+
+        A program that cannot be started ends as a shell says: 126 or 127. `deaf` are signals that
+        it has blocked beside those that the user has.
+        """
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.dup2(out if isinstance(out, int) else append_to(out), 1)
+            os.dup2(err if isinstance(err, int) else append_to(err), 2)
+            signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
+            for s, handler in self.handlers.items():
+                signal.signal(s, handler)
+            for s in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them for itself
+                signal.signal(s, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*self.blocked, *deaf})
+            if cpus:
+                try:
+                    os.sched_setaffinity(0, cpus)
+                except OSError:
+                    pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
+            os.execvpe(argv[0], argv, environ)
+        except OSError as e:
+            os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())
+            os._exit(127 if e.errno == errno.ENOENT else 126)
+        finally:
+            os._exit(126)

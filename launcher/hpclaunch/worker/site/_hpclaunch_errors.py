@@ -1,0 +1,114 @@
+"""The exception that ends a worker goes to TORCHELASTIC_ERROR_FILE, as torch's @record writes it.
+
+Python keeps an exception that nobody handled (sys.last_value) before it shows it, and runs atexit
+callbacks later on. One of them, registered before all others and so the last to run, writes the
+file; sys.excepthook is the script's alone.
+
+A failure counts if it is the worker's. A Python below another one leaves it to that one, which may
+handle it, and else fails itself. Where the worker is another program, a shell script say, the
+Python that failed last has the word. A file that is not from here, by @record or by a launcher in
+the worker, stays: those here end in a newline, torch's do not.
+"""
+
+import os
+import sys
+
+_atexit_was_there = "atexit" in sys.modules
+import atexit  # noqa: E402
+
+if not _atexit_was_there and sys.version_info >= (3, 10):
+    # The callbacks are the interpreter's; in older Pythons they are the module's.
+    del sys.modules["atexit"]
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+PR_GET_PDEATHSIG = 2
+
+_process = None  # whose exception is recorded; forks of it know nothing
+
+
+def record_errors():
+    """Should an exception end this process, record it. A fork that is a worker calls it again."""
+    global _process
+    if _process is None:
+        atexit.register(_at_exit)
+    _process = os.getpid()
+
+
+def _at_exit():
+    try:
+        error, path = getattr(sys, "last_value", None), os.environ.get(ERROR_FILE)
+        # torch too passes over SystemExit and KeyboardInterrupt.
+        if not (path and isinstance(error, Exception) and _process == os.getpid()):
+            return
+        if went_through_all(error.__traceback__) and is_the_workers():
+            write(path, described(error))
+    except BaseException:  # noqa: S110
+        pass  # a signal's handler may raise here too; the script's own end is all that is seen
+
+
+def went_through_all(trace):
+    """Whether no frame was left to handle it: shells and test runners set sys.last_value too."""
+    return trace is None or trace.tb_frame.f_back is None
+
+
+def is_the_workers():
+    """Whether this is the worker, or only programs other than Python are between the two."""
+    pid, leader = os.getpid(), os.getsid(0)
+    if pid == leader:
+        return dies_with_its_parent()
+    while pid != leader:
+        pid = parent(pid)  # fails at the end: the worker is gone, and this is no word of its own
+        if is_python(pid):
+            return False
+    return True
+
+
+def dies_with_its_parent():
+    """The fork server asks for that; others that make sessions, torchrun for one, do not."""
+    import ctypes
+    import signal
+
+    signum = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(signum), 0, 0, 0)
+    return signum.value == signal.SIGKILL
+
+
+def parent(pid):
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        return int(f.read().rpartition(b")")[2].split()[1])
+
+
+def is_python(pid):
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False  # another user's
+    own = os.readlink("/proc/self/exe")
+    return program == own or os.path.basename(program).startswith(("python", "pypy"))
+
+
+def described(error):
+    """As ErrorHandler.record_exception of torch.distributed.elastic.multiprocessing.errors."""
+    import json
+    import time
+    import traceback
+
+    callstack = traceback.format_exception(type(error), error, error.__traceback__)
+    data = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {
+                "py_callstack": "".join(callstack),
+                "timestamp": str(int(time.time())),
+            },
+        }
+    }
+    return json.dumps(data).encode() + b"\n"
+
+
+def write(path, text):
+    with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+        f.seek(0)
+        if f.read()[-1:] in (b"", b"\n"):
+            f.truncate(0)
+            f.write(text)

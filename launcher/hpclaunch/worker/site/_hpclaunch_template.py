@@ -1,0 +1,333 @@
+"""The template: an interpreter that has imported torch, and forks the workers of every round.
+
+The fork server starts it with the workers' own command line. It never runs the script: still in
+its start, within the site hook, it serves requests; a worker that it forks returns from here, and
+goes on to the script as a fresh interpreter does. So `__main__`, `sys.argv`, `sys.path`, options of
+the interpreter and the ends of a script are Python's own doing.
+
+HPCLAUNCH_TEMPLATE has three descriptors: a stream socket to the fork server, one JSON object per
+line, and the files that hold what the imports wrote to stdout and stderr.
+
+    from the fork server                            to the fork server
+    {"op": "load", "modules": [...],                {"event": "failed", "module": M, "why": W}
+        "server": PID, "blocked": [...]}            {"event": "unsafe", "module": M, "why": W}
+                                                    {"event": "ready" or "unfit", "words": [...],
+                                                        "why": W}
+    {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
+        "learn": BOOL, "env": {...}, "workers":         "pids": {rank: pid}, "store": PID}
+        [{"rank", "argv", "env", "out", "err",
+        "cpus"}, ...]}
+
+With "store" the listening socket comes along, and one child holds the round's TCPStore; with
+"learn" a pipe, to which the first worker writes what it has imported once it meets the others.
+
+Workers are forked by a child of ours that ends at once: they become children of the fork server,
+which is the nearest subreaper, and which alone waits for them and ends them.
+
+Nothing that a fork could break may be here when it forks: one thread, no device, no socket but our
+own, and no module that the script would find elsewhere; otherwise the template is unfit. A module
+that brings such a thing ends it, so that the next one does without.
+"""
+
+# ruff: noqa: E402
+import sys
+
+AT_START = frozenset(sys.modules)  # what any interpreter has before its script
+
+import atexit
+import gc
+import json
+import os
+import signal
+import socket
+
+import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
+
+PR_SET_PDEATHSIG = 1
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
+OURS = ("__main__", "_hpclaunch_hooks", "_hpclaunch_template")
+
+
+def serve():
+    """Returns in the workers only."""
+    try:
+        worker = Template(*map(int, os.environ.pop("HPCLAUNCH_TEMPLATE").split(","))).run()
+        if worker is None:  # the fork server is gone
+            os._exit(0)
+        become(*worker)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(126)
+
+
+class Unfit(Exception):  # noqa: N818
+    """Why a worker that is forked from here would not be as a fresh one."""
+
+
+class Template:
+    def __init__(self, channel, out, err):
+        for fd in (channel, out, err):
+            os.set_inheritable(fd, False)
+        self.channel = socket.socket(fileno=channel)
+        self.output = (out, err)
+        self.server = 0
+        self.blocked = ()
+        # The words of the command line up to the script, which every worker has in common.
+        self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
+        self.mine = descriptors().keys()
+        with open("/proc/self/comm") as f:
+            self.name = f.read().strip()
+        set_name("hpclaunch-torch")  # its command line is that of a worker
+
+    def run(self):
+        """None at the end; in a worker that was forked, what `become` needs."""
+        buffer = b""
+        fds = []
+        while True:
+            data, more, _, _ = socket.recv_fds(self.channel, 1 << 16, 2)
+            if not data:
+                return None
+            fds += more
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                op = request.pop("op")
+                if op == "load":
+                    self.load(**request)
+                elif op == "fork":
+                    listener = fds.pop(0) if request["store"] else None
+                    pipe = fds.pop(0) if request["learn"] else None
+                    worker = self.fork(request, listener, pipe)
+                    if worker is not None:
+                        return worker
+                    close(listener, pipe)
+
+    def tell(self, event, **fields):
+        self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+
+    # Loading
+
+    def load(self, modules, server, blocked):
+        self.server, self.blocked = server, blocked
+        try:
+            if sys.gettrace() or sys.getprofile():
+                raise Unfit("the interpreter is being traced")
+            import torch.distributed  # noqa: F401
+
+            self.check("torch")
+        except Unfit as e:
+            self.tell("unfit", words=self.words, why=str(e))
+            return
+        for name in modules:
+            self.load_module(name)
+        self.tell("ready", words=self.words, why="")
+        gc.freeze()  # collections in the workers leave these pages shared
+
+    def load_module(self, name):
+        try:
+            __import__(name)
+        except Exception as e:
+            self.tell("failed", module=name, why=f"{type(e).__name__}: {e}")
+        try:
+            self.check(name)
+        except Unfit as e:
+            self.tell("unsafe", module=name, why=str(e))
+            os._exit(0)
+
+    def check(self, name):
+        self.check_state(name)
+        self.check_shadows(name)
+
+    def check_state(self, name):
+        """A fork takes neither threads nor devices along, and shares connections."""
+        if threads() > 1:
+            # OpenBLAS ends its threads before every fork and starts them again when it needs them.
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+        if threads() > 1:
+            raise Unfit(f"importing {name} starts threads")
+        for fd, target in descriptors().items():
+            if fd not in self.mine and target.startswith((*DEVICES, "socket:")):
+                raise Unfit(f"importing {name} opens {target}")
+
+    def check_shadows(self, imported):
+        """Modules beside the script come first for it, but were not looked at here."""
+        first = script_directory()
+        if first is None:
+            return
+        from importlib.machinery import PathFinder
+
+        names = {name.partition(".")[0] for name in sys.modules.keys() - AT_START}
+        for name in sorted(names.difference(OURS)):
+            spec = PathFinder.find_spec(name, [first])
+            if spec is not None and spec.loader is not None:
+                raise Unfit(f"{spec.origin} stands in for the {name} that {imported} imports")
+        sys.path_importer_cache.pop(first, None)
+
+    # Forking
+
+    def fork(self, request, listener, pipe):
+        what = request["what"]
+        brood = os.fork()
+        if brood:
+            _, status = os.waitpid(brood, 0)
+            if status:
+                why = f"fork failed with status {status}"
+                self.tell("forked", what=what, pids={}, store=0, why=why)
+            return None
+        brood = os.getpid()
+        pids: dict[int, int] = {}
+        store, why = 0, ""
+        try:
+            if listener is not None:
+                store = os.fork()
+                if not store:
+                    close(pipe)
+                    self.hold_store(brood, listener, request["store"])
+            for worker in request["workers"]:
+                pid = os.fork()
+                if not pid:
+                    close(listener, pipe if pids else None)
+                    return self, brood, worker, request["env"], None if pids else pipe
+                pids[worker["rank"]] = pid
+        except OSError as e:
+            why = str(e.strerror)
+        self.tell("forked", what=what, pids=pids, store=store, why=why)
+        os._exit(0)
+
+    def adopted(self, brood):
+        """Wait until the fork server is our parent, whose death then ends us."""
+        import ctypes
+        import time
+
+        os.setsid()
+        while os.getppid() == brood:
+            time.sleep(0.0002)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self.server:
+            os._exit(1)
+        self.channel.close()
+
+    def hold_store(self, brood, listener, err):
+        """Serve the round's store until we are killed; it outlives the workers of the round."""
+        try:
+            self.adopted(brood)
+            redirect(err, err)
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            socket_of_round = socket.socket(fileno=listener)
+            port = socket_of_round.getsockname()[1]
+            store = TCPStore(
+                "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=socket_of_round.detach(),
+            )
+            while store:
+                signal.pause()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+
+def become(template, brood, worker, env, pipe):
+    """From a fork of the template to an interpreter that is about to run its script."""
+    template.adopted(brood)
+    set_name(template.name)
+    redirect(worker["out"], worker["err"])
+    for stream, fd in enumerate(template.output, start=1):
+        copy(fd, stream)
+        os.close(fd)
+    if worker["cpus"]:
+        try:
+            os.sched_setaffinity(0, worker["cpus"])
+        except OSError:
+            pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
+    os.environ.clear()
+    os.environ.update(env)
+    os.environ.update(worker["env"])
+    sys.orig_argv[:] = worker["argv"]
+    sys.argv[1:] = worker["argv"][len(template.words) :]
+    forget()
+    _hpclaunch_hooks.pipe = pipe
+    signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
+
+
+def forget():
+    """What is a process's own: random numbers, a key for its children, its thread's number."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    sys.modules["torch"].default_generator.seed()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        key = process.AuthenticationString(os.urandom(32))
+        process.current_process()._config["authkey"] = key
+    if "threading" in sys.modules:
+        sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 forgets it
+    _hpclaunch_hooks.record_errors()
+    atexit.register(gc.unfreeze)  # or nothing that __main__ still holds would be finalized
+    sys.modules.pop(__name__, None)
+
+
+def set_name(name):
+    """As ps and top have it."""
+    with open("/proc/self/comm", "w") as f:
+        f.write(name)
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def descriptors():
+    """{descriptor: what it is}."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # that of the directory itself
+            pass
+    return found
+
+
+def close(*fds):
+    for fd in fds:
+        if fd is not None:
+            os.close(fd)
+
+
+def redirect(out, err):
+    for stream, path in enumerate((out, err), start=1):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(fd, stream)
+        os.close(fd)
+
+
+def copy(source, to):
+    """The whole of a file, with a position of our own: others read it too."""
+    at = 0
+    while data := os.pread(source, 1 << 16, at):
+        at += os.write(to, data)
+
+
+def script_directory():
+    """What Python is going to put before all in sys.path; None when it does not."""
+    if getattr(sys.flags, "safe_path", False):
+        return None
+    script = sys.argv[0]
+    if script in ("-m", "-c"):
+        return os.getcwd()
+    import pkgutil
+
+    if pkgutil.get_importer(script) is not None:
+        return script
+    return os.path.dirname(os.path.realpath(script))

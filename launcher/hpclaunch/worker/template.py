@@ -1,0 +1,121 @@
+"""The fork server's end of its template (`site/_hpclaunch_template.py`, where the protocol is)."""
+
+import enum
+import json
+import os
+import select
+import socket
+from typing import Any
+
+MOST_ENDS = 10  # of a template that has no part in anything but forking: something kills them
+
+
+UNSAFE = "exit code 0"  # it leaves its place to one without the module that it has just named
+
+
+class State(enum.Enum):
+    NONE = "none"  # not started, or not needed so far
+    STARTING = "starting"  # it imports torch
+    READY = "ready"
+    UNFIT = "unfit"  # has torch, but a worker forked from it would not be as a fresh one
+    DEAD = "dead"  # could not import torch
+
+
+class Template:
+    """At most one at a time; `start` makes it, again when the last one was killed."""
+
+    def __init__(self, spawner, deaf):
+        self._spawner = spawner
+        self._deaf = deaf
+        self._argv: Any = None
+        self._environ: Any = None
+        self._modules = []  # to import beside torch
+        self._avoided = set()  # those that it cannot import
+        self._channel: Any = None
+        self._buffer = b""
+        self._output: Any = ()
+        self._ends = 0
+        self.pid = 0
+        self.words = []  # with which the workers' command lines begin, up to the script
+        self.state = State.NONE
+
+    def fileno(self):
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def prepare(self, argv, environ, modules):
+        self._argv, self._environ, self._modules = argv, environ, [*modules]
+
+    def learn(self, modules):
+        """Those of them that are new."""
+        new = [m for m in modules if m not in self._modules and m not in self._avoided]
+        self._modules += new
+        return new
+
+    def unlearn(self, module):
+        self._modules.remove(module)
+        self._avoided.add(module)
+
+    def start(self):
+        self._channel, theirs = socket.socketpair()
+        # What an import writes is written for every worker, as if each had imported it.
+        self._output = [os.memfd_create(name) for name in ("out", "err")]
+        fds = [theirs.fileno(), *self._output]
+        environ = {**self._environ, "HPCLAUNCH_TEMPLATE": ",".join(map(str, fds))}
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        self.pid = self._spawner.spawn(self._argv, environ, *self._output, deaf=self._deaf)
+        for fd in self._output:
+            os.set_inheritable(fd, False)
+        theirs.close()
+        self._buffer = b""
+        self.load()
+
+    def load(self):
+        """Import what it is to have; what it has already costs nothing."""
+        self.state = State.STARTING
+        blocked = list(self._spawner.blocked)
+        self.ask("load", modules=self._modules, server=os.getpid(), blocked=blocked)
+
+    def ask(self, op, fds=(), **fields):
+        data = json.dumps({"op": op, **fields}).encode() + b"\n"
+        try:
+            if fds:
+                sent = socket.send_fds(self._channel, [data], fds)
+                data = data[sent:]
+            self._channel.sendall(data)
+        except OSError:
+            pass  # it is dead: its exit tells
+
+    def receive(self, wait=0.0):
+        """The replies that are there, after at most `wait` seconds; [] at the end of file too."""
+        if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
+            return []
+        try:
+            data = self._channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def fits(self, workers):
+        return all(worker["argv"][: len(self.words)] == self.words for worker in workers)
+
+    def end(self):
+        """It is about to be killed, and shall not be followed by another."""
+        self._ends = MOST_ENDS
+
+    def bury(self, how):
+        """It has ended; returns why, as its last words have it."""
+        failed = self.state is State.STARTING and how != UNSAFE
+        self.state = State.DEAD if failed else State.NONE
+        self._channel.close()
+        self._channel = None
+        self.pid = 0
+        os.lseek(self._output[1], 0, os.SEEK_SET)
+        said = os.read(self._output[1], 1 << 16).decode(errors="replace").strip()
+        for fd in self._output:
+            os.close(fd)
+        self._ends += 1
+        if self._ends > MOST_ENDS:
+            self.state = State.DEAD
+        return said.splitlines()[-1] if said and failed else how

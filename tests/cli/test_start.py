@@ -1,0 +1,135 @@
+"""Warm or cold: where the workers come from, and what is said of it."""
+
+import json
+import os
+import sys
+
+import pytest
+from launching import environment, hpclaunch
+
+TELL = "import sys; print('torch' in sys.modules)\n"
+TRAINS = TELL + "import torch\n"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Launch a script; what it said, what hpclaunch said, and the journal."""
+
+    def run(source, *options, env=None, args=()):
+        (tmp_path / "train.py").write_text(source)
+        logs = tmp_path / "logs"
+        words = ("--nproc=2", "--log-dir", logs, *options, "train.py", *args)
+        done = hpclaunch(*words, cwd=tmp_path, env=environment(**env or {}))
+        assert done.returncode == 0, done.stderr
+        lines = (logs / "journal.jsonl").read_text().splitlines()
+        return sorted(done.stdout.splitlines()), done.stderr, [json.loads(x) for x in lines]
+
+    return run
+
+
+def of_template(journal):
+    return [entry["with"]["state"] for entry in journal if entry.get("note") == "template"]
+
+
+def test_a_script_with_torch_finds_it_imported(run):
+    said, told, journal = run(TRAINS)
+    assert said == ["True", "True"]
+    assert told == ""
+    assert of_template(journal) == ["ready"]
+
+
+def test_a_script_without_torch_pays_nothing_for_it(run):
+    said, told, journal = run(TELL)
+    assert said == ["False", "False"]
+    assert told == ""
+    assert of_template(journal) == []
+
+
+def test_cold_on_request(run):
+    said, told, _ = run(TRAINS, "--cold")
+    assert said == ["False", "False"]
+    assert told == ""
+
+
+COLD = {
+    "import os\nos.environ['OMP_NUM_THREADS'] = '3'\n": "sets OMP_NUM_THREADS in line 2",
+    "import os\nos.environ.setdefault('TORCH_LOGS', 'dynamo')\n": "sets TORCH_LOGS in line 2",
+    "import os\nos.environ['LD_LIBRARY_PATH'] = '/x'\n": "sets LD_LIBRARY_PATH in line 2",
+}
+
+
+@pytest.mark.parametrize("source", COLD)
+def test_variables_that_come_before_torch(run, source):
+    said, told, _ = run(source + TRAINS)
+    assert said == ["False", "False"]
+    assert "hpclaunch: cold start: train.py " + COLD[source] in told
+    assert told.count("\n") == 1
+
+
+def test_a_variable_that_torch_never_reads_at_load(run):
+    said, told, _ = run("import os\nos.environ['MASTER_ADDR'] = 'localhost'\n" + TRAINS)
+    assert (said, told) == (["True", "True"], "")
+
+
+def test_threads_of_the_user_are_those_of_openmp(run):
+    """libgomp reads OMP_NUM_THREADS when torch is loaded: the template has what workers have."""
+    source = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+    assert run(source)[0] == ["1 1", "1 1"]
+    assert run(source, env={"OMP_NUM_THREADS": "2"})[0] == ["2 2", "2 2"]
+
+
+def test_another_interpreter(run, tmp_path):
+    wrapper = tmp_path / "python-with-tools"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    said, told, _ = run(TRAINS, env={"PYTHON_EXEC": str(wrapper)})
+    assert said == ["False", "False"]
+    assert f"cold start: {wrapper} is another interpreter" in told
+
+
+def test_modules_beside_the_script_come_first(run, tmp_path):
+    (tmp_path / "numpy.py").write_text("WHOSE = 'mine'\n")
+    source = "import numpy; print(numpy.WHOSE)\ndef later():\n    import torch\n"
+    said, told, _ = run(source)
+    assert said == ["mine", "mine"]
+    assert "cold start:" in told
+    assert "numpy.py stands in for the numpy that torch imports" in told
+
+
+def test_preload(run):
+    source = "import sys; print([m in sys.modules for m in ('torch', 'wave', 'chunk')])\n"
+    said, told, _ = run(source + TRAINS, "--preload", "wave,nowhere")
+    assert said == ["True", "True", "[True, True, False]", "[True, True, False]"]
+    reason = "passed over, ModuleNotFoundError: No module named 'nowhere'"
+    assert told == f"hpclaunch: --preload nowhere: {reason}\n"
+
+
+def test_preload_learns_what_the_script_imports(run, tmp_path):
+    """For the rounds after the first."""
+    source = (
+        "import os, sys, pathlib, torch.distributed as dist\n"
+        "print(os.environ['TORCHELASTIC_RESTART_COUNT'], 'sklearn' in sys.modules)\n"
+        "import sklearn\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    assert run(source, "--preload", "auto")[0] == ["0 False", "0 False", "1 True", "1 True"]
+    assert run(source)[0] == ["0 False", "0 False", "1 False", "1 False"]
+
+
+def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
+    """Resuming adds some; the template was started without."""
+    (tmp_path / "saved").mkdir()
+    source = (
+        "import os, sys, torch\n"
+        "if os.environ['RANK'] == '0': print(sys.argv[1:], sys.orig_argv[-1] == sys.argv[-1])\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] != '0'\n"
+        "if not again and os.environ['RANK'] == '0':\n"
+        "    torch.save({}, 'saved/one.pt'); sys.exit(1)\n"
+    )
+    options = ("--checkpoint-dir", "saved", "--resume-with", "--resume {checkpoint}")
+    said, _, _ = run(source, *options, args=("a",))
+    saved = os.fspath(tmp_path / "saved" / "one.pt")
+    assert said == [f"['a', '--resume', '{saved}'] True", "['a'] True"]

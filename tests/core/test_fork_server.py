@@ -1,0 +1,121 @@
+"""Stories of one agent whose fork server is killed, and replaced, at any moment."""
+
+from __future__ import annotations
+
+import pytest
+from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell
+
+from hpclaunch.core.effects import KillWorkers, OpenStore, StartWorkers, StopWorkers
+from hpclaunch.core.events import (
+    ForkServerReplaced,
+    Started,
+    StoreListening,
+    Tick,
+    WorkerExited,
+    WorkersGone,
+)
+from hpclaunch.core.model import EXIT_LOST, Phase
+
+REPLACED = ForkServerReplaced()
+
+
+def exits(report):
+    return [(e.rank, e.code, e.signal, e.stopped, e.with_server) for e in report.exits]
+
+
+def test_its_workers_are_a_failed_round():
+    """One failure stands for all of them."""
+    member = running()
+    effects = tell(member, 2.0, REPLACED)
+    assert deeds(effects) == [OpenStore()]
+    (report,) = reports(effects)
+    assert (report.phase, report.round) == (Phase.PREPARING, 0)
+    assert exits(report) == [(2, 137, 9, False, True), (3, 137, 9, True, True)]
+    assert deeds(tell(member, 2.1, stop(0, lost=True))) == []
+    (report,) = reports(tell(member, 2.2, StoreListening(4002)))
+    assert (report.phase, report.store_port) == (Phase.IDLE, 4002)
+    order = run(1)
+    assert deeds(tell(member, 2.3, order)) == [StartWorkers(order.message.assignment)]
+    assert deeds(tell(member, 60.0, Tick())) == [], "nothing of the lost round is still due"
+
+
+def test_a_worker_that_had_ended_well_is_not_lost():
+    member = running()
+    tell(member, 2.0, WorkerExited(2, 0, 0))
+    (report,) = reports(tell(member, 2.1, REPLACED))
+    assert exits(report) == [(2, 0, 0, False, False), (3, 137, 9, False, True)]
+
+
+def test_all_workers_had_ended_well():
+    """Only what they left behind was still there."""
+    member = running()
+    tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0))
+    (report,) = reports(tell(member, 2.1, REPLACED))
+    assert report.phase is Phase.DONE
+    assert not any(e.code for e in report.exits)
+
+
+def test_while_its_workers_are_stopped():
+    """The failure that ended the round is another."""
+    member = running(grace=20.0)
+    assert deeds(tell(member, 2.0, WorkerExited(2, 1, 0))) == [StopWorkers()]
+    effects = tell(member, 2.1, REPLACED)
+    assert deeds(effects) == [OpenStore()]
+    assert exits(reports(effects)[-1]) == [(2, 1, 0, False, False), (3, 137, 9, True, True)]
+    assert deeds(tell(member, 22.0, Tick())) == []
+
+
+def test_while_its_workers_survive_sigkill():
+    member = running(grace=20.0, unkillable=30.0)
+    tell(member, 2.0, stop(0))
+    assert deeds(tell(member, 22.0, Tick())) == [KillWorkers()]
+    tell(member, 52.0, Tick())
+    assert member.phase is Phase.STUCK
+    (report,) = reports(tell(member, 53.0, REPLACED))
+    assert report.phase is Phase.PREPARING
+    assert report.trouble.code == EXIT_LOST
+
+
+def test_while_its_workers_are_stopped_for_the_end():
+    member = running()
+    tell(member, 2.0, end(143, "ended by SIGTERM on n0"))
+    assert deeds(tell(member, 2.1, REPLACED)) == []
+    assert (member.phase, member.verdict.code) == (Phase.ENDED, 143)
+
+
+def test_between_two_rounds():
+    """The port that the head knows is dead."""
+    member = idle()
+    effects = tell(member, 1.0, REPLACED)
+    assert deeds(effects) == [OpenStore()]
+    assert reports(effects)[-1].phase is Phase.PREPARING
+    assert deeds(tell(member, 1.1, run(0))) == [], "not ready: the head will say so again"
+    (report,) = reports(tell(member, 1.2, StoreListening(4002)))
+    assert (report.phase, report.store_port, report.round) == (Phase.IDLE, 4002, -1)
+    assert deeds(tell(member, 1.3, run(0))) != []
+
+
+def test_before_it_has_opened_a_store():
+    member = a_member()
+    tell(member, 0.0, Started())
+    for now in (0.1, 0.2):
+        assert deeds(tell(member, now, REPLACED)) == [OpenStore()]
+    tell(member, 0.3, StoreListening(4003))
+    assert member.phase is Phase.IDLE
+
+
+def test_after_its_workers_have_ended_well():
+    """They are done, whether or not those elsewhere still need what it held."""
+    member = running()
+    tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0), WorkersGone())
+    assert tell(member, 2.5, REPLACED) == []
+    assert member.phase is Phase.DONE
+    assert deeds(tell(member, 3.0, stop(0, lost=True))) == [OpenStore()]
+
+
+@pytest.mark.parametrize("asked", [TERM, stop(0, serial=900_000)], ids=["signal", "stop"])
+def test_a_round_that_was_not_lost_before_is_not_lost_by_it(asked):
+    member = running()
+    tell(member, 2.0, asked)
+    (report,) = reports(tell(member, 2.1, REPLACED))
+    assert [e.stopped for e in report.exits] == [True, True]

@@ -1,0 +1,96 @@
+"""A fork server with real processes, for tests: what it is asked, and what it has told."""
+
+import select
+import sys
+import time
+
+import psutil
+
+from hpclaunch.system.forkserver import ForkServer, Worker
+
+LIMIT = 20  # seconds; far more than any of this takes
+
+
+class Client:
+    """A fork server and what it has told so far."""
+
+    def __init__(self, tmp_path):
+        self.server = ForkServer()
+        self.tmp_path = tmp_path
+        self.told = []
+
+    def start(self, *commands, env=None, **more):
+        self.ask(*commands, env=env, **more)
+        for _ in commands:
+            self.until("started")
+
+    def ask(self, *commands, env=None, store=False, warm=False, learn=False, cpus=()):
+        """To start these, without waiting for it; returns the store's port."""
+        self.server.listen(loopback=True)
+        port = self.until("listening")["port"]
+        workers = [
+            Worker(
+                rank,
+                [word.replace("PORT", str(port)) for word in argv],
+                {"RANK": str(rank)},
+                str(self.path(rank, "out")),
+                str(self.path(rank)),
+                cpus,
+            )
+            for rank, argv in enumerate(commands)
+        ]
+        errors = str(self.tmp_path / "store.err") if store else ""
+        self.server.start(workers, env or {}, store=errors, warm=warm, learn=learn)
+
+    def path(self, rank, kind="err"):
+        return self.tmp_path / f"rank-{rank}.{kind}"
+
+    def until(self, event):
+        """The next reply of this kind; the ones before it stay in `told`."""
+        seen = 0
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            for reply in self.told[seen:]:
+                seen += 1
+                if reply["event"] == event:
+                    self.told.remove(reply)
+                    return reply
+            if select.select([self.server], [], [], 0.1)[0]:
+                self.told += self.server.receive()
+        raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
+
+    @property
+    def pid(self):
+        return self.server._process.pid
+
+    def others(self):
+        """What the fork server has beside the workers: the template first."""
+        return psutil.Process(self.pid).children()
+
+
+def sh(script):
+    return ["sh", "-c", script]
+
+
+def python(script):
+    return [sys.executable, "-u", "-c", script]
+
+
+def wait_for(path):
+    deadline = time.monotonic() + LIMIT
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline, f"{path} was never written"
+        time.sleep(0.01)
+    return path.read_text()
+
+
+def gone(pid):
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False

@@ -1,0 +1,340 @@
+"""The template: workers and stores forked from a process that has imported torch."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from serving import LIMIT, Client, gone, python, sh, wait_for
+
+from hpclaunch.system.forkserver import SITE
+
+PATH = {"PYTHONPATH": SITE}
+
+
+class Warm(Client):
+    """Whose template is for one script."""
+
+    def prepare(self, source, *modules, now=True, env=None):
+        self.script = self.tmp_path / "app" / "train.py"
+        self.script.parent.mkdir(exist_ok=True)
+        self.script.write_text(source)
+        self.server.prepare(self.command(), {**PATH, **(env or {})}, modules, now=now)
+
+    def command(self, *args):
+        return [sys.executable, "-u", str(self.script), *args]
+
+    def ready(self):
+        told = self.until("template")
+        assert told["state"] == "ready", told
+        return self
+
+    def template(self):
+        deadline = time.monotonic() + LIMIT
+        while not self.others():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self.others()[0]
+
+    def round(self, *args, workers=1, **more):
+        """Start a round, see it end; what its workers wrote."""
+        paths = [self.path(rank, kind) for rank in range(workers) for kind in ("out", "err")]
+        for path in paths:
+            path.unlink(missing_ok=True)
+        self.start(*[self.command(*args)] * workers, warm=True, env=PATH, **more)
+        self.until("gone")
+        return [path.read_text() for path in paths[::2]]
+
+
+@pytest.fixture
+def client(tmp_path):
+    client = Warm(tmp_path)
+    yield client
+    client.server.close()
+
+
+def test_workers_find_torch_there(client):
+    client.prepare("import sys; print('torch' in sys.modules, __name__, sys.argv[1:])\n")
+    assert client.ready().round("a", "", workers=2) == ["True __main__ ['a', '']\n"] * 2
+    assert client.round("b") == ["True __main__ ['b']\n"]
+
+
+def test_a_start_waits_for_the_import(client):
+    client.prepare("import sys; print('torch' in sys.modules)\n")
+    assert client.round() == ["True\n"]
+
+
+def test_workers_are_children_of_the_fork_server(client):
+    client.prepare("import os; print(os.getppid(), flush=True); os.kill(os.getpid(), 9)\n")
+    assert client.ready().round() == [f"{client.pid}\n"]
+    assert client.until("exit")["signal"] == signal.SIGKILL
+
+
+def test_the_template_holds_nothing_that_a_fork_could_break(client):
+    client.prepare("")
+    process = client.ready().template()
+    assert os.listdir(f"/proc/{process.pid}/task") == [str(process.pid)]
+    fds = Path(f"/proc/{process.pid}/fd")
+    links = [os.readlink(fd) for fd in fds.iterdir()]
+    assert sum(link.startswith("socket:") for link in links) == 1
+    assert not [link for link in links if link.startswith("/dev/") and link != "/dev/null"]
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert "libtorch" in maps
+    assert "zmq" not in maps
+
+
+def test_no_number_is_drawn_twice(client):
+    client.prepare(
+        "import random, torch, numpy, multiprocessing\n"
+        "print(random.random(), torch.rand(1).item(), numpy.random.rand(),\n"
+        "      multiprocessing.current_process().authkey.hex(), torch.initial_seed())\n"
+    )
+    drawn = client.ready().round(workers=3) + client.round()
+    assert len({word for line in drawn for word in line.split()}) == 4 * 5
+
+
+def test_a_worker_that_ends_at_once_is_not_missed(client):
+    client.prepare("import os; os._exit(7)\n")
+    client.ready()
+    for _ in range(10):
+        client.round(workers=3)
+        assert [client.until("exit")["code"] for _ in range(3)] == [7, 7, 7]
+
+
+def test_what_an_import_writes_every_worker_has(client):
+    (client.tmp_path / "talks.py").write_text(
+        "import sys; print('o' * 70000); sys.stderr.write('e')\n"
+    )
+    path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
+    client.prepare("print('script')", "talks", env=path)
+    assert client.ready().round(workers=2) == ["o" * 70000 + "\nscript\n"] * 2
+    assert client.path(1).read_text() == "e"
+
+
+UNFIT = {
+    "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()": "threads",
+    "import socket; s = socket.socket()": "socket:",
+}
+
+
+@pytest.mark.parametrize("source", UNFIT)
+def test_a_module_that_no_fork_may_have_seen(client, source):
+    """A template that imported it makes place for one without."""
+    (client.tmp_path / "awkward.py").write_text(source)
+    print_modules = "import sys; print([m in sys.modules for m in ('torch', 'awkward', 'wave')])"
+    path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
+    client.prepare(print_modules, "awkward", "wave", env=path)
+    assert client.round() == ["[True, False, True]\n"]
+    told = client.until("passed-over")
+    assert told["module"] == "awkward"
+    assert UNFIT[source] in told["why"]
+
+
+def test_what_the_script_imports_is_learned(client):
+    client.prepare(
+        "import sys, torch.distributed as dist\n"
+        "print('sklearn' in sys.modules)\n"
+        "import sklearn\n"
+        "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"
+    )
+    client.ready()
+    for expected in ("False\n", "True\n"):
+        assert client.round(learn=True) == [expected], client.path(0).read_text()
+        if expected == "False\n":
+            client.ready()
+
+
+def test_a_module_that_is_not_there_is_passed_over(client):
+    client.prepare("import sys; print('wave' in sys.modules)\n", "nowhere", "wave")
+    assert client.round() == ["True\n"]
+    told = client.until("passed-over")
+    assert (told["module"], told["why"]) == (
+        "nowhere",
+        "ModuleNotFoundError: No module named 'nowhere'",
+    )
+
+
+@pytest.mark.parametrize("name", ["random", "numpy"])
+def test_a_module_beside_the_script_that_torch_imports_too(client, name):
+    client.prepare(f"import {name}; print({name}.WHOSE)\n")
+    client.script.with_name(f"{name}.py").write_text("WHOSE = 'the user'\n")
+    assert client.round() == ["the user\n"]
+    told = client.until("template")
+    assert told["state"] == "unfit"
+    assert f"{name}.py stands in for the {name}" in told["why"]
+
+
+def test_without_torch_workers_start_cold(client):
+    (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    env = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
+    client.prepare("print('cold')\n", env=env)
+    assert client.round() == ["cold\n"]
+    told = client.until("template")
+    assert (told["state"], told["why"]) == ("dead", "ImportError: no torch here")
+    client.path(0, "out").unlink()
+    assert client.round() == ["cold\n"]
+
+
+def test_command_lines_that_differ_before_the_script(client):
+    client.prepare("print('of the template')\n")
+    client.ready()
+    client.start(python("import sys; print('torch' in sys.modules)"), warm=True)
+    client.until("gone")
+    assert client.path(0, "out").read_text() == "False\n"
+
+
+def test_a_stop_while_torch_is_imported(client):
+    client.prepare("print('started')\n")
+    client.ask(client.command(), warm=True)
+    client.server.stop()
+    client.until("gone")
+    assert client.ready().told == []
+    assert not client.path(0, "out").exists()
+
+
+def test_a_stop_while_workers_are_forked(client):
+    """Nobody who was told to stop goes on, be it before it has handlers."""
+    client.prepare(
+        "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(4))\n"
+        "time.sleep(600)\n"
+    )
+    client.ready()
+    for _ in range(5):
+        client.ask(*[client.command()] * 3, warm=True)
+        client.server.stop()
+        assert {client.until("exit")["code"] for _ in range(3)} <= {4, 128 + signal.SIGTERM}
+        client.until("gone")
+
+
+def test_a_killed_template_is_replaced(client):
+    client.prepare("import sys; print('torch' in sys.modules)\n")
+    template = client.ready().template()
+    template.kill()
+    told = client.until("template")
+    assert (told["state"], told["why"]) == ("none", "SIGKILL")
+    assert client.round(workers=2) == ["True\n"] * 2
+    assert client.template().pid != template.pid
+
+
+def test_workers_outlive_a_killed_template(client):
+    client.prepare("import time; print('up'); time.sleep(600)\n")
+    template = client.ready().template()
+    client.start(client.command(), warm=True)
+    wait_for(client.path(0, "out"))
+    template.kill()
+    assert client.until("template")["state"] == "none"
+    assert client.ready().told == []
+    client.server.kill()
+    client.until("gone")
+
+
+def test_signals_meant_for_the_agent(client):
+    """scancel sends its signal to every process of the step; a worker has what the user set."""
+    client.prepare(
+        "import signal, sys\nfor s in (15, 2, 1, 10): print(signal.getsignal(s))\n"
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), sys.argv)\n"
+    )
+    expected = [f"{signal.getsignal(s)}\n" for s in (15, 2, 1, 10)]
+    template = client.template()
+    for _ in range(2):
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            template.send_signal(signum)
+        (written,) = client.round()
+        assert written == "".join(expected) + f"set() {[str(client.script)]}\n"
+    assert template.is_running()
+
+
+def test_idle_workers_are_ended_and_busy_ones_left(client):
+    client.prepare(
+        "import signal, sys, time, pathlib\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('up')\n"
+        "with open(sys.argv[1], 'wb') as f:\n"
+        "    while sys.argv[2:]: f.write(bytes(1 << 18)); f.flush(); f.seek(0); time.sleep(0.01)\n"
+        "time.sleep(600)\n"
+    )
+    scratch = str(client.tmp_path / "scratch")
+    client.ready().start(client.command(scratch), client.command(scratch, "busy"), warm=True)
+    for rank in (0, 1):
+        wait_for(client.path(rank, "out"))
+    client.server.stop()
+    time.sleep(0.5)
+    client.server.kill_idle()
+    exited = client.until("exit")
+    assert (exited["rank"], exited["signal"]) == (0, signal.SIGKILL)
+    time.sleep(0.5)
+    client.server.kill_idle()
+    assert client.told == []
+    client.server.kill()
+    assert client.until("exit")["rank"] == 1
+
+
+def test_nothing_outlives_a_killed_fork_server(client):
+    client.prepare("import time; print('up'); time.sleep(600)\n")
+    client.ready().start(client.command(), warm=True, store=True)
+    wait_for(client.path(0, "out"))
+    processes = psutil.Process(client.pid).children(recursive=True)
+    assert len(processes) == 3
+    os.kill(client.pid, signal.SIGKILL)
+    assert all(gone(process.pid) for process in processes)
+
+
+# The store
+
+USE = (
+    "import sys; from torch.distributed import TCPStore\n"
+    "s = TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False)\n"
+    "print(s.check(['key'])); s.set('key', 'v')"
+)
+
+
+@pytest.mark.parametrize("now", [True, False])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_store_for_every_round(client, now, warm):
+    """Workers may connect before torch is there; the second has nothing of the first."""
+    client.prepare(USE, now=now)
+    for _ in range(2):
+        client.start(client.command("PORT"), store=True, warm=warm, env=PATH)
+        assert client.until("exit")["code"] == 0, client.path(0).read_text()
+        client.until("gone")
+    assert client.path(0, "out").read_text() == "False\nFalse\n"
+    assert len(client.others()) == 2  # the template, and the last store
+
+
+def test_nobody_pays_for_a_store_that_nobody_uses(client):
+    client.prepare("", now=False)
+    client.start(sh("exit 0"), store=True)
+    client.until("gone")
+    assert client.others() == []
+
+
+def test_signals_meant_for_the_agent_leave_the_store_alone(client):
+    client.prepare("")
+    client.ready().round(store=True)
+    _, store = client.others()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        store.send_signal(signum)
+    time.sleep(0.2)
+    assert store.is_running()
+    assert store.status() != psutil.STATUS_ZOMBIE
+    client.until("exit")
+    assert client.told == []
+
+
+def test_a_store_that_ends_is_told(client):
+    client.prepare("")
+    client.ready().round(store=True)
+    client.others()[1].kill()
+    assert client.until("store-exit")["code"] == 137
+
+
+def test_a_store_without_torch_is_told(client):
+    (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    client.prepare("", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
+    client.start(sh("exit 0"), store=True)
+    deadline = time.monotonic() + LIMIT
+    client.until("store-exit")
+    assert time.monotonic() < deadline
