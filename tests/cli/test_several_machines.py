@@ -12,6 +12,7 @@ from launching import environment, script
 from launching import start as start_agent
 
 import hpclaunch
+from hpclaunch.system.wire import VERSION
 
 TRAIN = """
 import os, signal, torch, torch.distributed as dist
@@ -121,7 +122,7 @@ def test_two_versions_do_not_work_together(tmp_path):
     other = tmp_path / "other"
     shutil.copytree(Path(hpclaunch.__file__).parent, other / "hpclaunch")
     wire = other / "hpclaunch/system/wire.py"
-    wire.write_text(wire.read_text().replace("VERSION = 1", "VERSION = 999"))
+    wire.write_text(wire.read_text().replace(f"VERSION = {VERSION}", "VERSION = 999"))
     common = ["--nnodes=2", "--nproc=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     path = script(tmp_path, "")
     head = start(*common, "--node-rank=0", path, cwd=tmp_path)

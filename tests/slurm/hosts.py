@@ -163,6 +163,8 @@ class Host:
                     continue
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 command = (entry / "cmdline").read_text().replace("\0", " ").strip()
+                if (entry / "comm").read_text() == "hpclaunch-torch\n":
+                    command = f"(template) {command}"  # it shares the workers' command line
                 uid = entry.stat().st_uid
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it ended meanwhile, or is one that even root may not look into

@@ -56,7 +56,7 @@ from .processes import (
     written,
 )
 from .store import Store
-from .template import State, Template
+from .template import UNSAFE, State, Template
 
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
 BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop does not wait for it
@@ -277,7 +277,8 @@ class ForkServer:
         """Nobody but its own faults ends it before its time: the next one may do better."""
         how = signal.Signals(signum).name if signum else f"exit code {code}"
         why = self.template.bury(how)
-        self.tell("template", state=self.template.state.value, why=why)
+        if why != UNSAFE:
+            self.tell("template", state=self.template.state.value, why=why)
         if self.asked:
             request, self.request, self.asked = self.request, None, False
             for worker in request["workers"]:
