@@ -2,8 +2,8 @@
 
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
-them must be equal, but for those of ALLOWED. torch.compile is left out: it takes many seconds per
-worker, and starts its processes as the other cases do.
+them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
+has torch. torch.compile, which takes many seconds, is in test_start.py.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -133,3 +134,17 @@ def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
     said, _, _ = run(source, *options, args=("a",))
     saved = os.fspath(tmp_path / "saved" / "one.pt")
     assert said == [f"['a', '--resume', '{saved}'] True", "['a'] True"]
+
+
+COMPILES = """
+import torch
+step = torch.compile(lambda x: (x.sin() ** 2 + x.cos() ** 2).sum())
+print(round(step(torch.ones(1000)).item()))
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
+def test_torch_compile(run, tmp_path):
+    """Its processes and threads are those of a worker that was forked."""
+    said, told, _ = run(COMPILES, env={"TORCHINDUCTOR_CACHE_DIR": tmp_path / "cache"})
+    assert said == ["1000", "1000"], told
