@@ -166,6 +166,23 @@ def test_a_worker_that_ignores_sigterm_gets_sigkill(tmp_path):
     assert until(lambda: not living(pids))
 
 
+def test_a_lost_round_waits_for_nobody_who_saves_nothing(tmp_path):
+    """As one that is stuck in a collective, where its handler never runs."""
+    body = """
+import os, signal, sys, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("up"):
+        time.sleep(0.01)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, lambda *_: None)
+open("up", "w").close()
+while True:
+    time.sleep(600)
+"""
+    args = ("--nproc", 2, "--grace", 600, "--max-restarts", 0, script(tmp_path, body))
+    assert hpclaunch(*args, cwd=tmp_path).returncode == 3
+
+
 def test_nothing_outlives_a_killed_agent(tmp_path):
     body = WAIT + "\n"
     body = body.replace('print("up"', 'os.system("setsid sleep 600 &"); print("up"')
