@@ -147,6 +147,15 @@ def test_what_the_script_imports_is_learned(client):
             client.ready()
 
 
+def test_a_module_that_fails_and_leaves_a_thread(client):
+    (client.tmp_path / "awkward.py").write_text(f"{next(iter(UNFIT))}; raise ValueError")
+    print_modules = "import sys; print('torch' in sys.modules)"
+    client.prepare(print_modules, "awkward", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
+    assert client.round() == ["True\n"]
+    assert client.until("passed-over")["why"] == "ValueError: "
+    assert "threads" in client.until("passed-over")["why"]
+
+
 def test_a_module_that_is_not_there_is_passed_over(client):
     client.prepare("import sys; print('wave' in sys.modules)\n", "nowhere", "wave")
     assert client.round() == ["True\n"]

@@ -39,7 +39,7 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
         return Program((python, "-u", "-c", RUN_PATH, script, *args), python, cold=cold)
     if options.no_python:
         _check_program(script)
-        return Program((script, *args), python, cold="a program that is not for Python")
+        return Program((script, *args), python)
     if options.module:
         _check_module(script)
         return Program((python, "-u", "-m", script, *args), python, cold=cold)

@@ -46,9 +46,9 @@ from .processes import (
     SPARED,
     Spawner,
     Wakeup,
-    append_to,
     catches,
     children,
+    complain,
     exit_code,
     numbers,
     prctl,
@@ -61,7 +61,6 @@ from .template import UNSAFE, State, Template
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
 BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop does not wait for it
 NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
-KILLED = 128 + signal.SIGKILL
 
 
 class ForkServer:
@@ -71,6 +70,7 @@ class ForkServer:
         self.running = False  # a round was started and not everything of it is gone
         self.request: Any = None  # the round that waits for the template, or is being forked by it
         self.asked = False  # the template is forking it
+        self.early = {}  # pid -> how it ended, before the template has told whose it is
         self.warm = self.curious = False  # how it starts
         self.written = {}  # by the workers up to the last look
         self.store = Store()
@@ -248,8 +248,7 @@ class ForkServer:
                 self.tell("template", state=event, why=reply["why"])
                 self.proceed()
 
-    def on_forked(self, what, pids, store, why):
-        """A worker cannot have ended before: its exit is ours to reap once its forker is gone."""
+    def on_forked(self, what, pids, store, why, code=126, signum=0):
         self.store.pid = store or self.store.pid
         if what != "workers":
             return
@@ -259,12 +258,15 @@ class ForkServer:
             if str(rank) in pids:
                 self.born(rank, pids[str(rank)])
             else:
-                self.unborn(worker, 126, 0, f"cannot start the worker: {why}")
+                complain(worker["err"], f"cannot start the worker: {why}")
+                self.tell("exit", rank=rank, code=code, signal=signum)
+        for pid in self.early.keys() & self.workers.keys():
+            self.ended(pid, *self.early[pid])
+        self.early = {}
+        self.settle()
 
-    def unborn(self, worker, code, signum, why):
-        with open(append_to(worker["err"]), "w", encoding="utf-8") as f:
-            f.write(f"hpclaunch: {why}\n")
-        self.tell("exit", rank=worker["rank"], code=code, signal=signum)
+    def ended(self, pid, code, signum):
+        self.tell("exit", rank=self.workers.pop(pid), code=code, signal=signum)
 
     def await_birth(self):
         """A worker that is being forked cannot be ended before it is known."""
@@ -280,9 +282,8 @@ class ForkServer:
         if why != UNSAFE:
             self.tell("template", state=self.template.state.value, why=why)
         if self.asked:
-            request, self.request, self.asked = self.request, None, False
-            for worker in request["workers"]:
-                self.unborn(worker, KILLED, signal.SIGKILL, "the template process was killed")
+            killed = "the template process was killed"
+            self.on_forked("workers", {}, 0, killed, 128 + signal.SIGKILL, signal.SIGKILL)
         if self.template.state is State.NONE:
             self.template.start()
         self.proceed()
@@ -300,13 +301,14 @@ class ForkServer:
                 return
             code, signum = exit_code(status)
             if pid in self.workers:
-                rank = self.workers.pop(pid)
-                self.tell("exit", rank=rank, code=code, signal=signum)
+                self.ended(pid, code, signum)
             elif pid == self.store.pid:
                 self.store.pid = 0
                 self.tell("store-exit", code=code)
             elif pid == self.template.pid:
                 self.on_template_end(code, signum)
+            elif self.asked:
+                self.early[pid] = (code, signum)
 
     def settle(self):
         """Once all workers of the round have ended, whatever they left behind goes as well."""

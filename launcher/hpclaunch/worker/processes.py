@@ -98,6 +98,11 @@ def append_to(path):
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
+def complain(path, why):
+    with open(append_to(path), "w", encoding="utf-8") as f:
+        f.write(f"hpclaunch: {why}\n")
+
+
 class Wakeup:
     """Readable once a child has ended."""
 

@@ -8,8 +8,6 @@ import socket
 from typing import Any
 
 MOST_ENDS = 10  # of a template that has no part in anything but forking: something kills them
-
-
 UNSAFE = "exit code 0"  # it leaves its place to one without the module that it has just named
 
 
@@ -52,7 +50,7 @@ class Template:
         return new
 
     def unlearn(self, module):
-        self._modules.remove(module)
+        self._modules = [known for known in self._modules if known != module]
         self._avoided.add(module)
 
     def start(self):
