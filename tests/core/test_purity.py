@@ -26,6 +26,7 @@ PURE = {
     "itertools",
     "math",
     "operator",
+    "shlex",
     "signal",
     "string",
     "typing",

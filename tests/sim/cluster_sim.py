@@ -97,6 +97,8 @@ class Simulation:
                 agent.doom = fault.phase
             case Kind.LOSE_FORKSERVER:
                 agent.kill_forkserver(for_good=True)
+            case Kind.UNFIT:
+                agent.break_node()
             case Kind.UNKILLABLE:
                 agent.make_unkillable()
 

@@ -26,6 +26,8 @@ _SOURCES = (
     | events.WorkerExited
     | events.WorkersGone
     | events.ForkServerReplaced
+    | events.HealthFound
+    | events.GpusReady
     | events.TroubleFound,
     events.CheckpointChosen | events.Diagnosed,
     events.Received,
@@ -53,8 +55,11 @@ class Agent:
         self._paused = False
         self._inbox: list[events.Event] = []
         self._armed = math.inf
-        address = f"addr-{self.host}"
-        self.control = Control(sim.plan.job, index, sim.plan.nprocs[index], address, f"a{index}")
+        self.unfit = ""  # what the next look at this node finds
+        plan, address = sim.plan, f"addr-{self.host}"
+        self.control = Control(
+            plan.job, index, plan.nprocs[index], address, f"a{index}", plan.gpus[index]
+        )
 
     @property
     def clock(self) -> float:
@@ -151,6 +156,12 @@ class Agent:
                 if self._forkserver:
                     self.port = self.sim.fresh_port()
                     self._answer(events.StoreListening(self.port), self.sim.rng.uniform(0, 0.05))
+            case effects.CheckHealth():
+                wait = self.sim.rng.choice((0.0001, 0.2))
+                self.sim.after(wait, lambda: self.deliver(events.HealthFound(self.unfit)))
+            case effects.PrepareGpus(assignment=part):
+                wait = self.sim.rng.choice((0.0001, 0.5))
+                self.sim.after(wait, lambda: self.deliver(events.GpusReady(part.round)))
             case effects.ChooseCheckpoint():
                 self.sim.after(self.sim.rng.uniform(0.0, 0.3), self._choose)
             case effects.Diagnose():
@@ -241,6 +252,12 @@ class Agent:
     def trouble(self) -> None:
         """Something on this node is not as the job needs it."""
         self.deliver(events.TroubleFound(Trouble(EXIT_USAGE, f"no script on {self.host}")))
+
+    def break_node(self) -> None:
+        """Noticed at once, or by the next look at it."""
+        self.unfit = f"something on {self.host} is broken"
+        if self.living and self.sim.rng.random() < 0.7:
+            self.deliver(events.HealthFound(self.unfit))
 
     def signal(self, signum: signal.Signals) -> None:
         if self.living:

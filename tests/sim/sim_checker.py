@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core import effects, events
-from hpclaunch.core.model import EXIT_LOST, Assignment, Phase
+from hpclaunch.core.model import EXIT_LOST, Assignment, Phase, Place
 from hpclaunch.core.rounds import Stage
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Checker:
         self.facts: dict[int, tuple[object, ...]] = {}  # of each round, the same for everybody
         self.started: dict[int, set[int]] = {}  # which agents have started it
         self.lost: set[int] = set()  # rounds in which something did fail
+        self.aside: set[int] = set()  # nodes that the head has set aside
 
     # Every step
 
@@ -76,6 +77,8 @@ class Checker:
             self.lost |= {control.member.round, control.member.round + 1}  # or one on its way
         elif isinstance(event, events.WorkerExited) and event.code and was.state[0] is RUNNING:
             self.lost.add(control.member.round)
+        elif isinstance(event, events.HealthFound) and event.unfit:
+            self.lost |= {control.member.round, control.member.round + 1}
         for effect in todo:
             if isinstance(effect, effects.StartWorkers):
                 self._starts(agent, effect.assignment)
@@ -88,6 +91,8 @@ class Checker:
                 self._patient(agent)
         if control.head is not None:
             self._nobody_lost_in_error(agent)
+            # What it learns in a round counts from the next one on.
+            self.aside = {p.place.node for p in control.head.roster if p.unfit and not p.assignment}
 
     def _starts(self, agent: Agent, part: Assignment) -> None:
         plan, index = self.sim.plan, agent.index
@@ -111,8 +116,13 @@ class Checker:
         agreed = self.facts.setdefault(part.round, facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         self._require(part.restarts <= plan.job.max_restarts, agent, "restarts beyond the budget")
-        self._require(part.restarts == part.round, agent, "miscounts its restarts")
-        expected = _seat(plan.job.places, plan.nprocs, index)
+        free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
+        counted = part.round - free <= part.restarts <= part.round
+        self._require(counted, agent, "miscounts its restarts")
+        head = self.sim.agents[HEAD].control.head
+        assert head is not None, "the first agent is the head"
+        taking = [p.place for p in head.roster if p.assignment is not None]
+        expected = _seat(taking, plan.nprocs, index)
         seat = (
             part.first_rank,
             part.nproc,
@@ -123,7 +133,10 @@ class Checker:
             part.group_world_size,
         )
         self._require(seat == expected, agent, f"sits on {seat} instead of {expected}")
-        host = min(plan.job.places, key=lambda p: (p.node, p.index)).index
+        sound = {p.node for p in taking}.isdisjoint(self.aside)
+        self._require(sound, agent, "runs with a node that was set aside")
+        self._shares(agent, part)
+        host = min(taking, key=lambda p: (p.node, p.index)).index
         self._require(part.hosts_store == (index == host), agent, "hosts the store in error")
         if index == host:
             self._require(part.store_port == agent.port, agent, "has a stale store")
@@ -131,6 +144,21 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+
+    def _shares(self, agent: Agent, part: Assignment) -> None:
+        """Of this agent's GPUs, each worker's are there and are its own, or it knows better."""
+        job, seen = self.sim.plan.job, self.sim.plan.gpus[agent.index]
+        of = part.shares.of
+        self._require(len(of) == (part.nproc if seen else 0), agent, f"has {part.shares}")
+        enough = len(seen) >= job.gpus_per_worker
+        for offset, share in enumerate(of):
+            there = all(0 <= gpu < len(seen) for gpu in share.gpus)
+            size = job.gpus_per_worker if enough else 0
+            self._require(there and len(share.gpus) == size, agent, f"gives {share}")
+            local = part.first_local_rank + offset
+            plain = share.gpus == (local,) and share.sharers == 1 and share.leads
+            known = part.shares.isolated or not enough or plain or job.gpus_per_worker > 1
+            self._require(known, agent, f"hides {share} from local rank {local}")
 
     def _patient(self, agent: Agent) -> None:
         """What is left at the end of the grace of a lost round is what saves something."""
@@ -209,9 +237,12 @@ class Checker:
         plan, verdict = self.sim.plan, head.verdict
         assert verdict is not None
         budget, most = plan.job.max_restarts, plan.crashes + plan.kills
-        done = verdict.code == 0 and plan.crashes <= verdict.restarts <= most
+        # A round that a node was lost in may have had a crash as well.
+        done = verdict.code == 0 and plan.crashes - len(plan.unfit) <= verdict.restarts <= most
         spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
-        fair = (done and plan.crashes <= budget) or (spent and most > budget)
+        fair = (done and plan.crashes - len(plan.unfit) <= budget) or (spent and most > budget)
+        if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
+            fair, spent = len(plan.unfit) > plan.spare, False
         count = f"{plan.crashes} crashes and {plan.kills} killed fork servers"
         self._require(fair, head, f"ends with {verdict} after {count}")
         if not spent:
@@ -244,16 +275,17 @@ def _state(agent: Agent) -> tuple[object, ...]:
     return (*own, head.stage, head.round, head.restarts, head.verdict)
 
 
-def _seat(places: tuple, nprocs: tuple[int, ...], index: int) -> tuple[int, ...]:
+def _seat(places: list[Place], nprocs: tuple[int, ...], index: int) -> tuple[int, ...]:
     """What Slurm's order makes of an agent, counted one worker at a time."""
     workers = [
         (place.node, place.index)
-        for node in range(len(places))
+        for node in sorted({place.node for place in places})
         for place in places
         if place.node == node
         for _ in range(nprocs[place.index])
     ]
-    mine = (places[index].node, index)
+    mine = next((place.node, index) for place in places if place.index == index)
+    nodes = list(dict.fromkeys(node for node, _ in workers))
     local = [entry for entry in workers if entry[0] == mine[0]]
     return (
         workers.index(mine),
@@ -261,6 +293,6 @@ def _seat(places: tuple, nprocs: tuple[int, ...], index: int) -> tuple[int, ...]
         len(workers),
         local.index(mine),
         len(local),
-        mine[0],
-        1 + max(place.node for place in places),
+        nodes.index(mine[0]),
+        len(nodes),
     )

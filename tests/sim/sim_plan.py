@@ -24,6 +24,8 @@ class Kind(Enum):
     USR1 = "SIGUSR1, which is for the workers"
     # What costs a restart at most.
     KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it, and another comes"
+    # What costs a node, and the job where there are too few of them.
+    UNFIT = "something on its node is found to be broken"
     # What ends the job.
     SIGTERM = "SIGTERM to one agent"
     SIGINT = "SIGINT twice to one agent"
@@ -37,7 +39,7 @@ class Kind(Enum):
 
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
-SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER)
+SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
 FATAL = tuple(kind for kind in Kind if kind not in SURVIVED)
@@ -57,6 +59,7 @@ class Plan:
     seed: int
     job: Job
     nprocs: tuple[int, ...]
+    gpus: tuple[tuple[str, ...], ...]  # what each agent's task sees
     starts: tuple[float, ...]  # when each agent's process begins
     clocks: tuple[float, ...]  # what its monotonic clock shows at time 0
     faults: tuple[Fault, ...]
@@ -82,6 +85,17 @@ class Plan:
         return sum(fault.kind is Kind.KILL_FORKSERVER for fault in self.faults)
 
     @property
+    def unfit(self) -> frozenset[int]:
+        """The nodes that are found unfit, should the job last so long."""
+        places = self.job.places
+        return frozenset(places[f.agent].node for f in self.faults if f.kind is Kind.UNFIT)
+
+    @property
+    def spare(self) -> int:
+        """How many nodes the job can do without."""
+        return self.job.nodes - (self.job.fewest or self.job.nodes)
+
+    @property
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good."""
         return self.kinds <= set(SURVIVED)
@@ -91,7 +105,11 @@ class Plan:
         """When every living agent must have left: the job has no reason to take longer."""
         job = self.job
         ending = job.grace + job.unkillable + job.silence + job.parting + 10.0
-        return LATEST_START + job.join + (job.max_restarts + 1) * (self.work + ending)
+        return (
+            LATEST_START
+            + job.join
+            + (job.max_restarts + 2 + len(self.unfit)) * (self.work + ending)
+        )
 
 
 def draw(seed: int) -> Plan:
@@ -139,13 +157,22 @@ def draw(seed: int) -> Plan:
         for _ in range(kills)
     ]
     job = replace(job, stuck=more.choice((1.0, 5.0)))
+    nprocs = tuple(rng.choice((1, 2, 4)) for _ in places)
+    about = Random(f"{seed} about GPUs and health")
+    job, gpus = _gpus(about, job)
+    if job.health:
+        faults += [
+            Fault(about.uniform(0.0, span), Kind.UNFIT, about.randrange(len(places)))
+            for _ in range(about.choice((0, 0, 1, 1, 2)))
+        ]
     # A pause together with losses, or a closed connection with them, can use up the time that an
     # agent has to be heard: then the job would be right to give it up.
     lossy = not any(f.kind in (Kind.PAUSE, Kind.BLIP) for f in faults)
     return Plan(
         seed=seed,
         job=job,
-        nprocs=tuple(rng.choice((1, 2, 4)) for _ in places),
+        nprocs=nprocs,
+        gpus=gpus,
         starts=starts,
         clocks=tuple(rng.uniform(0.0, 1e6) for _ in places),
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
@@ -161,6 +188,24 @@ def draw(seed: int) -> Plan:
         drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
         duplicate=rng.choice((0.0, 0.1, 0.5)),
     )
+
+
+def _gpus(rng: Random, job: Job) -> tuple[Job, tuple[tuple[str, ...], ...]]:
+    """Nodes with no GPU, or some; of which tasks see all, or each its own."""
+    count, own = rng.choice((0, 0, 1, 2, 4)), rng.random() < 0.3
+    gpus = []
+    for place in job.places:
+        name = f"{place.node}-{place.index}" if own else f"{place.node}"
+        gpus.append(tuple(f"GPU-{name}-{k}" for k in range(count)))
+    changed = replace(
+        job,
+        fewest=rng.choice((0, max(1, job.nodes - 1), 1)),
+        gpus_per_worker=rng.choice((1, 1, 2)),
+        isolate=rng.random() < 0.2,
+        health=rng.random() < 0.5,
+        preflight=rng.random() < 0.2,
+    )
+    return changed, tuple(gpus)
 
 
 def _places(rng: Random) -> tuple[Place, ...]:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from . import ranks
+from .devices import Shares, Task, share_out
 from .messages import Report
-from .model import HEAD, Assignment, Place
+from .model import HEAD, Assignment, Job
 
 
 def assign(
-    places: Sequence[Place],
-    reports: Sequence[Report],
+    job: Job,
+    reports: Mapping[int, Report],
     *,
     number: int,
     restarts: int,
     checkpoint: str,
-) -> list[Assignment]:
-    """The parts of all agents, in the order of their places; the round's store is with rank 0."""
-    seats = ranks.seats(zip(places, (r.nproc for r in reports), strict=True))
+    preflight: bool = False,
+) -> dict[int, Assignment]:
+    """The parts of the agents that have reported, by index; the round's store is with rank 0."""
+    seats = ranks.seats((job.places[i], report.nproc) for i, report in reports.items())
     store = seats[0].place.index
-    address = _store_address(store, places, reports)
+    address = _store_address(store, job, reports)
+    shares = _shares(seats, job, reports)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
-    parts = {
+    return {
         seat.place.index: Assignment(
             round=number,
             restarts=restarts,
@@ -39,20 +43,33 @@ def assign(
             store_port=reports[store].store_port,
             hosts_store=seat.place.index == store,
             checkpoint=checkpoint,
+            shares=shares[seat.place.index],
+            preflight=preflight,
         )
         for seat in seats
     }
-    return [parts[place.index] for place in places]
 
 
-def _store_address(store: int, places: Sequence[Place], reports: Sequence[Report]) -> str:
+def _shares(
+    seats: Sequence[ranks.Seat], job: Job, reports: Mapping[int, Report]
+) -> dict[int, Shares]:
+    shares: dict[int, Shares] = {}
+    for _, group in groupby(seats, key=lambda seat: seat.group_rank):
+        node = [seat.place.index for seat in group]
+        tasks = [Task(reports[i].nproc, reports[i].gpus) for i in node]
+        of = share_out(tasks, per_worker=job.gpus_per_worker, isolate=job.isolate)
+        shares |= dict(zip(node, of, strict=True))
+    return shares
+
+
+def _store_address(store: int, job: Job, reports: Mapping[int, Report]) -> str:
     """Where all workers can reach the store.
 
     The best address of the head is one at which another node did reach it.
     """
     if store == HEAD:
-        node = places[HEAD].node
-        for place, r in zip(places, reports, strict=True):
-            if r.head_address and place.node != node:
+        node = job.places[HEAD].node
+        for index, r in reports.items():
+            if r.head_address and job.places[index].node != node:
                 return r.head_address
     return reports[store].address

@@ -23,9 +23,17 @@ class Control:
     carries out the effects in order.
     """
 
-    def __init__(self, job: Job, index: int, nproc: int, address: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        nproc: int,
+        address: str,
+        incarnation: str,
+        gpus: tuple[str, ...] = (),
+    ) -> None:
         self.index = index
-        self.member = Member(job, index, nproc, address, incarnation)
+        self.member = Member(job, index, nproc, address, incarnation, gpus)
         self.head = Head(job) if index == HEAD else None
         self.exited = False
 

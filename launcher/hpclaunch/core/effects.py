@@ -20,6 +20,18 @@ class OpenStore:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckHealth:
+    """Look at this node before it is given workers; answered by HealthFound."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareGpus:
+    """Start what the workers of this part need to share GPUs; answered by GpusReady."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
 class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen."""
 
@@ -76,6 +88,8 @@ class Exit:
 Effect = (
     Send
     | OpenStore
+    | CheckHealth
+    | PrepareGpus
     | ChooseCheckpoint
     | Diagnose
     | StartWorkers

@@ -42,6 +42,20 @@ class StoreListening:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthFound:
+    """This node was looked at, or something was noticed meanwhile."""
+
+    unfit: str = ""  # why no worker should run here, "" when nothing is against it
+
+
+@dataclass(frozen=True, slots=True)
+class GpusReady:
+    """Nothing is missing for the workers of this round to use their GPUs."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointChosen:
     """The newest complete checkpoint of the directory, "" when there is none."""
 
@@ -100,6 +114,8 @@ Event = (
     | HeadReached
     | PeerClosed
     | StoreListening
+    | HealthFound
+    | GpusReady
     | CheckpointChosen
     | Diagnosed
     | WorkerExited

@@ -17,10 +17,10 @@ import math
 
 from . import membership
 from .effects import (
+    CheckHealth,
     Effect,
-    KillIdleWorkers,
-    KillWorkers,
     OpenStore,
+    PrepareGpus,
     Say,
     Send,
     SignalWorkers,
@@ -31,7 +31,9 @@ from .events import (
     Diagnosed,
     Event,
     ForkServerReplaced,
+    GpusReady,
     HeadReached,
+    HealthFound,
     PeerClosed,
     Received,
     Signalled,
@@ -55,6 +57,7 @@ from .model import (
     Trouble,
     Verdict,
 )
+from .stopping import Stopping
 from .waiting import Waiting
 
 
@@ -62,13 +65,22 @@ class Member:
     """`handle(event, now) -> effects`. Once the phase is ENDED the agent may leave; `verdict` says
     how the job ended."""
 
-    def __init__(self, job: Job, index: int, nproc: int, address: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        nproc: int,
+        address: str,
+        incarnation: str,
+        gpus: tuple[str, ...] = (),
+    ) -> None:
         self.job = job
         self.index = index
         self.place = job.places[index]
         self.nproc = nproc
         self.address = address
         self.incarnation = incarnation
+        self.gpus = gpus
         self.phase = Phase.PREPARING
         self.round = -1
         self.verdict: Verdict | None = None
@@ -78,14 +90,16 @@ class Member:
         self._serial = 0
         self._told: tuple[object, ...] = ()  # the news of the last report
         self._store_port = 0
+        self._listening = False  # a store could begin at that port
+        self._looked = False  # at this node's health, since the last round
+        self._unfit = ""
+        self._waits_for_gpus = False
         self._assignment: Assignment | None = None
         self._exits = Exits()
         self._signum = 0
         self._trouble: Trouble | None = None
-        self._kill_idle_at = math.inf
-        self._kill_at = math.inf
-        self._unkillable_at = math.inf
         self._report_at = 0.0
+        self._stopping = Stopping(job)
         self._waiting = Waiting(job, self.place)
 
     @property
@@ -94,7 +108,7 @@ class Member:
         return self.index == HEAD
 
     def next_deadline(self) -> float:
-        deadlines = [self._kill_idle_at, self._kill_at, self._unkillable_at]
+        deadlines = [self._stopping.next_deadline()]
         if not self._is_head and self.phase is not Phase.ENDED:
             deadlines += [self._report_at, self._waiting.next_deadline()]
             if self.verdict is None:
@@ -109,7 +123,7 @@ class Member:
             case Started():
                 if not self._is_head:
                     self._waiting.begin(now)
-                effects += [OpenStore()]
+                effects += self._prepare()
             case Received(message=Order() as order, address=address) if self._is_mine(order):
                 self._head.hear(now)
                 self._waiting.end()
@@ -124,7 +138,14 @@ class Member:
                 self._head.close(now)
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
                 self._store_port = port
-                self.phase = Phase.IDLE
+                self._listening = True
+                self._prepared()
+            case HealthFound(unfit=unfit):
+                effects += self._health_found(unfit, now)
+            case GpusReady(round=number) if self._waits_for_gpus and number == self.round:
+                assert self._assignment is not None, "an order to run came with it"
+                self._waits_for_gpus = False
+                effects.append(StartWorkers(self._assignment))
             case Diagnosed(text=text):
                 effects += self._waiting.explain(text, now)
             case WorkerExited():
@@ -152,14 +173,16 @@ class Member:
         match order.goal:
             case Goal.RUN:
                 part = order.assignment
-                ready = self.phase is Phase.IDLE and not self._signum and not self._trouble
+                willing = not (self._signum or self._trouble or self._unfit)
+                ready = self.phase is Phase.IDLE and willing
                 if part is None or part.round <= self.round or not ready:
                     return []
                 self.round = part.round
                 self.phase = Phase.RUNNING
                 self._assignment = part
                 self._exits = Exits()
-                return [StartWorkers(part)]
+                self._waits_for_gpus = bool(part.shares.of)
+                return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
             case Goal.STOP:
                 return self._leave_round(order.round, now, lost=order.lost)
             case Goal.END:
@@ -172,6 +195,7 @@ class Member:
         if self.phase is Phase.IDLE and self.round < number:
             # The order to run it never came, or came too late: it is over for us as well.
             self.round = number
+            self._exits = Exits()
             return []
         if self.round != number:
             return []
@@ -190,14 +214,12 @@ class Member:
     # Workers
 
     def _stop(self, now: float, *, lost: bool = False) -> list[Effect]:
-        """`lost`: a worker has failed. Its peers may wait for it inside of a collective, where no
-        handler of theirs is run: only those that do save something have all of the grace."""
         if self.phase is not Phase.RUNNING:
             return []
         self.phase = Phase.STOPPING
-        self._kill_at = now + self.job.grace
-        if lost:
-            self._kill_idle_at = now + self.job.stuck
+        if self._waits_for_gpus:
+            return self._workers_gone()
+        self._stopping.begin(now, lost=lost)
         return [StopWorkers()]
 
     def _worker_exited(self, event: WorkerExited, now: float) -> list[Effect]:
@@ -207,7 +229,8 @@ class Member:
     def _workers_gone(self) -> list[Effect]:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING, Phase.STUCK):
             return []
-        self._kill_idle_at = self._kill_at = self._unkillable_at = math.inf
+        self._stopping.over()
+        self._waits_for_gpus = False
         if self.verdict is not None:
             self.phase = Phase.ENDED
             return []
@@ -218,13 +241,31 @@ class Member:
 
     def _prepare(self) -> list[Effect]:
         self.phase = Phase.PREPARING
+        self._looked = not self.job.health
+        return self._open_store() + ([] if self._looked else [CheckHealth()])
+
+    def _open_store(self) -> list[Effect]:
+        self.phase = Phase.PREPARING
+        self._listening = False
         return [OpenStore()]
+
+    def _prepared(self) -> None:
+        if self.phase is Phase.PREPARING and self._listening and self._looked:
+            self.phase = Phase.IDLE
+
+    def _health_found(self, unfit: str, now: float) -> list[Effect]:
+        """A node that was found unfit stays so: its workers would fail again, or hang."""
+        self._unfit = self._unfit or unfit
+        if self.phase is Phase.PREPARING:
+            self._looked = True
+            self._prepared()
+        return self._stop(now, lost=True) if unfit else []
 
     def _forkserver_replaced(self, now: float) -> list[Effect]:
         if self.phase is Phase.DONE:
             return []  # its workers need nothing more, and the next round begins with a store
         if self.phase in (Phase.PREPARING, Phase.IDLE):
-            return self._prepare()
+            return self._open_store()
         assert self._assignment is not None, "there are workers in a round only"
         stopped = self.phase is not Phase.RUNNING
         if self._exits.lose(self._assignment, now, stopped=stopped) and not stopped:
@@ -240,24 +281,15 @@ class Member:
         self._signum = self._signum or signum
         self._waiting.hurry(now)
         if again and self.phase is Phase.STOPPING:
-            # Asked twice: no more grace. Once the kill is out, there is nothing to hasten.
-            self._kill_at = now if self._kill_at < math.inf else math.inf
+            self._stopping.hurry(now)  # asked twice
             return []
         return self._stop(now)
 
     # Time
 
     def _deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
-        effects: list[Effect] = []
-        if now >= self._kill_at:
-            self._kill_at = self._kill_idle_at = math.inf
-            self._unkillable_at = now + self.job.unkillable
-            effects.append(KillWorkers())
-        if now >= self._kill_idle_at:
-            self._kill_idle_at = now + self.job.stuck
-            effects.append(KillIdleWorkers())
-        if now >= self._unkillable_at:
-            self._unkillable_at = math.inf
+        effects = self._stopping.due(now)
+        if self._stopping.given_up(now):
             reason = (
                 f"workers on {self.place.host} are still there {self.job.unkillable:.0f} s after "
                 "SIGKILL (a hung file system or driver?)"
@@ -297,6 +329,8 @@ class Member:
             exits=self._exits.told(now),
             stop_signal=self._signum,
             trouble=self._trouble,
+            gpus=self.gpus,
+            unfit=self._unfit,
         )
         if report.news == self._told and now < self._report_at:
             return []

@@ -28,11 +28,20 @@ class Report:
     exits: tuple[WorkerExit, ...]  # of that round
     stop_signal: int  # the signal that asked this agent to end the job, or 0
     trouble: Trouble | None
+    gpus: tuple[str, ...] = ()  # the UUIDs of those that its task may use
+    unfit: str = ""  # why its node is to be set aside
 
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two reports only if the later one says something new."""
-        return (self.phase, self.round, len(self.exits), self.stop_signal, self.trouble)
+        return (
+            self.phase,
+            self.round,
+            len(self.exits),
+            self.stop_signal,
+            self.trouble,
+            self.unfit,
+        )
 
 
 @dataclass(frozen=True, slots=True)

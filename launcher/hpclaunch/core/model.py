@@ -10,6 +10,8 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
+from .devices import NO_SHARES, Shares
+
 HEAD = 0  # the index of the head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the job in order
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
@@ -71,7 +73,13 @@ class Job:
     """What every agent of a job knows from the start; the same on all of them."""
 
     places: tuple[Place, ...]
+    fewest: int = 0  # nodes with which it goes on; 0: all
     max_restarts: int = 3
+    gpus_per_worker: int = 1
+    isolate: bool = False  # every worker sees its own GPUs only, whoever has the others
+    health: bool = False  # nodes are looked at before every round
+    preflight: bool = False  # the first round measures them
+    slurm_id: str = ""
     grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while
     beat: float = 1.0  # seconds between two messages of the same content
@@ -84,6 +92,10 @@ class Job:
     @property
     def nodes(self) -> int:
         return nodes_of(self.places)
+
+    @property
+    def alone(self) -> bool:
+        return len(self.places) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +117,8 @@ class Assignment:
     store_port: int
     hosts_store: bool
     checkpoint: str  # "" for a start from the beginning
+    shares: Shares = NO_SHARES  # of the GPUs, worker by worker
+    preflight: bool = False  # these workers measure the nodes, and are not the user's
 
 
 @dataclass(frozen=True, slots=True)

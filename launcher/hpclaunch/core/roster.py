@@ -24,6 +24,11 @@ class Peer:
     lost: bool = False
 
     @property
+    def unfit(self) -> str:
+        """Why its node is to be set aside."""
+        return "" if self.report is None else self.report.unfit
+
+    @property
     def host(self) -> str:
         """As the agent itself calls it, which outside of Slurm nobody knows beforehand."""
         return self.place.host if self.report is None else self.report.host
@@ -78,18 +83,21 @@ class Roster:
         return [p for p in self._peers[1:] if not p.lost]
 
     @property
+    def fit(self) -> list[Peer]:
+        """Those who are present on nodes that nothing is against: they take the ranks."""
+        aside = {p.place.node for p in self._peers if p.unfit}
+        return [p for p in self.present if p.place.node not in aside]
+
+    @property
     def missing(self) -> list[Peer]:
         """Those who have never been heard."""
         return [p for p in self._peers if p.report is None]
 
-    @property
-    def reports(self) -> list[Report]:
-        return [p.report for p in self._peers if p.report is not None]
 
-    def all_in(self, phase: Phase, number: int) -> bool:
-        """Whether everybody who is present is in this phase of this round."""
-        reports = [p.report for p in self.present]
-        return all(r is not None and r.phase is phase and r.round == number for r in reports)
+def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
+    """Whether all of them are in this phase of this round."""
+    reports = [p.report for p in peers]
+    return all(r is not None and r.phase is phase and r.round == number for r in reports)
 
 
 def hosts_of(peers: Iterable[Peer]) -> str:

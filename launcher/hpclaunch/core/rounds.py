@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from . import membership, restarts
+from . import aside, membership, restarts
 from .advice import advise
 from .assigning import assign
 from .effects import ChooseCheckpoint, Diagnose, Effect, Say, Send
 from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
 from .messages import Order, Report
 from .model import EXIT_LOST, HEAD, Failure, Goal, Job, Phase, Verdict
-from .roster import Peer, Roster, hosts_of
+from .preface import layout, preface
+from .roster import Peer, Roster, all_in, hosts_of
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
 NEXT_NOTICE = 60.0
@@ -62,6 +63,8 @@ class Head:
         self.restarts = 0
         self.verdict: Verdict | None = None
         self.roster = Roster(job)
+        self._measuring = job.preflight  # the next round, or this one, is the preflight
+        self._parts: list[Peer] = []  # those who have workers in this round
         self._failures: dict[int, Failure] = {}  # of this round, by rank
         self._checkpoint: CheckpointChosen | None = None
         self._advised = {""}  # what has been said already
@@ -112,7 +115,7 @@ class Head:
     # What is known
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
-        new = peer.report is None
+        new, was_fit = peer.report is None, not peer.unfit
         if not peer.accept(report, now):
             return []
         if report.round == self.round:
@@ -131,8 +134,13 @@ class Head:
                     )
         if self.verdict is None:
             self.verdict = self._verdict_of(report)
+        effects: list[Effect] = []
+        if peer.unfit and was_fit and not self.job.alone:
+            effects.append(Say(aside.announce(peer, self.job)))
         # A new agent hears at once that the head is there, and where the job stands.
-        return [self._order(peer)] if new and peer.place.index != HEAD else []
+        if new and peer.place.index != HEAD:
+            effects.append(self._order(peer))
+        return effects
 
     def _verdict_of(self, report: Report) -> Verdict | None:
         if report.trouble is not None:
@@ -187,6 +195,7 @@ class Head:
                 return None
 
     def _gather(self, now: float) -> list[Effect] | None:
+        self.verdict = self.verdict or aside.too_few(self.roster, self.job, self.restarts)
         if self.verdict is not None:
             return self._end(now)
         if missing := self.roster.missing:
@@ -203,13 +212,16 @@ class Head:
                 self._notice_at = now + NEXT_NOTICE
                 return [Diagnose()]
             return None
-        # Ready for the round means: done with the one before, if there was any.
-        if not self.roster.all_in(Phase.IDLE, self.round - 1):
+        if not self._all_ready():
             return None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
         self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
+
+    def _all_ready(self) -> bool:
+        """For the round: done with the one before, if there was any."""
+        return all_in(Phase.IDLE, self.round - 1, self.roster.fit)
 
     def _explain(self, diagnosis: str, now: float) -> list[Effect]:
         """Some agents are still missing, and this may be why."""
@@ -221,60 +233,73 @@ class Head:
         return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]
 
     def _choose(self, now: float) -> list[Effect] | None:
+        self.verdict = self.verdict or aside.too_few(self.roster, self.job, self.restarts)
         if self.verdict is not None:
             return self._end(now)
         if self._checkpoint is not None:
             # One whose fork server was killed meanwhile has no store yet; the port of its last one
             # is dead, and whoever began with that would wait for a store that nobody serves.
-            ready = self.roster.all_in(Phase.IDLE, self.round - 1)
-            return self._start(self._checkpoint, now) if ready else None
+            return self._start(self._checkpoint, now) if self._all_ready() else None
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
             return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
         return None
 
     def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
-        parts = assign(
-            self.job.places,
-            self.roster.reports,
+        self._parts = self.roster.fit
+        assigned = assign(
+            self.job,
+            {p.place.index: p.report for p in self._parts if p.report is not None},
             number=self.round,
             restarts=self.restarts,
-            checkpoint=checkpoint.path,
+            checkpoint="" if self._measuring else checkpoint.path,
+            preflight=self._measuring,
         )
-        for peer, part in zip(self.roster, parts, strict=True):
-            peer.assignment = part
+        for peer in self.roster:
+            peer.assignment = assigned.get(peer.place.index)
         self._failures = {}
         self._enter(Stage.RUNNING, now)
-        lines = [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
-        if self.round == 0 and len({part.local_world_size for part in parts}) > 1:
-            lines.append(f"the nodes have different numbers of workers: {parts[0].layout}")
-        if checkpoint.path:
-            lines.append(f"resuming from {checkpoint.path}")
-        return [*(Say(line) for line in lines), *self._orders()]
+        parts = [(p.host, p.assignment) for p in self._parts if p.assignment is not None]
+        lines = layout(parts) if self.round == 0 else []
+        return [*(Say(line) for line in lines + preface(parts, checkpoint)), *self._orders()]
 
     def _watch(self, now: float) -> list[Effect] | None:
-        if self.verdict is not None or any(not f.stopped for f in self._failures.values()):
+        failed = any(not f.stopped for f in self._failures.values())
+        done = all_in(Phase.DONE, self.round, self._parts)
+        if done and self._measuring:
+            self._measuring = False
+            failed = True  # not quite, but this round is to end for the next one as well
+        if self.verdict is not None or failed or (self._lost_node and not done):
             self._enter(Stage.STOPPING, now)
             return self._orders()
-        if not self.roster.all_in(Phase.DONE, self.round):
+        if not done:
             return None
         again = f" after {_count(self.restarts, 'restart')}" if self.restarts else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.restarts)
         return self._end(now)
 
+    @property
+    def _lost_node(self) -> bool:
+        """Whether one that has workers in this round is to be set aside."""
+        return any(p.unfit for p in self._parts)
+
     def _settle(self, now: float) -> list[Effect] | None:
         """No worker of this round may be left anywhere before the next one or the end."""
-        if not all(p.settled(self.round) for p in self.roster.present):
+        if not all(p.settled(self.round) for p in self._parts if not p.lost):
             return None
-        if self.verdict is None:
+        # A node that is set aside is not the program's fault, and cannot be so again and again.
+        program = bool(self._failures) and not self._lost_node
+        if program and self.verdict is None:
             failures = self._failures.values()
             self.verdict = restarts.verdict_for(failures, self.restarts, self.job.max_restarts)
         if self.verdict is not None:
             return self._end(now)
-        cause = restarts.in_order(self._failures.values())[0]
-        self.restarts += 1
         self.round += 1
         self._enter(Stage.GATHERING, now)
+        if not program:
+            return []
+        cause = restarts.in_order(self._failures.values())[0]
+        self.restarts += 1
         again = f"restart {self.restarts} of {self.job.max_restarts}"
         said: list[Effect] = [Say(f"{restarts.how(cause)}; {again}")]
         # A script that is at fault fails again and again: say what can be done about it now.

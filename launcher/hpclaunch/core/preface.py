@@ -1,0 +1,57 @@
+"""What the user is told as a round begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .events import CheckpointChosen
+from .model import Assignment
+from .wording import some
+
+NAMES = 8
+AS_SEEN = (
+    "each worker sees its own only, as device 0: LOCAL_RANK is 0, HPCLAUNCH_LOCAL_RANK counts on "
+    "the node"
+)
+
+
+def preface(parts: Sequence[tuple[str, Assignment]], checkpoint: CheckpointChosen) -> list[str]:
+    """`parts` are those of all agents, with their hosts."""
+    of_all = parts[0][1]
+    if of_all.preflight:
+        return ["preflight: measuring GPUs and links"]
+    lines = [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
+    if checkpoint.path:
+        lines.append(f"resuming from {checkpoint.path}")
+    return lines
+
+
+def layout(parts: Sequence[tuple[str, Assignment]]) -> list[str]:
+    """What is not plain about the ranks and their GPUs."""
+    lines = []
+    if len({part.local_world_size for _, part in parts}) > 1:
+        lines.append(f"the nodes have different numbers of workers: {parts[0][1].layout}")
+    return lines + _of_gpus(parts)
+
+
+def _of_gpus(parts: Iterable[tuple[str, Assignment]]) -> list[str]:
+    """One line for the hosts that are alike."""
+    nodes: dict[str, list[Assignment]] = {}
+    for host, part in parts:
+        nodes.setdefault(host, []).append(part)
+    lines: dict[str, list[str]] = {}
+    for host, of_host in nodes.items():
+        if how := _how(of_host):
+            lines.setdefault(how, []).append(host)
+    return [how.format(some(hosts, NAMES)) for how, hosts in lines.items()]
+
+
+def _how(parts: list[Assignment]) -> str:
+    shares = [share for part in parts for share in part.shares.of]
+    if not shares or not parts[0].shares.isolated:
+        return ""
+    if max(share.sharers for share in shares) > 1:
+        there = sum(len(share.gpus) for share in shares if share.leads)
+        gpus = "1 GPU" if there == 1 else f"{there} GPUs"
+        return f"{len(shares)} workers share {gpus} on {{}}; {AS_SEEN}"
+    return f"GPUs on {{}} are dealt out: {AS_SEEN}"
