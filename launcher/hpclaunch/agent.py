@@ -29,7 +29,7 @@ from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import tail
 from .system.signals import Signals
-from .workers import is_warm, prepare, workers_of
+from .workers import is_warm, map_of, prepare, workers_of
 
 
 class Agent:
@@ -53,7 +53,12 @@ class Agent:
         self.channel = self.joined.channel
         incarnation = os.urandom(8).hex()
         self.control = Control(
-            config.job, self.place.index, config.nproc, self.joined.address, incarnation
+            config.job,
+            self.place.index,
+            config.nproc,
+            self.joined.address,
+            incarnation,
+            tuple(gpu.uuid for gpu in config.gpus),
         )
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
@@ -243,6 +248,8 @@ class Agent:
                     self.channel.send(to, wire.encode(message))
             case effects.OpenStore():
                 self.forkserver.listen(loopback=self.config.job.nodes == 1)
+            case effects.PrepareGpus(assignment=part):
+                self._events.append(events.GpusReady(part.round))
             case effects.ChooseCheckpoint():
                 self._choose_checkpoint()
             case effects.Diagnose():
@@ -281,6 +288,7 @@ class Agent:
         self.round_dir = logs.round(part.round)
         workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
         self.output.follow(part, workers, self.round_dir)
+        self.journal.note("binding", time.monotonic(), map_of(part, self.config))
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)
         learn = self.config.start.learn

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from .core.binding import Mode
+from .core.devices import Gpu
 from .core.model import Allocation, Job, Trouble
 from .core.streams import Streams
 from .system.logs import LogDirectory
@@ -40,9 +42,12 @@ class Config:
     as_tasks: bool  # whether Slurm's variables are to describe the worker
     cpus: tuple[int, ...]  # those that this task may use
     cpus_are_shared: bool  # they are those of every task on this node
-    bind: bool  # whether each worker is bound to its share of them
-    visible_gpus: int  # 0 also when it did not matter
+    bind: Mode  # how they are given to the workers
+    threads: int  # OMP_NUM_THREADS for several workers, 0 for one that is alone
+    gpus: tuple[Gpu, ...]  # those that this task may use, as far as that matters
+    selector: str  # the variable that chooses among them
     virtual_local_rank: bool
+    shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoint_dir: Path | None
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them

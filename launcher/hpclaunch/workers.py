@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from .config import Config
-from .core import contract, devices
+from .core import binding, contract, devices
 from .core.model import PLACEHOLDER, Assignment
 from .system import affinity
 from .system.forkserver import SITE, ForkServer, Worker
 from .system.route import interface_of
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
+_topology = functools.cache(affinity.topology)
 
 
 def workers_of(
@@ -28,29 +30,23 @@ def workers_of(
         interface=interface_of(part.address),
         role=config.role,
         signals=config.signals,
+        threads=config.threads,
     )
     shared |= _path(environ)
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
+    bindings = bindings_of(part, config)[0]
+    each = binding.cpus_each(bindings)
+    bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
     workers = []
     for offset in range(part.nproc):
         rank = part.first_rank + offset
         stem = directory / f"rank-{rank}"
-        local = devices.local_rank(
-            part.first_local_rank, offset, part.nproc, visible=config.visible_gpus
-        )
-        cpus = _cpus_of(part, offset, config)
-        env = contract.per_worker(
-            part,
-            offset,
-            error_file=f"{stem}.error.json",
-            local_rank=0 if config.virtual_local_rank else local,
-        )
-        if config.virtual_local_rank:
-            selection = environ.get("CUDA_VISIBLE_DEVICES")
-            env["CUDA_VISIBLE_DEVICES"] = devices.only_device(local, selection)
+        virtual = part.shares.isolated or config.virtual_local_rank
+        env = contract.per_worker(part, offset, error_file=f"{stem}.error.json", virtual=virtual)
+        env |= _of_gpus(part, offset, config, environ)
         if config.as_tasks:
-            env |= contract.of_slurm(part, offset, environ, cpus=len(cpus) or 1)
+            env |= contract.of_slurm(part, offset, environ, cpus=each[offset])
         workers.append(
             Worker(
                 rank=rank,
@@ -58,10 +54,17 @@ def workers_of(
                 env=env,
                 out=f"{stem}.out",
                 err=f"{stem}.err",
-                cpus=cpus if config.bind else (),
+                cpus=bindings[offset].cpus if bound else (),
             )
         )
     return workers, shared
+
+
+def map_of(part: Assignment, config: Config) -> list[str]:
+    """`rank 0: GPU 0, CPUs 0-15, memory node 0` for each worker, then what is not well."""
+    bindings, seats = bindings_of(part, config)
+    lines = binding.describe(bindings, seats, part.first_rank)
+    return [*lines, *binding.remarks(bindings, seats, config.cpus)]
 
 
 def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
@@ -76,13 +79,13 @@ def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> N
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
     """Whether the template was loaded with what these workers are to see."""
-    mine = contract.at_load(environ, alone=part.local_world_size == 1)
+    mine = contract.at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
     return config.start.warm and mine == _at_load(config, environ)
 
 
 def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """As far as this agent can know it before it has heard of the others."""
-    return contract.at_load(environ, alone=config.allocation.tasks_here * config.nproc == 1)
+    return contract.at_load(environ, threads=config.threads)
 
 
 def _path(environ: Mapping[str, str]) -> dict[str, str]:
@@ -90,8 +93,36 @@ def _path(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": f"{SITE}{os.pathsep}{inherited}" if inherited else SITE}
 
 
-def _cpus_of(part: Assignment, offset: int, config: Config) -> tuple[int, ...]:
-    """A worker's share of the CPUs, all of them for a worker that is alone."""
+def bindings_of(
+    part: Assignment, config: Config
+) -> tuple[list[binding.Binding], list[binding.Seat]]:
+    """For each worker of this agent its CPUs, and what it wanted to be near to."""
     if config.cpus_are_shared:  # all tasks of this node have the same ones
-        return affinity.share(config.cpus, part.first_local_rank + offset, part.local_world_size)
-    return affinity.share(config.cpus, offset, part.nproc)
+        seats = [binding.Seat()] * part.local_world_size
+        mine = slice(part.first_local_rank, part.first_local_rank + part.nproc)
+    else:
+        of = part.shares.of or (devices.Share(()),) * part.nproc
+        seats = [binding.seat([config.gpus[i] for i in share.gpus]) for share in of]
+        mine = slice(None)
+    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), seats)
+    return list(found[mine]), seats[mine]
+
+
+def _of_gpus(
+    part: Assignment, offset: int, config: Config, environ: Mapping[str, str]
+) -> dict[str, str]:
+    if part.shares.of:
+        return contract.of_gpus(
+            part.shares.of[offset],
+            config.gpus,
+            environ,
+            isolated=part.shares.isolated,
+            selector=config.selector,
+            backend=config.shared_backend,
+        )
+    if not config.virtual_local_rank:
+        return {}
+    # Nobody could tell which GPUs there are: as torchrun has it.
+    position = part.first_local_rank + offset
+    selection = environ.get(contract.CUDA)
+    return {contract.CUDA: devices.only_device(position, selection)}

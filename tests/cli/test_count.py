@@ -8,8 +8,14 @@ from launching import environment, hpclaunch, script
 
 from hpclaunch.cli import count, run
 from hpclaunch.cli.options import build_parser
+from hpclaunch.core.devices import Gpu
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import Allocation, Place
+from hpclaunch.system.gpus import Survey
+
+
+def so_many(gpus):
+    return Survey(tuple(Gpu(str(i), f"GPU-{i}", i) for i in range(gpus)))
 
 
 def allocation(tasks=1):
@@ -35,14 +41,14 @@ def allocation(tasks=1):
     ],
 )
 def test_the_number_of_workers(monkeypatch, nproc, tasks, gpus, workers):
-    monkeypatch.setattr(count, "_visible_gpus", lambda environ, python: gpus)
+    monkeypatch.setattr(count, "survey", lambda environ: so_many(gpus))
     found = count.count_workers(nproc, allocation(tasks), {}, python="python3", cpus=16)
     assert found.nproc == workers
 
 
 @pytest.mark.parametrize("kind", ["gpu", "xpu"])
 def test_a_kind_of_device_that_is_not_there(monkeypatch, kind):
-    monkeypatch.setattr(count, "_visible_gpus", lambda environ, python: 0)
+    monkeypatch.setattr(count, "survey", lambda environ: so_many(0))
     monkeypatch.setattr(count, "_ask_torch", lambda python, device: 0)
     with pytest.raises(UsageError, match=f"--nproc {kind}, but no {kind.upper()} is visible here"):
         count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
@@ -59,7 +65,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
     """What the head says at the start."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(count, "_visible_gpus", lambda environ, python: gpus)
+    monkeypatch.setattr(count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     step = {
@@ -75,12 +81,6 @@ def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
     return run.configure(options, step | environ).notes
 
 
-def test_gpus_of_ones_own_are_pointed_out(monkeypatch, tmp_path):
-    (note,) = notes(monkeypatch, tmp_path, gpus=1, tasks=4)
-    assert note.startswith("each task sees GPUs of its own: LOCAL_RANK counts within the task")
-    assert notes(monkeypatch, tmp_path, gpus=4, tasks=4) == ()
-
-
 def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
     (note,) = notes(monkeypatch, tmp_path, "--nproc=4", tasks=4)
     assert note.startswith("4 tasks on n1, each with --nproc 4: leave --nproc out")
@@ -93,10 +93,10 @@ def test_fewer_cpus_than_workers(monkeypatch, tmp_path):
 
 def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):
     words = ["--monitor-interval=1", "--start-method=fork", "--event-log-handler=console"]
-    words += ["--numa-binding=node", "--rdzv-conf=timeout=3,join_timeout=9"]
+    words += ["--rdzv-conf=timeout=3,join_timeout=9"]
     (note,) = notes(monkeypatch, tmp_path, *words)
     assert note.startswith("without effect here: --monitor-interval")
-    for name in ("--start-method", "--event-log-handler", "--numa-binding", "--rdzv-conf timeout"):
+    for name in ("--start-method", "--event-log-handler", "--rdzv-conf timeout"):
         assert name in note
     assert notes(monkeypatch, tmp_path, "--start-method=spawn", "--event-log-handler=null") == ()
 

@@ -261,7 +261,7 @@ class TestParsing:
         assert said == {
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
-            *("cold", "preload"),
+            *("cold", "preload", "gpus_per_worker"),
             *("redirects", "tee", "local_ranks_filter"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),
             *("training_script", "training_script_args"),
@@ -289,6 +289,8 @@ class TestParsing:
             (["--duplicate-stdout-filters", "a,,b,c"], "duplicate_stdout_filters", ("a,b", "c")),
             (["--signals-to-handle", " SIGUSR2"], "signals_to_handle", (signal.SIGUSR2,)),
             (["--bind", "none"], "bind", "none"),
+            (["--gpus-per-worker", "2"], "gpus_per_worker", 2),
+            (["--shared-backend", "gloo"], "shared_backend", "gloo"),
             (["--cold"], "cold", True),
             (["--preload", "auto, a.b"], "preload", ("auto", "a.b")),
             (["--checkpoint-dir", "c"], "checkpoint_dir", Path("c")),

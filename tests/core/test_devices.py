@@ -1,26 +1,63 @@
-"""LOCAL_RANK is an index that torch.cuda.set_device can take."""
+"""Which GPUs each worker has, and whether it sees the others."""
 
 import pytest
 
-from hpclaunch.core.devices import local_rank, only_device
+from hpclaunch.core.devices import NO_SHARES, Share, Shares, Task, only_device, share_out
 from hpclaunch.core.errors import UsageError
+
+FOUR = ("a", "b", "c", "d")
+
+
+def shared(*tasks, per_worker=1, isolate=False):
+    """For tasks given as (workers, GPUs): the GPUs of each worker, and whether it sees others."""
+    out = share_out([Task(n, gpus) for n, gpus in tasks], per_worker=per_worker, isolate=isolate)
+    assert len({s.isolated for s in out if s.of}) == 1, "the workers of a node are alike"
+    held = [
+        [tuple(gpus[i] for i in share.gpus) for share in s.of]
+        for (_, gpus), s in zip(tasks, out, strict=True)
+    ]
+    return held, any(s.isolated for s in out)
 
 
 @pytest.mark.parametrize(
-    ("first", "offset", "nproc", "visible", "expected"),
+    ("tasks", "held", "isolated"),
     [
-        (0, 3, 4, 4, 3),  # one task per node
-        (2, 0, 1, 4, 2),  # one task per GPU, and each sees all of them
-        (2, 0, 1, 1, 0),  # each sees its own one: its index is 0
-        (0, 0, 1, 1, 0),
-        (2, 1, 2, 2, 1),  # two tasks with two GPUs each
-        (2, 1, 2, 0, 3),  # no GPU at all: a position among the workers of the node
-        (0, 3, 4, 1, 3),  # four workers share a GPU
-        (4, 1, 4, 2, 5),  # and so do those of the next task
+        ([(4, FOUR)], [[("a",), ("b",), ("c",), ("d",)]], False),
+        ([(2, FOUR)], [[("a",), ("b",)]], False),
+        # One task per GPU, each of which sees all: LOCAL_RANK counts on the node
+        ([(1, FOUR)] * 4, [[("a",)], [("b",)], [("c",)], [("d",)]], False),
+        ([(2, FOUR)] * 2, [[("a",), ("b",)], [("c",), ("d",)]], False),
+        # each sees its own (--gpus-per-task): device 0, whatever LOCAL_RANK says
+        ([(1, ("a",)), (1, ("b",))], [[("a",)], [("b",)]], True),
+        ([(2, ("a", "b")), (2, ("c", "d"))], [[("a",), ("b",)], [("c",), ("d",)]], True),
+        # Several workers share a GPU, and neighbours do
+        ([(3, ("a",))], [[("a",), ("a",), ("a",)]], True),
+        ([(1, ("a",))] * 3, [[("a",)]] * 3, True),
+        ([(5, ("a", "b"))], [[("a",), ("a",), ("a",), ("b",), ("b",)]], True),
+        ([(2, ("a", "b"))] * 2, [[("a",), ("a",)], [("b",), ("b",)]], True),
     ],
 )
-def test_the_local_rank(first, offset, nproc, visible, expected):
-    assert local_rank(first, offset, nproc, visible=visible) == expected
+def test_who_has_which(tasks, held, isolated):
+    assert shared(*tasks) == (held, isolated)
+
+
+def test_several_gpus_for_each():
+    pairs = [[("a", "b"), ("c", "d")]]
+    assert shared((2, FOUR), per_worker=2, isolate=True) == (pairs, True)
+    assert shared((1, FOUR), (1, FOUR), per_worker=2, isolate=True)[0] == [[p] for p in pairs[0]]
+    assert shared((3, FOUR), per_worker=4, isolate=True)[0] == [[FOUR] * 3]
+
+
+def test_who_leads_those_that_share():
+    (of,) = share_out([Task(3, ("a", "b"))], per_worker=1, isolate=False)
+    assert of.of == (Share((0,), 2, leads=True), Share((0,), 2, leads=False), Share((1,)))
+    first, second = share_out([Task(1, ("a",))] * 2, per_worker=1, isolate=False)
+    assert [first.of[0].leads, second.of[0].leads] == [True, False]
+    assert first.of[0].sharers == second.of[0].sharers == 2
+
+
+def test_no_gpu_no_share():
+    assert share_out([Task(4, ())], per_worker=1, isolate=True) == [NO_SHARES] == [Shares()]
 
 
 @pytest.mark.parametrize(

@@ -1,99 +1,178 @@
-"""How many GPUs a task has. NVML is a stand-in: this machine may have none."""
+"""Which GPUs a task has: the real pynvml over a stand-in of NVML."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
+import nvml
+from nvml import Driver, Gpu, Instance, Surveyor
+
+from hpclaunch.core import devices
 from hpclaunch.system import gpus
 
 
-class Nvml:
-    """The calls of pynvml that we use, for `uuids`; None stands for one hidden by a cgroup."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, uuids, driver=True):
-        self.uuids, self.driver, self.open = uuids, driver, 0
-
-    def nvmlInit(self):  # noqa: N802 - NVML's own names
-        if not self.driver:
-            raise self.NVMLError("NVML Shared Library Not Found")
-        self.open += 1
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.open -= 1
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return len(self.uuids)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        if self.uuids[index] is None:
-            raise self.NVMLError("Insufficient Permissions")
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return self.uuids[handle]
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    return Driver(tmp_path_factory.mktemp("nvml"))
 
 
-FOUR = ["GPU-aa", "GPU-ab", "GPU-ba", "GPU-bb"]
+@pytest.fixture(scope="module")
+def surveyor(driver):
+    surveyor = Surveyor(driver.environ)
+    yield surveyor
+    surveyor.close()
 
 
-@pytest.mark.parametrize(
-    ("uuids", "selection", "count"),
-    [
-        (FOUR, None, 4),
-        (FOUR, "0,1", 2),
-        (FOUR, "3", 1),
-        (FOUR, "", 0),
-        (FOUR, "-1", 0),
-        (FOUR, "0,9,1", 1),  # CUDA stops at the first that is not there
-        (FOUR, "GPU-ab,GPU-b", 2),
-        (FOUR, "GPU-ab,GPU-zz", 1),
-        (FOUR, "MIG-1234", 1),
-        (FOUR, " 0 , 1 ", 2),
-        (["GPU-aa", None, "GPU-ba", None], None, 2),
-        ([], "0", 0),
-    ],
-)
-def test_count(uuids, selection, count):
-    nvml = Nvml(uuids)
-    environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
-    assert gpus.visible(environ, nvml) == count
-    assert nvml.open == 0
+@pytest.fixture
+def survey(driver, surveyor):
+    """GPUs, and CUDA_VISIBLE_DEVICES, to what is found of them."""
+
+    def look(*found, selection=None, **state):
+        driver.gpus = list(found)
+        for name, value in {"init": 0, **state}.items():
+            setattr(driver, name, value)
+        driver.tell()
+        return surveyor.survey(selection)
+
+    return look
 
 
-def test_no_driver_no_gpus():
-    assert gpus.visible({}, Nvml(FOUR, driver=False)) == 0
+A, B, C, D = (f"GPU-{name}-1111" for name in ("aa", "ab", "ba", "bb"))
+FOUR = [Gpu(A), Gpu(B), Gpu(C), Gpu(D)]
+HIDDEN = Gpu(B, error=nvml.HIDDEN)
+DIVIDED = Gpu(B, mig=True, instances=[Instance("MIG-x1", 7, 0), Instance("MIG-y2", 9, 1)])
+UNMADE = Gpu(C, mig=True)
 
 
 @pytest.mark.parametrize(
-    ("uuids", "selection", "named"),
+    ("there", "selection", "entries", "uuids"),
     [
-        (FOUR, "0,9,1", "GPU 9, which is not there: this task has 4 (0 to 3)"),
-        (FOUR, "GPU-ab,GPU-zz", "GPU GPU-zz"),
-        (["GPU-aa"], "1", "this task has one, number 0"),
-        (FOUR, "0,1,-1,9", ""),  # CUDA's own way to end the list
-        (FOUR, "-1", ""),
-        (FOUR, "NoDevFiles", ""),
-        (FOUR, "", ""),
-        (FOUR, None, ""),
-        (FOUR, "MIG-1", ""),
-        ([], "0", ""),  # no driver to speak of: CUDA has the word
+        (FOUR, None, "0 1 2 3", [A, B, C, D]),
+        (FOUR, "0,1", "0 1", [A, B]),
+        (FOUR, "3,1", "3 1", [D, B]),  # in the order of the list
+        (FOUR, "", "", []),
+        (FOUR, "-1", "", []),
+        (FOUR, "NoDevFiles", "", []),
+        (FOUR, " 0 , 1 ", "0 1", [A, B]),
+        (FOUR, "0,1,", "0 1", [A, B]),
+        (FOUR, f"{D},{A}", f"{D} {A}", [D, A]),
+        (FOUR, "GPU-ab,GPU-bb", "GPU-ab GPU-bb", [B, D]),  # as short as is clear
+        (FOUR, "0,-1,2", "0", [A]),  # the end, on purpose
+        ([Gpu(A), HIDDEN, Gpu(C)], None, "0 1", [A, C]),  # indices skip what a cgroup hides
+        ([Gpu(A), HIDDEN, Gpu(C)], "1", "1", [C]),
+        ([Gpu(A), DIVIDED], None, "0 MIG-x1 MIG-y2", [A, "MIG-x1", "MIG-y2"]),
+        ([Gpu(A), DIVIDED], "1", "MIG-x1 MIG-y2", ["MIG-x1", "MIG-y2"]),
+        ([Gpu(A), DIVIDED], B, "MIG-x1 MIG-y2", ["MIG-x1", "MIG-y2"]),
+        ([Gpu(A), DIVIDED], "MIG-y2,MIG-x1", "MIG-y2 MIG-x1", ["MIG-y2", "MIG-x1"]),
+        ([Gpu(A), DIVIDED], "MIG-y", "MIG-y", ["MIG-y2"]),
+        ([Gpu(A), DIVIDED], f"MIG-{B}/9/1", f"MIG-{B}/9/1", ["MIG-y2"]),  # as before R470
+        ([Gpu(A), UNMADE], None, "0", [A]),
+        ([], "0", "", []),
+        ([], None, "", []),
     ],
 )
-def test_a_selection_of_what_is_not_there(uuids, selection, named):
-    environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
-    wrong = gpus.not_there(environ, Nvml(uuids))
-    assert named in wrong
-    assert bool(wrong) == bool(named)
+def test_what_a_task_may_use(survey, there, selection, entries, uuids):
+    found = survey(*there, selection=selection)
+    assert [gpu.entry for gpu in found.gpus] == entries.split()
+    assert [gpu.uuid for gpu in found.gpus] == uuids
+    assert (found.wrong, found.broken) == ("", "")
 
 
-def test_the_real_nvml_agrees_with_the_driver():
-    pynvml = pytest.importorskip("pynvml")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as e:
-        pytest.skip(f"no NVIDIA driver here: {e}")
-    count = pynvml.nvmlDeviceGetCount()
-    pynvml.nvmlShutdown()
-    assert gpus.visible({}, pynvml) == count
-    assert gpus.visible({"CUDA_VISIBLE_DEVICES": "0"}, pynvml) == 1
+@pytest.mark.parametrize(
+    ("there", "selection", "count", "named"),
+    [
+        (
+            FOUR,
+            "0,9,1",
+            1,
+            "names GPU 9, which is not there: this task has 4 (0 to 3). Under Slurm",
+        ),
+        (FOUR, "GPU-ab,GPU-zz", 1, "names GPU GPU-zz, which"),
+        (FOUR, "GPU-aa,GPU-b", 1, "names GPU GPU-b, which"),  # short for two
+        ([Gpu(A)], "1", 0, "this task has one, number 0"),
+        ([Gpu(A), HIDDEN], "1", 0, "this task has one, number 0"),
+        (FOUR, "0,1,0", 0, "names GPU 0 twice, and then CUDA shows none"),
+        (FOUR, "GPU-aa,GPU-aa-1", 0, "names GPU GPU-aa-1 twice"),
+        (FOUR, "0,GPU-ab", 1, "mixes indices and UUIDs, and CUDA stops at GPU-ab"),
+        (FOUR, "0,,1", 1, "has an empty entry, at which CUDA stops"),
+        ([Gpu(A), DIVIDED], "MIG-z", 0, "names GPU MIG-z, which is not there"),
+        ([Gpu(A), UNMADE], "0,1", 1, "names GPU 1, which is divided by MIG, and no instance"),
+    ],
+)
+def test_what_is_wrong_with_a_selection(survey, there, selection, count, named):
+    found = survey(*there, selection=selection)
+    assert len(found.gpus) == count
+    assert f"CUDA_VISIBLE_DEVICES={selection} " in found.wrong
+    assert named in found.wrong
+
+
+def test_all_of_a_gpu(survey):
+    """A GPU, and one with what NVML has no word for."""
+    near = Gpu(A, name="NVIDIA A100", mode=3, capability=(8, 0), cpus=(0, 1, 64, 65, 700), node=1)
+    bare = Gpu(B, name="NVIDIA T4", capability=(7, 5), mode=2)
+    found = survey(near, bare, HIDDEN, version="550.54.15", cuda=12040)
+    assert found.models == "1 x NVIDIA A100, 1 x NVIDIA T4, driver 550.54.15"
+    assert (found.driver, found.cuda) == ("550.54.15", "12.4")
+    assert found.gpus == (
+        devices.Gpu(
+            "0", A, 0, "NVIDIA A100", "00000000:10:00.0", False, "exclusive", (8, 0),
+            (0, 1, 64, 65, 700), 1,
+        ),
+        devices.Gpu("1", B, 1, "NVIDIA T4", "00000000:11:00.0", False, "prohibited", (7, 5)),
+    )  # fmt: skip
+
+
+def test_an_instance_is_where_its_gpu_is(survey):
+    (gpu,) = survey(
+        Gpu(A, mig=True, capability=(8, 0), cpus=(4, 5), node=1, instances=[Instance("MIG-x")])
+    ).gpus
+    assert gpu.mig
+    assert (gpu.index, gpu.cpus, gpu.node, gpu.capability) == (0, (4, 5), 1, (8, 0))
+    assert gpu.name == "MIG MIG-x"
+
+
+def test_the_kernel_tells_what_nvml_does_not(monkeypatch, tmp_path):
+    device = tmp_path / "0000:07:00.0"
+    device.mkdir()
+    (device / "local_cpulist").write_text("0-3,8,10-11\n")
+    (device / "numa_node").write_text("1\n")
+    monkeypatch.setattr(gpus, "PCI", tmp_path)
+    assert gpus._local_cpus("00000000:07:00.0") == (0, 1, 2, 3, 8, 10, 11)
+    assert gpus._local_node("00000000:07:00.0") == 1
+    assert gpus._local_cpus("00000000:08:00.0") == ()
+    assert gpus._local_node("") == -1
+
+
+def test_no_driver_no_gpus(survey):
+    assert survey(Gpu(A), init=9) == gpus.Survey()
+
+
+def test_a_broken_driver_is_one_line(survey):
+    found = survey(Gpu(A), init=18)
+    assert not found.gpus
+    assert found.broken.startswith("NVML cannot be initialised: RM has detected an NVML/RM version")
+
+
+def test_a_gpu_that_fell_off_the_bus(survey):
+    found = survey(Gpu(A), Gpu(B, error=nvml.LOST), Gpu(C))
+    assert [gpu.uuid for gpu in found.gpus] == [A, C]
+    assert found.broken == "GPU 1: GPU is lost"
+
+
+@pytest.mark.parametrize(
+    ("environ", "count", "entries", "uuids"),
+    [
+        ({}, 2, "0 1", "0 1"),
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, 2, "0 1", "2 3"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-aa,GPU-bb", "HIP_VISIBLE_DEVICES": "1"}, 1, "1", "GPU-bb"),
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, 2, "4 5", "4 5"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 2, "4 5", "4 5"),
+        ({}, 0, "", ""),
+    ],
+)
+def test_amd(environ, count, entries, uuids):
+    found = gpus.amd(environ, count)
+    assert [gpu.entry for gpu in found.gpus] == entries.split()
+    assert [gpu.uuid for gpu in found.gpus] == uuids.split()

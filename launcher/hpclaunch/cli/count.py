@@ -1,54 +1,92 @@
-"""How many workers one task starts."""
+"""How many workers one task starts, and which GPUs it has for them."""
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpclaunch.core.contract import CUDA, HIP
+from hpclaunch.core.devices import Gpu
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import Allocation
+from hpclaunch.system import gpus
 
 ROCM = Path("/dev/kfd")  # AMD's driver, which NVML knows nothing of
+NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
 ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
     nproc: int
-    visible_gpus: int  # 0 also where it did not matter
-    note: str = ""
+    gpus: tuple[Gpu, ...] = ()  # of AMD's only where their number matters
+    selector: str = CUDA
+    notes: tuple[str, ...] = ()
+
+
+def survey(environ: Mapping[str, str]) -> gpus.Survey:
+    """NVIDIA's GPUs, and what is wrong with the choice of them."""
+    try:
+        ctypes.CDLL(NVML)
+    except OSError:
+        return gpus.Survey()  # most machines without a GPU: nothing is imported
+    import pynvml
+
+    return gpus.survey(environ, pynvml)
 
 
 def count_workers(
-    nproc: str | None, where: Allocation, environ: Mapping[str, str], *, python: str, cpus: int
+    nproc: str | None,
+    where: Allocation,
+    environ: Mapping[str, str],
+    *,
+    python: str,
+    cpus: int,
+    per_worker: int = 1,
 ) -> Count:
     """`nproc` as on the command line; None: one per GPU, or the one that a task stands for."""
-    tasks = where.tasks_here
-    if nproc is not None and nproc.isdigit():
-        visible = _visible_gpus(environ, python) if tasks > 1 else 0
-        note = ""
-        if tasks > 1 and int(nproc) > 1:
-            note = (
+    found = survey(environ)
+    if found.wrong:
+        raise UsageError(found.wrong)
+    notes = [f"on {where.places[where.index].host}: {found.broken}"] if found.broken else []
+    tasks, selector = where.tasks_here, CUDA
+    number = int(nproc) if nproc is not None and nproc.isdigit() else 0
+    matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
+    if not found.gpus and matters and ROCM.exists():
+        # torch calls them so as well
+        found, selector = gpus.amd(environ, _ask_torch(python, "cuda")), HIP
+    models = len(found.gpus) // per_worker
+    if per_worker > 1 and not models:
+        raise UsageError(
+            f"--gpus-per-worker {per_worker}, but this task has {len(found.gpus)}: ask Slurm for "
+            "more (--gpus-per-node)"
+        )
+    if number:
+        count = number
+        if tasks > 1 and number > 1:
+            notes.append(
                 f"{tasks} tasks on {where.places[where.index].host}, each with --nproc {nproc}: "
                 "leave --nproc out for one worker per task"
             )
-        return Count(int(nproc), visible, note)
-    if nproc == "cpu":
-        return Count(cpus, 0)
-    if nproc == "xpu":
-        return Count(_found(_ask_torch(python, "xpu"), "xpu", environ), 0)
-    visible = _visible_gpus(environ, python)
-    if nproc == "gpu":
-        return Count(_found(visible, "gpu", environ), visible)
-    if tasks > 1:  # started once per GPU: that is what such a step means
-        return Count(1, visible)
-    if visible:
-        return Count(visible, visible)
-    if nproc == "auto":
-        return Count(cpus, 0, f"no GPU here: one worker for each of the {cpus} CPUs of this task")
-    return Count(1, 0)
+    elif nproc == "cpu":
+        count = cpus
+    elif nproc == "xpu":
+        count = _found(_ask_torch(python, "xpu"), "xpu", environ)
+    elif nproc == "gpu":
+        count = _found(models, "gpu", environ)
+    elif tasks > 1:
+        count = 1  # started once per GPU: that is what such a step means
+    elif models:
+        count = models
+    elif nproc == "auto":
+        count = cpus
+        notes.append(f"no GPU here: one worker for each of the {cpus} CPUs of this task")
+    else:
+        count = 1
+    return Count(count, found.gpus, selector, tuple(notes))
 
 
 def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
@@ -57,29 +95,6 @@ def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
     selection = environ.get("CUDA_VISIBLE_DEVICES") if kind == "gpu" else None
     because = "" if selection is None else f" with CUDA_VISIBLE_DEVICES={selection!r}"
     raise UsageError(f"--nproc {kind}, but no {kind.upper()} is visible here{because}")
-
-
-def _visible_gpus(environ: Mapping[str, str], python: str) -> int:
-    import pynvml
-
-    from hpclaunch.system import gpus
-
-    found = gpus.visible(environ, pynvml)
-    if not found and ROCM.exists():
-        return _ask_torch(python, "cuda")  # torch calls them so as well
-    return found
-
-
-def check_selection(environ: Mapping[str, str]) -> None:
-    """Raises UsageError when CUDA_VISIBLE_DEVICES names a GPU that is not there."""
-    if not environ.get("CUDA_VISIBLE_DEVICES"):
-        return
-    import pynvml
-
-    from hpclaunch.system import gpus
-
-    if wrong := gpus.not_there(environ, pynvml):
-        raise UsageError(wrong)
 
 
 def _ask_torch(python: str, device: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hpclaunch import __version__
+from hpclaunch.core.binding import Mode
 from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.streams import parse_filters
 
@@ -117,10 +118,25 @@ def _add_workers(add: Callable[..., None]) -> None:
     )
     add(
         "--bind",
-        choices=("auto", "none"),
+        choices=[mode.value for mode in Mode],
         default="auto",
-        help="auto: give each worker its own share of this task's CPUs; none: leave the affinity "
-        "as Slurm set it (default: %(default)s)",
+        help="auto: each worker gets its own share of this task's CPUs, near its GPU; none: the "
+        "affinity stays as Slurm set it; the others as torchrun's --numa-binding means them, "
+        "within this task's CPUs (default: %(default)s)",
+    )
+    add(
+        "--gpus-per-worker",
+        type=values.integer(1),
+        default=1,
+        metavar="K",
+        help="GPUs of each worker, for models that need several: it sees these only, as device 0 "
+        "to K-1, and LOCAL_RANK is 0 (default: %(default)s)",
+    )
+    add(
+        "--shared-backend",
+        choices=("gloo",),
+        help="where workers share a GPU, which nccl does not take: init_process_group gets this "
+        "backend in its place",
     )
     add(
         "--virtual-local-rank",
@@ -258,6 +274,6 @@ def _add_the_rest(add: Callable[..., None]) -> None:
     add(
         "--numa-binding",
         choices=("node", "socket", "exclusive", "core-complex"),
-        help="no effect yet: see --bind",
+        help="the same as --bind",
     )
     add("--logs-specs", metavar="NAME", help="refused: see --log-dir")

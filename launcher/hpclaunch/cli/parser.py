@@ -19,6 +19,8 @@ OURS = frozenset(
         "--cold",
         "--preload",
         "--bind",
+        "--gpus-per-worker",
+        "--shared-backend",
         "--checkpoint-dir",
         "--resume-with",
         "--version",

@@ -28,6 +28,7 @@ from hpclaunch.core.model import (
 
 if TYPE_CHECKING:
     from hpclaunch.config import Config
+    from hpclaunch.core import binding
 
     from .count import Count
     from .program import Program
@@ -86,11 +87,11 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     would wait for it. It is brought to the head, which ends the job everywhere with one line.
     """
     from hpclaunch.config import Config, Start
-    from hpclaunch.core import contract
+    from hpclaunch.core import binding, contract
     from hpclaunch.system import affinity
     from hpclaunch.system.logs import LogDirectory
 
-    from .count import Count, check_selection, count_workers
+    from .count import Count, count_workers
     from .place import locate
     from .program import Program, program
     from .start import start
@@ -98,16 +99,25 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
     cpus = affinity.available()
-    trouble, logs, what, count = None, None, Program((), sys.executable), Count(1, 0)
+    trouble, logs, what, count = None, None, Program((), sys.executable), Count(1)
     begin, why = Start(warm=False, ahead=False), ""
+    mode, threads = binding.Mode(options.numa_binding or options.bind), 0
     try:
         what = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
-        check_selection(environ)
         count = count_workers(
-            options.nproc_per_node, where, environ, python=what.python, cpus=len(cpus)
+            options.nproc_per_node,
+            where,
+            environ,
+            python=what.python,
+            cpus=len(cpus),
+            per_worker=options.gpus_per_worker,
         )
-        at_load = contract.at_load(environ, alone=where.tasks_here * count.nproc == 1)
+        workers = where.tasks_here * count.nproc
+        if workers > 1:
+            sharing = workers if _are_shared(len(cpus), where, environ) else count.nproc
+            threads = _threads(mode, cpus, sharing)
+        at_load = contract.at_load(environ, threads=threads)
         begin, why = start(options, what, {**environ, **at_load}, head=where.index == HEAD)
         logs = LogDirectory(options.log_dir or Path("hpclaunch-logs") / where.name)
     except UsageError as e:
@@ -122,7 +132,11 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         allocation=where,
         job=Job(
             where.places,
+            fewest=_fewest(options, where),
             max_restarts=options.max_restarts,
+            gpus_per_worker=options.gpus_per_worker,
+            isolate=options.virtual_local_rank or options.gpus_per_worker > 1,
+            slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
             join=_join_timeout(options),
         ),
@@ -136,9 +150,12 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         as_tasks=not (options.standalone and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"),
         cpus=cpus,
         cpus_are_shared=_are_shared(len(cpus), where, environ),
-        bind=options.bind == "auto" and where.tasks_here * count.nproc > 1,
-        visible_gpus=count.visible_gpus,
+        bind=mode,
+        threads=threads,
+        gpus=count.gpus,
+        selector=count.selector,
         virtual_local_rank=options.virtual_local_rank,
+        shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
         checkpoint_dir=options.checkpoint_dir,
         resume_with=tuple(shlex.split(options.resume_with or "")),
@@ -147,6 +164,27 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=trouble,
         notes=tuple(notes),
     )
+
+
+def _fewest(options: argparse.Namespace, where: Allocation) -> int:
+    """The MIN of --nnodes MIN:MAX: of nodes that are left when others are set aside."""
+    fewest = options.nnodes[0] if options.nnodes else where.nodes
+    return int(min(fewest, where.nodes))
+
+
+def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
+    """Of an equal share of the CPUs, which is about what each worker will have.
+
+    1 as under torchrun for workers that are not kept apart. One number for all of a node, since
+    they may be forked from one process, whose threads were counted when it loaded torch.
+    """
+    from hpclaunch.core import binding
+    from hpclaunch.system import affinity
+
+    if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
+        return 1
+    there = affinity.topology(cpus)
+    return binding.threads(binding.bind(mode, cpus, there, [binding.Seat()] * workers), there)
 
 
 def _join_timeout(options: argparse.Namespace) -> float:
@@ -199,9 +237,7 @@ def _notes(
     cpus: int,
 ) -> list[str]:
     """What the user should know before the workers start."""
-    from hpclaunch.core import devices
-
-    notes = [note for note in (what.note, count.note) if note]
+    notes = [note for note in (what.note, *count.notes) if note]
     if idle := _without_effect(options):
         notes.append("without effect here: " + "; ".join(idle))
     workers = where.tasks_here * count.nproc
@@ -211,14 +247,6 @@ def _notes(
             f"{workers} workers on {where.places[0].host} share {cpus} CPU"
             f"{'' if cpus == 1 else 's'}: ask Slurm for more with --cpus-per-task=N, on the "
             "#SBATCH line and on srun"
-        )
-    last = devices.local_rank(
-        (where.tasks_here - 1) * count.nproc, 0, count.nproc, visible=count.visible_gpus
-    )
-    if where.tasks_here > 1 and not last and not options.virtual_local_rank:
-        notes.append(
-            "each task sees GPUs of its own: LOCAL_RANK counts within the task, and "
-            "HPCLAUNCH_LOCAL_RANK on the node"
         )
     return notes
 
@@ -234,8 +262,6 @@ def _without_effect(options: argparse.Namespace) -> list[str]:
         idle.append("--start-method (scripts are programs of their own, under torchrun too)")
     if options.event_log_handler not in (None, "null"):
         idle.append("--event-log-handler (the journal in the log directory has the events)")
-    if options.numa_binding is not None:
-        idle.append("--numa-binding (each worker is bound to its share of the CPUs, see --bind)")
     if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
         idle.append(f"--rdzv-conf {', '.join(conf)}")
     return idle

@@ -7,11 +7,13 @@ variables describe a task, and the worker is the task that the script means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from .devices import Gpu, Share
 from .model import ENDING, Assignment
 
 ROLE = "default"
+CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 SIGNALS_TO_HANDLE = ",".join(s.name for s in ENDING)
 
 
@@ -24,8 +26,12 @@ def common(
     interface: str,
     role: str = ROLE,
     signals: str = SIGNALS_TO_HANDLE,
+    threads: int = 1,
 ) -> dict[str, str]:
-    """The variables that all workers of one agent share, over those they inherit."""
+    """The variables that all workers of one agent share, over those they inherit.
+
+    `threads` are those of a worker's share of the CPUs.
+    """
     world = str(part.world_size)
     env = {
         "WORLD_SIZE": world,
@@ -54,31 +60,59 @@ def common(
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["TP_SOCKET_IFNAME"] = interface
     env |= {name: value for name, value in defaults.items() if name not in inherited}
-    return env | at_load(inherited, alone=part.local_world_size == 1)
+    return env | at_load(inherited, threads=0 if part.local_world_size == 1 else threads)
 
 
-def at_load(inherited: Mapping[str, str], *, alone: bool) -> dict[str, str]:
-    """Those of the shared variables that are read when torch is loaded, and never again."""
-    return {} if alone or "OMP_NUM_THREADS" in inherited else {"OMP_NUM_THREADS": "1"}
+def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """Those of the shared variables that are read when torch is loaded, and never again.
+
+    0 threads: OpenMP decides, as under torchrun for a worker that is alone. For several torchrun
+    says 1 whatever their CPUs are; a worker that has a share of its own may use all of it.
+    """
+    wanted = threads and "OMP_NUM_THREADS" not in inherited
+    return {"OMP_NUM_THREADS": str(threads)} if wanted else {}
 
 
 def per_worker(
-    part: Assignment, offset: int, *, error_file: str, local_rank: int | None = None
+    part: Assignment, offset: int, *, error_file: str, virtual: bool = False
 ) -> dict[str, str]:
     """The variables of the worker at `offset` (0 .. nproc - 1) of its agent.
 
-    `local_rank` is what scripts take as the index of their device, where that is not the position
-    among the workers of the node.
+    `virtual`: it sees its own GPUs only. Scripts take LOCAL_RANK as the index of their device.
     """
     rank = str(part.first_rank + offset)
     position = part.first_local_rank + offset
     return {
         "RANK": rank,
         "ROLE_RANK": rank,
-        "LOCAL_RANK": str(position if local_rank is None else local_rank),
+        "LOCAL_RANK": "0" if virtual else str(position),
         "HPCLAUNCH_LOCAL_RANK": str(position),
         "TORCHELASTIC_ERROR_FILE": error_file,
     }
+
+
+def of_gpus(
+    share: Share,
+    gpus: Sequence[Gpu],
+    inherited: Mapping[str, str],
+    *,
+    isolated: bool,
+    selector: str,
+    backend: str,
+) -> dict[str, str]:
+    """For a worker with this share of its task's GPUs.
+
+    `selector` is the variable that chooses among GPUs of this maker, `backend` what is to stand in
+    for nccl where workers share one ("" for nothing).
+    """
+    env = {selector: ",".join(gpus[i].entry for i in share.gpus)} if isolated else {}
+    if selector == CUDA and "CUDA_DEVICE_ORDER" not in inherited:
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of Slurm's numbers, and of NVML's
+    if share.sharers > 1:
+        env["HPCLAUNCH_RANKS_PER_GPU"] = str(share.sharers)
+        if backend:
+            env["HPCLAUNCH_SHARED_BACKEND"] = backend
+    return env
 
 
 def of_slurm(

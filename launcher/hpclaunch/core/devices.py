@@ -63,7 +63,7 @@ def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[
     Tasks that see the same GPUs fill them together, as one would. With fewer workers than GPUs
     worker k has the k-th; with more, neighbours share. A worker that is not alone on its GPU, or
     that does not know its GPU by its local rank, sees that one only: then `set_device(LOCAL_RANK)`
-    and `set_device(0)` are both right.
+    and `set_device(0)` are both right. Of the instances of MIG, CUDA shows a process but one.
     """
     workers = Counter(dict.fromkeys((task.gpus for task in tasks), 0))
     for task in tasks:
@@ -84,7 +84,9 @@ def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[
         for task, mine in zip(tasks, held, strict=True)
         for gpus in mine
     )
-    isolated = isolate or len(workers) > 1 or any(n > 1 for gpus, n in users.items() if gpus)
+    shared = any(n > 1 for gpus, n in users.items() if gpus)
+    mig = any(gpu.startswith("MIG-") for task in tasks for gpu in task.gpus)
+    isolated = isolate or len(workers) > 1 or shared or mig
     led: set[tuple[str, ...]] = {()}  # whoever has no GPU leads nobody
     shares = []
     for task, mine in zip(tasks, held, strict=True):
@@ -103,17 +105,6 @@ def _gpus_of(position: int, workers: int, gpus: int, per_worker: int) -> tuple[i
         return ()
     group = position if workers <= groups else position * groups // workers
     return tuple(range(group * per_worker, (group + 1) * per_worker))
-
-
-def local_rank(first: int, offset: int, nproc: int, *, visible: int) -> int:
-    """What `torch.cuda.set_device(LOCAL_RANK)` needs to hold, for the worker at `offset`.
-
-    `first` is the position of the agent's first worker on its node, `visible` the number of GPUs
-    that the agent sees. Where each task has GPUs of its own (--gpus-per-task), the indices of all
-    tasks begin at 0, and a position beyond them would be an invalid device ordinal.
-    """
-    own = nproc <= visible < first + nproc
-    return offset if own else first + offset
 
 
 def only_device(local: int, selection: str | None) -> str:

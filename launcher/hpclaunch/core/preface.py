@@ -26,27 +26,27 @@ def preface(parts: Sequence[tuple[str, Assignment]], checkpoint: CheckpointChose
     return lines
 
 
-def layout(parts: Sequence[tuple[str, Assignment]]) -> list[str]:
-    """What is not plain about the ranks and their GPUs."""
+def layout(parts: Sequence[tuple[str, Assignment]], *, asked: bool) -> list[str]:
+    """What is not plain about the ranks and their GPUs; `asked`: each is to see its own only."""
     lines = []
     if len({part.local_world_size for _, part in parts}) > 1:
         lines.append(f"the nodes have different numbers of workers: {parts[0][1].layout}")
-    return lines + _of_gpus(parts)
+    return lines + _of_gpus(parts, asked)
 
 
-def _of_gpus(parts: Iterable[tuple[str, Assignment]]) -> list[str]:
+def _of_gpus(parts: Iterable[tuple[str, Assignment]], asked: bool) -> list[str]:
     """One line for the hosts that are alike."""
     nodes: dict[str, list[Assignment]] = {}
     for host, part in parts:
         nodes.setdefault(host, []).append(part)
     lines: dict[str, list[str]] = {}
     for host, of_host in nodes.items():
-        if how := _how(of_host):
+        if how := _how(of_host, asked):
             lines.setdefault(how, []).append(host)
     return [how.format(some(hosts, NAMES)) for how, hosts in lines.items()]
 
 
-def _how(parts: list[Assignment]) -> str:
+def _how(parts: list[Assignment], asked: bool) -> str:
     shares = [share for part in parts for share in part.shares.of]
     if not shares or not parts[0].shares.isolated:
         return ""
@@ -54,4 +54,4 @@ def _how(parts: list[Assignment]) -> str:
         there = sum(len(share.gpus) for share in shares if share.leads)
         gpus = "1 GPU" if there == 1 else f"{there} GPUs"
         return f"{len(shares)} workers share {gpus} on {{}}; {AS_SEEN}"
-    return f"GPUs on {{}} are dealt out: {AS_SEEN}"
+    return "" if asked else f"GPUs on {{}} are dealt out: {AS_SEEN}"

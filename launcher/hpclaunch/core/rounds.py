@@ -260,7 +260,7 @@ class Head:
         self._failures = {}
         self._enter(Stage.RUNNING, now)
         parts = [(p.host, p.assignment) for p in self._parts if p.assignment is not None]
-        lines = layout(parts) if self.round == 0 else []
+        lines = layout(parts, asked=self.job.isolate) if self.round == 0 else []
         return [*(Say(line) for line in lines + preface(parts, checkpoint)), *self._orders()]
 
     def _watch(self, now: float) -> list[Effect] | None:

@@ -1,11 +1,16 @@
-"""The CPUs of this task, and how its workers share them."""
+"""The CPUs of this task, and where the kernel says that they are."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
-_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
+from hpclaunch.core import binding
+from hpclaunch.core.binding import Cpu
+
+SYSTEM = Path("/sys/devices/system")
+_DATA = ("Data", "Unified")  # the caches that are not for instructions only
 
 
 def available() -> tuple[int, ...]:
@@ -13,29 +18,72 @@ def available() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def share(cpus: Collection[int], slot: int, slots: int) -> tuple[int, ...]:
-    """The CPUs for one of `slots` workers; () when there are fewer CPUs than workers.
+def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
+    """Of these CPUs and of all others that are online.
 
-    Shares are disjoint, as equal as can be, neighbours on the same socket, and the hardware threads
-    of one core stay together where there are enough cores.
+    Where a container or a kernel does not tell, every CPU is a core, and all have one socket, one
+    memory node, and behind each node one cache. What has several names bears the least CPU's.
     """
-    if len(cpus) < slots:
-        return ()
-    cores: dict[tuple[int, int], list[int]] = {}
-    for cpu in sorted(cpus):
-        core = (_read(cpu, "physical_package_id"), _read(cpu, "core_id"))
-        # Where the kernel does not tell (-1), every CPU counts as a core.
-        cores.setdefault(core if core[1] >= 0 else (-1, cpu), []).append(cpu)
-    units = [cores[core] for core in sorted(cores)]
-    if len(units) < slots:
-        units = [[cpu] for unit in units for cpu in unit]
-    mine = units[slot * len(units) // slots : (slot + 1) * len(units) // slots]
-    return tuple(sorted(cpu for unit in mine for cpu in unit))
+    everything = sorted({*cpus, *_list(f"{root}/cpu/online")})
+    nodes = {
+        cpu: int(path.name.removeprefix("node"))
+        for path in root.glob("node/node[0-9]*")
+        for cpu in _list(f"{path}/cpulist")
+    }
+    cores: dict[int, tuple[int, int]] = {}  # with its socket
+    complexes: dict[int, int] = {}
+    found = {}
+    for cpu in everything:
+        here = f"{root}/cpu/cpu{cpu}"
+        if cpu not in cores:
+            together = _list(f"{here}/topology/thread_siblings_list") or (cpu,)
+            socket = max(0, _number(f"{here}/topology/physical_package_id"))
+            cores |= dict.fromkeys(together, (min(together), socket))
+        if cpu not in complexes:
+            together = _behind_last_cache(f"{here}/cache")
+            complexes |= dict.fromkeys(together, min(together, default=cpu))
+        core, socket = cores[cpu]
+        node = nodes.get(cpu, 0)
+        # Without a cache to go by: as many complexes as nodes, under numbers of no CPU.
+        found[cpu] = Cpu(core, socket, node, complexes.get(cpu, -1 - node))
+    return found
 
 
-def _read(cpu: int, what: str) -> int:
+def _behind_last_cache(caches: str) -> tuple[int, ...]:
+    """The CPUs that share the cache of the highest level with this one; () when nobody tells."""
+    last = index = 0
+    shared: tuple[int, ...] = ()
+    while (level := _number(f"{caches}/index{index}/level")) >= 0:
+        if level > last and _text(f"{caches}/index{index}/type") in _DATA:
+            last, shared = level, _list(f"{caches}/index{index}/shared_cpu_list")
+        index += 1
+    return shared
+
+
+def _text(path: str) -> str:
     try:
-        with open(_TOPOLOGY.format(cpu, what)) as f:
-            return int(f.read())
-    except (OSError, ValueError):
+        with open(path) as f:
+            return f.read().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _number(path: str) -> int:
+    try:
+        return int(_text(path))
+    except ValueError:
         return -1
+
+
+def _list(path: str) -> tuple[int, ...]:
+    try:
+        return binding.from_cpulist(_text(path))
+    except ValueError:
+        return ()
+
+
+def share(cpus: Collection[int], slot: int, slots: int) -> tuple[int, ...]:
+    """The CPUs for one of `slots` workers; () when there are fewer CPUs than workers."""
+    seats = [binding.Seat()] * slots
+    mine = binding.bind(binding.Mode.AUTO, cpus, topology(cpus), seats)[slot].cpus
+    return mine if len(cpus) >= slots else ()

@@ -1,0 +1,256 @@
+"""Which CPUs each worker runs on: near its GPU, nobody's twice, and none of another task's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpclaunch.core.binding import (
+    Binding,
+    Cpu,
+    Mode,
+    Seat,
+    advice,
+    bind,
+    cpulist,
+    cpus_each,
+    describe,
+    from_cpulist,
+    remarks,
+    seat,
+    threads,
+)
+from hpclaunch.core.devices import Gpu
+
+NOWHERE = Seat()
+
+
+def machine(sockets=1, nodes=1, complexes=1, cores=4, smt=1):
+    """Numbered as Linux does: one thread of every core first, then the second of each."""
+    every = itertools.product(range(sockets), range(nodes), range(complexes), range(cores))
+    found = {}
+    for core, (socket, node, part, _) in enumerate(every):
+        behind = (socket * nodes + node) * complexes + part
+        where = Cpu(core, socket, socket * nodes + node, behind * cores)
+        found |= {
+            core + thread * sockets * nodes * complexes * cores: where for thread in range(smt)
+        }
+    return found
+
+
+TWO_SOCKETS = machine(sockets=2, smt=2)  # 0-3,8-11 and 4-7,12-15
+NPS2 = machine(nodes=2, complexes=2, cores=2)  # 0-3 and 4-7, pairs behind a cache
+LARGE = machine(sockets=2, nodes=4, complexes=4, cores=4, smt=2)
+
+
+def gpu(index, node, topology=TWO_SOCKETS):
+    near = tuple(cpu for cpu, where in topology.items() if where.node == node)
+    return Seat(f"GPU {index}", near, (node,))
+
+
+def given_out(mode, cpus, topology, seats):
+    """The CPUs of each, as the kernel writes them."""
+    return [cpulist(b.cpus) for b in bind(mode, from_cpulist(cpus), topology, seats)]
+
+
+ALL = "0-15"
+NEAR_0, NEAR_1 = gpu(0, 0), gpu(1, 1)
+CROSSED = [gpu(0, 1), gpu(1, 1), gpu(2, 0), gpu(3, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cpus", "seats", "expected"),
+    [
+        # Without a GPU: equal shares of whole cores, each within a socket.
+        (ALL, [NOWHERE] * 2, ["0-3,8-11", "4-7,12-15"]),
+        (ALL, [NOWHERE] * 4, ["0-1,8-9", "2-3,10-11", "4-5,12-13", "6-7,14-15"]),
+        (ALL, [NOWHERE] * 3, ["0-2,8-10", "3-5,11-13", "6-7,14-15"]),
+        ("0-3,8-11", [NOWHERE] * 8, ["0", "8", "1", "9", "2", "10", "3", "11"]),
+        ("0-3", [NOWHERE] * 2, ["0-1", "2-3"]),  # Slurm gave one thread of each core
+        ("3", [NOWHERE] * 2, ["3", "3"]),
+        # Near the GPU.
+        (ALL, [NEAR_0], ["0-3,8-11"]),
+        (ALL, [NEAR_0, NEAR_1], ["0-3,8-11", "4-7,12-15"]),
+        (ALL, CROSSED, ["4-5,12-13", "6-7,14-15", "0-1,8-9", "2-3,10-11"]),
+        (ALL, [NEAR_0, NEAR_0, NEAR_1], ["0-1,8-9", "2-3,10-11", "4-7,12-15"]),
+        ("2-5", [NEAR_1, NEAR_0], ["4-5", "2-3"]),
+        # Workers that share a GPU.
+        (ALL, [NEAR_0] * 3 + [NEAR_1], ["0-1,8-9", "2,10", "3,11", "4-7,12-15"]),
+        ("0-1,4-5", [NEAR_0] * 4, ["0", "1", "4", "5"]),  # near it are too few
+        # Far, all or some of them.
+        ("0-3", [NEAR_1], ["0-3"]),
+        ("0-3", [NEAR_0, NEAR_1], ["0-1", "2-3"]),
+        ("0-3,4", [NEAR_1], ["0-4"]),  # one near CPU instead of all five would be a bad bargain
+        (ALL, [NEAR_0, NOWHERE, NEAR_1], ["0-2,8-10", "3-5,11-13", "6-7,14-15"]),
+    ],
+)
+def test_auto(cpus, seats, expected):
+    assert given_out(Mode.AUTO, cpus, TWO_SOCKETS, seats) == expected
+
+
+def test_two_gpus_of_a_worker_on_two_nodes():
+    both = seat([Gpu("1", "b", 1, cpus=NEAR_0.near), Gpu("2", "c", 2, cpus=NEAR_1.near, node=1)])
+    assert both.name == "GPU 1, GPU 2"
+    assert both.near == tuple(range(16))
+    assert given_out(Mode.AUTO, ALL, TWO_SOCKETS, [both]) == [ALL]
+    shares = given_out(Mode.AUTO, ALL, TWO_SOCKETS, [NEAR_1, both, both, NEAR_0])
+    assert shares == ["6-7,14-15", "2-3,10-11", "4-5,12-13", "0-1,8-9"]
+
+
+def test_few_near_ones_are_helped_out_by_their_socket():
+    seats = [gpu(k, 1, LARGE) for k in range(4)]
+    shares = bind(Mode.AUTO, LARGE, LARGE, seats)
+    assert {node for b in shares for node in b.nodes} == {0, 1, 2, 3}
+    assert all(len(b.cpus) == 32 for b in shares)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cpus", "seats", "expected"),
+    [
+        (Mode.NONE, "1-5", [gpu(0, 0, NPS2), NOWHERE], ["1-5", "1-5"]),
+        (Mode.NODE, "1-5", [gpu(0, 0, NPS2), gpu(1, 1, NPS2)], ["1-3", "4-5"]),
+        (Mode.NODE, "0-7", [NOWHERE] * 4, ["0-3", "0-3", "4-7", "4-7"]),
+        (Mode.SOCKET, "1-5", [gpu(0, 0, NPS2), gpu(1, 1, NPS2)], ["1-5", "1-5"]),
+        (Mode.EXCLUSIVE, "0-7", [gpu(0, 0, NPS2)], ["0-3"]),
+        (Mode.EXCLUSIVE, "0-7", [gpu(k, 1, NPS2) for k in range(3)], ["4-5", "6", "7"]),
+        (Mode.EXCLUSIVE, "0-7", [NOWHERE] * 4, ["0-1", "2-3", "4-5", "6-7"]),
+        (Mode.EXCLUSIVE, "3-7", [gpu(0, 0, NPS2)] * 2, ["3", "3"]),  # all of one CPU
+        (Mode.CORE_COMPLEX, "0-7", [gpu(k, 1, NPS2) for k in range(3)], ["4-5", "6-7", "4-5"]),
+        (Mode.CORE_COMPLEX, "1-7", [gpu(k, 0, NPS2) for k in range(2)], ["2-3", "1"]),
+        (Mode.CORE_COMPLEX, "0-7", [NOWHERE] * 4, ["0-1", "2-3", "4-5", "6-7"]),
+        # The GPU is near to nothing that this task has: by slot.
+        (Mode.NODE, "0-3", [gpu(0, 1, NPS2)], ["0-3"]),
+        (Mode.CORE_COMPLEX, "0-3", [gpu(0, 1, NPS2), gpu(1, 0, NPS2)], ["0-1", "2-3"]),
+    ],
+)
+def test_as_torchruns_numa_binding(mode, cpus, seats, expected):
+    assert given_out(mode, cpus, NPS2, seats) == expected
+
+
+machines = st.builds(
+    machine,
+    sockets=st.integers(1, 2),
+    nodes=st.integers(1, 3),
+    complexes=st.integers(1, 2),
+    cores=st.integers(1, 4),
+    smt=st.integers(1, 2),
+)
+
+
+@st.composite
+def tasks(draw):
+    """(topology, the task's CPUs, its seats): GPUs anywhere, or nowhere."""
+    topology = draw(machines)
+    cpus = draw(st.sets(st.sampled_from(sorted(topology)), min_size=1))
+    nodes = sorted({where.node for where in topology.values()})
+    seats = st.sampled_from(nodes).map(lambda node: gpu(node, node, topology))
+    seats = draw(st.lists(st.one_of(seats, st.just(NOWHERE)), min_size=1, max_size=12))
+    return topology, cpus, seats
+
+
+@given(tasks())
+def test_whatever_the_machine(task):
+    topology, cpus, seats = task
+    for mode in Mode:
+        bindings = bind(mode, cpus, topology, seats)
+        assert len(bindings) == len(seats)
+        for b in bindings:
+            assert b.cpus
+            assert set(b.cpus) <= cpus
+            assert b.nodes == tuple(sorted({topology[cpu].node for cpu in b.cpus}))
+        assert threads(bindings, topology) >= 1
+        assert all(1 <= n <= len(cpus) for n in cpus_each(bindings))
+
+
+@given(tasks())
+def test_auto_gives_nothing_twice_and_to_nobody_too_little(task):
+    topology, cpus, seats = task
+    bindings = bind(Mode.AUTO, cpus, topology, seats)
+    cores = {topology[cpu].core for cpu in cpus}
+    if len(cpus) < len(seats):
+        assert {b.cpus for b in bindings} == {tuple(sorted(cpus))}
+        return
+    taken = [cpu for b in bindings for cpu in b.cpus]
+    assert len(taken) == len(set(taken))
+    fewest = min(len({topology[cpu].core for cpu in b.cpus}) for b in bindings)
+    assert fewest >= len(cores) // len(seats) // 2
+    if fewest and len(cores) >= 2 * len(seats):  # whole cores, with all the threads there are
+        owners = [{topology[cpu].core for cpu in b.cpus} for b in bindings]
+        assert sum(map(len, owners)) == len(set().union(*owners))
+        for b, own in zip(bindings, owners, strict=True):
+            assert set(b.cpus) == {cpu for cpu in cpus if topology[cpu].core in own}
+
+
+@given(tasks())
+def test_without_gpus_all_cpus_are_given_out(task):
+    topology, cpus, seats = task
+    bindings = bind(Mode.AUTO, cpus, topology, [NOWHERE] * len(seats))
+    assert {cpu for b in bindings for cpu in b.cpus} == cpus
+    sizes = [len({topology[cpu].core for cpu in b.cpus}) for b in bindings]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "seats", "cores", "cpus"),
+    [
+        (Mode.AUTO, [NOWHERE], 8, [16]),
+        (Mode.AUTO, [NOWHERE] * 3, 2, [6, 6, 4]),
+        (Mode.AUTO, [NOWHERE] * 16, 1, [1] * 16),
+        (Mode.AUTO, [NOWHERE] * 17, 1, [1] * 17),
+        (Mode.NONE, [NOWHERE] * 3, 2, [5] * 3),
+        (Mode.NODE, [NEAR_0] * 2 + [NEAR_1], 2, [4, 4, 8]),
+    ],
+)
+def test_what_a_worker_can_count_on(mode, seats, cores, cpus):
+    bindings = bind(mode, TWO_SOCKETS, TWO_SOCKETS, seats)
+    assert threads(bindings, TWO_SOCKETS) == cores
+    assert cpus_each(bindings) == cpus
+
+
+def test_one_core_and_a_gpu():
+    bindings = bind(Mode.AUTO, [0, 8], TWO_SOCKETS, [NEAR_0])
+    assert advice(bindings, TWO_SOCKETS, [NOWHERE]) == ""
+    assert "--cpus-per-task" in advice(bindings, TWO_SOCKETS, [NEAR_0])
+    bindings = bind(Mode.AUTO, [0, 1], TWO_SOCKETS, [NEAR_0])
+    assert advice(bindings, TWO_SOCKETS, [NEAR_0]) == ""
+
+
+def test_the_map():
+    seats = [NEAR_0, NEAR_1, Seat()]
+    bindings = bind(Mode.AUTO, range(4), TWO_SOCKETS, seats)
+    assert describe(bindings, seats, 4) == [
+        "rank 4: GPU 0, CPUs 0-1, memory node 0",
+        "rank 5: GPU 1, CPUs 2, memory node 0, far from its GPU",
+        "rank 6: CPUs 3, memory node 0",
+    ]
+    (remark,) = remarks(bindings, seats, range(4))
+    assert remark == "GPU 1 is near CPUs 4-7,12-15, but this task has 0-3"
+    assert describe([Binding((0, 4), (0, 1))], [NOWHERE], 0) == [
+        "rank 0: CPUs 0,4, memory nodes 0-1"
+    ]
+
+
+def test_all_of_the_machine_is_far_from_no_gpu():
+    for mode in Mode:
+        bindings = bind(mode, LARGE, LARGE, [gpu(0, 3, LARGE)])
+        assert remarks(bindings, [gpu(0, 3, LARGE)], LARGE) == ()
+
+
+def test_workers_that_share_a_far_gpu_are_one_remark():
+    seats = [NEAR_1, NEAR_1, Seat("GPU 2", NEAR_1.near)]
+    (remark,) = remarks(bind(Mode.AUTO, range(4), TWO_SOCKETS, seats), seats, range(4))
+    assert remark.startswith("GPU 1, GPU 2 are near CPUs 4-7,12-15, but ")
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3,8-11", "1,3,5-6"])
+def test_lists_of_the_kernel(text):
+    assert cpulist(from_cpulist(text)) == text
+
+
+@pytest.mark.parametrize("text", ["x", "1-x", "-"])
+def test_what_is_no_list(text):
+    with pytest.raises(ValueError, match="invalid literal"):
+        from_cpulist(text)

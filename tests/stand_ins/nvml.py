@@ -1,0 +1,203 @@
+"""NVML where no NVIDIA driver is: `nvml.c` as libnvidia-ml.so.1, and the GPUs that it tells of.
+
+driver = Driver(directory, [Gpu(), Gpu()])
+subprocess.run([...], env=driver.environ)     # the real pynvml finds it there
+driver.gpus[1].error = LOST
+driver.tell()                                 # from now on
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hpclaunch.core import devices
+from hpclaunch.system.gpus import Survey
+
+SOURCE = Path(__file__).with_suffix(".c")
+GIB = 1 << 30
+
+HIDDEN = 4  # NVML_ERROR_NO_PERMISSION: a cgroup keeps it from us
+LOST = 15
+UNKNOWN = 999
+
+POWER_CAP, THERMAL_SW, THERMAL_HW, POWER_BRAKE = 0x04, 0x20, 0x40, 0x80
+
+
+@functools.cache
+def library() -> Path:
+    """The directory of the library, built once per run of the tests. Skips without a compiler."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "g++", "clang"))), None)
+    if compiler is None:
+        pytest.skip("no C compiler for the stand-in of NVML")
+    directory = Path(tempfile.mkdtemp(prefix="stand-in-nvml-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    made = directory / "libnvidia-ml.so.1"
+    options = ["-x", "c", "-std=gnu11", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+    subprocess.run([compiler, *options, "-o", str(made), str(SOURCE)], check=True)
+    return directory
+
+
+@dataclass
+class Instance:
+    """One of MIG."""
+
+    uuid: str
+    gi: int = 1
+    ci: int = 0
+
+
+@dataclass
+class Process:
+    pid: int
+    memory: int
+    instance: int = -1
+
+
+@dataclass
+class Link:
+    up: bool = True
+    replays: int = 0
+    recoveries: int = 0
+
+
+@dataclass
+class Gpu:
+    """None: this GPU, or its driver, does not tell."""
+
+    uuid: str = ""
+    name: str = "NVIDIA H100 80GB HBM3"
+    bus: str = ""
+    mode: int = 0
+    capability: tuple[int, int] = (9, 0)
+    cpus: tuple[int, ...] = ()
+    node: int | None = None
+    used: int = 0
+    total: int = 80 * GIB
+    reserved: int = GIB // 2
+    processes: list[Process] = field(default_factory=list)
+    ecc: int | None = 0
+    retired: bool | None = None
+    rows: tuple[bool, bool] | None = (False, False)  # pending, failed
+    throttle: int = 0
+    temperature: int = 40
+    links: list[Link] = field(default_factory=list)
+    recovery: int | None = 0
+    mig: bool = False
+    instances: list[Instance] = field(default_factory=list)
+    error: int = 0  # of every call
+    hang: bool = False
+
+    def lines(self, index: int) -> list[str]:
+        maybe = {"node": self.node, "ecc": self.ecc, "recovery": self.recovery}
+        if self.retired is not None:
+            maybe["retired"] = int(self.retired)
+        if self.error:
+            maybe["error"] = self.error
+        rows = [] if self.rows is None else [f"rows {self.rows[0]:d} {self.rows[1]:d}"]
+        return [
+            f"gpu {self.uuid or uuid(index)}",
+            f"name {self.name}",
+            f"bus {self.bus or f'00000000:{0x10 + index:02X}:00.0'}",
+            f"mode {self.mode}",
+            f"capability {self.capability[0]} {self.capability[1]}",
+            f"cpus {' '.join(map(str, self.cpus))}",
+            f"memory {self.used} {self.total} {self.reserved}",
+            f"throttle {self.throttle}",
+            f"temperature {self.temperature}",
+            f"mig {self.mig:d}",
+            *(f"{key} {value}" for key, value in maybe.items() if value is not None),
+            *rows,
+            *(f"process {p.pid} {p.memory} {p.instance}" for p in self.processes),
+            *(f"link {link.up:d} {link.replays} {link.recoveries}" for link in self.links),
+            *(f"instance {i.uuid} {i.gi} {i.ci}" for i in self.instances),
+            *(["hang"] if self.hang else []),
+        ]
+
+
+def uuid(index: int) -> str:
+    return f"GPU-{index:08x}-1111-2222-3333-444444444444"
+
+
+@dataclass
+class Driver:
+    directory: Path
+    gpus: list[Gpu] = field(default_factory=list)
+    version: str = "550.54.15"
+    cuda: int = 12040
+    init: int = 0  # what nvmlInit returns
+    hang: bool = False  # it does not return
+    xids: list[tuple[int, int]] = field(default_factory=list)  # (GPU, number), as they happen
+
+    def __post_init__(self) -> None:
+        self.tell()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """This process's, with the stand-in in it, and no choice of GPUs."""
+        hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+        environ = {k: v for k, v in os.environ.items() if k not in hidden}
+        return environ | {
+            "LD_LIBRARY_PATH": f"{library()}:{environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
+            "HPCLAUNCH_STAND_IN_NVML": str(self.state),
+        }
+
+    @property
+    def state(self) -> Path:
+        return self.directory / "nvml-state"
+
+    def tell(self) -> None:
+        """The library reads it at its next call; nobody sees half of it."""
+        lines = [f"driver {self.version}", f"cuda {self.cuda}", f"init {self.init}"]
+        lines += ["hang"] if self.hang else []
+        lines += [f"xid {gpu} {number}" for gpu, number in self.xids]
+        for index, gpu in enumerate(self.gpus):
+            lines += gpu.lines(index)
+        draft = self.state.with_suffix(".new")
+        draft.write_text("\n".join(lines) + "\n")
+        draft.replace(self.state)
+
+    def xid(self, gpu: int, number: int) -> None:
+        self.xids.append((gpu, number))
+        self.tell()
+
+
+class Surveyor:
+    """`gpus.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
+
+    PROGRAM = (
+        "import dataclasses, json, sys, pynvml; from hpclaunch.system import gpus\n"
+        "for line in sys.stdin:\n"
+        "    found = gpus.survey(json.loads(line), pynvml)\n"
+        "    print(json.dumps(dataclasses.asdict(found)), flush=True)\n"
+    )
+
+    def __init__(self, environ: dict[str, str]) -> None:
+        command = [sys.executable, "-c", self.PROGRAM]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
+
+    def survey(self, selection: str | None = None) -> Survey:
+        environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
+        print(json.dumps(environ), file=self.process.stdin, flush=True)
+        told = json.loads(self.process.stdout.readline())
+        gpus = [
+            devices.Gpu(**g | {"cpus": tuple(g["cpus"]), "capability": tuple(g["capability"])})
+            for g in told.pop("gpus")
+        ]
+        return Survey(tuple(gpus), **told)
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()

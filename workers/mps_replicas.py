@@ -1,0 +1,127 @@
+"""Replicas of a small CNN that share one GPU through MPS: for models that leave a GPU idle.
+
+    hpclaunch --nproc 8 --checkpoint-dir checkpoints workers/mps_replicas.py --dir checkpoints
+
+With more workers than GPUs hpclaunch starts MPS for them, and stops it. `--mps off` shows what it
+gives: the images per second of all replicas are printed last. The replicas exchange gradients over
+gloo, since nccl refuses several ranks on one GPU. Without a GPU it runs on CPUs.
+
+Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. The data
+are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above
+0.95 on the digits held out.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+HELD_OUT = 297
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    data = load_digits()
+    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
+    labels = torch.tensor(data.target)[mixed]
+    test, train = slice(HELD_OUT), slice(HELD_OUT, None)
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 2 * 2, 10),
+    )  # fmt: skip
+
+
+def save(state: dict, path: Path) -> None:
+    """A file of this name is complete, whatever happens: it gets its name last."""
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as f:
+        torch.save(state, f)
+        f.flush()
+        os.fsync(f.fileno())
+    draft.rename(path)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
+    images, labels = (t.to(device) for t in data.tensors)
+    return (model(images).argmax(1) == labels).float().mean().item()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=16, help="of each replica")
+    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    args = parser.parse_args()
+
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda" if gpu else "cpu")
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    train, test = digits()
+    sampler = DistributedSampler(train, seed=0)
+    loader = DataLoader(train, batch_size=args.batch_size, sampler=sampler)
+    model = DistributedDataParallel(cnn().to(device))
+    # The steps get fewer with every replica, so each is longer.
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3 * world**0.5)
+
+    first = 0
+    if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["epoch"] + 1
+        if rank == 0:
+            print(f"resuming after epoch {state['epoch']}")
+
+    args.dir.mkdir(parents=True, exist_ok=True)
+    seconds = []  # that all replicas together took for each epoch
+    for epoch in range(first, args.epochs):
+        sampler.set_epoch(epoch)  # the same order of the digits whether or not we were restarted
+        began = time.monotonic()
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
+            loss.backward()
+            optimizer.step()
+        last = loss.item()  # waits for the GPU
+        dist.barrier()
+        seconds.append(time.monotonic() - began)
+        if rank == 0:
+            reached = accuracy(model.module, test, device)
+            print(f"epoch {epoch}: loss {last:.4f}, accuracy {reached:.4f}")
+            state = {
+                "model": model.module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch,
+            }
+            save(state, args.dir / f"epoch-{epoch}.pt")
+        dist.barrier()  # nobody begins an epoch whose predecessor is not saved
+
+    if rank == 0:
+        print(f"accuracy {accuracy(model.module, test, device):.4f}")
+        if warm := seconds[1:]:  # the first has CUDA's own start in it
+            speed = len(sampler) * world * len(warm) / sum(warm)
+            print(f"images/s {speed:.0f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
