@@ -140,7 +140,7 @@ class Agent:
             self.journal.record("event", now, event)
             for effect in self.control.handle(event, now):
                 self.journal.record("effect", now, effect)
-                self._carry_out(effect)
+                self._carry_out(effect, now)
 
     def _replace_forkserver(self) -> None:
         """Whatever it had started is gone with it."""
@@ -241,7 +241,7 @@ class Agent:
 
     # Effects
 
-    def _carry_out(self, effect: effects.Effect) -> None:
+    def _carry_out(self, effect: effects.Effect, now: float) -> None:
         match effect:
             case effects.Send(to=to, message=message):
                 if self.channel is not None:
@@ -256,7 +256,7 @@ class Agent:
                 self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):
                 try:
-                    self._start_workers(part)
+                    self._start_workers(part, now)
                 except UsageError as e:
                     self._cannot_start(Trouble(EXIT_USAGE, f"on {self.place.host}: {e}"))
                 except OSError as e:
@@ -282,13 +282,13 @@ class Agent:
         self.search = Search(str(self.config.checkpoint_dir))
         self._poller.register(self.search.fileno(), zmq.POLLIN)
 
-    def _start_workers(self, part: Assignment) -> None:
+    def _start_workers(self, part: Assignment, now: float) -> None:
         logs = self.config.logs
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
         workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
         self.output.follow(part, workers, self.round_dir)
-        self.journal.note("binding", time.monotonic(), map_of(part, self.config))
+        self.journal.note("binding", now, map_of(part, self.config))
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)
         learn = self.config.start.learn
