@@ -6,6 +6,8 @@ starts. Here it holds for the launcher's store only; a store at any other addres
 0, as ever. And the file of a file:// store is one for every round: what a killed round left in it
 are the addresses of the dead. Both take the worker's rank where the script gives none.
 
+Where workers share a GPU, `_hpclaunch_backend` has a word on the backend of every process group.
+
 What is patched are private names of torch, from 2.4 on. Where one is missing, torch stays as it is.
 """
 
@@ -15,29 +17,36 @@ import sys
 from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
 
 RENDEZVOUS = "torch.distributed.rendezvous"
+C10D = "torch.distributed.distributed_c10d"  # which imports it
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+_here = os.path.dirname(os.path.abspath(__file__))
+_backend = None
 pipe = None  # of a worker that was forked to tell what it imports
 
 
 class Finder:
-    """Waits on the meta path for torch's rendezvous, has it patched once it is loaded, and goes."""
+    """Waits on the meta path for what is patched, and goes when it has seen the rendezvous."""
 
     def find_spec(self, name, path=None, target=None):
-        if name != RENDEZVOUS:
+        if name not in (RENDEZVOUS, C10D):
             return None
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
             if spec is not None:
-                self._attach(spec.loader)
+                self._attach(spec.loader, name)
                 return spec
         return None
 
-    def _attach(self, loader):
+    def _attach(self, loader, name):
         load = loader.exec_module
 
         def exec_module(module):
             del loader.exec_module
+            if name == C10D:
+                load(module)
+                own_backends(module)
+                return
             # A new list: threads that are importing may be going through the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
             load(module)
@@ -147,6 +156,40 @@ def own_ranks(rendezvous):
     for scheme in ("tcp", "file"):
         if scheme in handlers:
             handlers[scheme] = completing(handlers[scheme])
+
+
+def own_backends(c10d):
+    """Decides in every call: a worker that is forked has its environment after the import."""
+    import functools
+
+    def choosing(create):
+        @functools.wraps(create)
+        def create_group(*args, **kwargs):
+            if "HPCLAUNCH_RANKS_PER_GPU" in os.environ and in_round():
+                args, kwargs = backend_module().chosen(c10d, create, args, kwargs)
+            return create(*args, **kwargs)
+
+        return create_group
+
+    for name in ("init_process_group", "new_group"):
+        create = getattr(c10d, name, None)
+        if create is not None:
+            setattr(c10d, name, choosing(create))
+
+
+def backend_module():
+    """Loaded when it is needed, which is rare, and under no name that is the user's."""
+    global _backend
+    if _backend is None:
+        from importlib.util import module_from_spec, spec_from_file_location
+
+        path = os.path.join(_here, "_hpclaunch_backend.py")
+        spec = spec_from_file_location("_hpclaunch_backend", path)
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _backend = module
+    return _backend
 
 
 def with_rank(url):

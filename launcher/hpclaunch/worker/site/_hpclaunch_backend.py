@@ -1,0 +1,138 @@
+"""Which backend torch.distributed takes where several workers share a GPU.
+
+NCCL up to 2.29 refuses two ranks on one GPU, and may hang instead. From 2.30 on it can be told to
+allow them: an experiment for two, which exhausts the GPU and hangs with more. gloo always works.
+
+The hooks load this file in such workers only (HPCLAUNCH_RANKS_PER_GPU), when they make a process
+group. To a group of one rank NCCL is no trouble: independent replicas may each have it.
+"""
+
+import inspect
+import os
+import sys
+
+RANKS_PER_GPU = "HPCLAUNCH_RANKS_PER_GPU"
+SHARED_BACKEND = "HPCLAUNCH_SHARED_BACKEND"
+ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+SINCE = (2, 30)  # knows that variable
+MOST = 2  # ranks on a GPU that NCCL is made for there; beyond, its users say so themselves
+
+_said: set[str] = set()
+
+
+class SharedGpuError(RuntimeError):
+    """NCCL cannot work here."""
+
+
+def chosen(c10d, create, args, kwargs):
+    """The arguments for `create`, one of torch's two functions that make process groups."""
+    try:
+        call = inspect.signature(create).bind(*args, **kwargs)
+    except TypeError:
+        return args, kwargs  # torch says what is wrong with them
+    given = call.arguments
+    first = create.__name__ == "init_process_group"
+    if os.environ.get(SHARED_BACKEND) == "gloo":
+        use_gloo(given, first)
+    elif (first or given.get("backend")) and not is_alone(given, first):
+        check_nccl(c10d, given)  # without a name, a later group is as the first one
+    return call.args, call.kwargs
+
+
+def is_alone(given, first):
+    if not first:
+        ranks = given.get("ranks")
+        return ranks is not None and len(ranks) < 2
+    method = given.get("init_method") or "env://"
+    if given.get("store") is None and method.startswith("env://"):
+        size = given.get("world_size", -1)
+        return str(os.environ.get("WORLD_SIZE") if size == -1 else size) == "1"
+    return given.get("world_size") == 1
+
+
+def use_gloo(given, first):
+    backend = given.get("backend")
+    asked = "undefined" if backend is None else str(backend).lower()
+    if asked != "undefined":
+        pairs = [pair.rpartition(":") for pair in asked.split(",")]
+        if "nccl" not in (name for _, _, name in pairs):
+            return
+        names = ((*rest, "gloo" if name == "nccl" else name) for *rest, name in pairs)
+        given["backend"] = ",".join(map("".join, names))
+    elif first:
+        given["backend"] = "gloo"
+    for name in ("pg_options", "device_id"):  # NCCL's own, and what makes it connect at once
+        given.pop(name, None)
+    if first:
+        what = "torch's default" if backend is None else repr(asked)
+        ranks = os.environ.get(RANKS_PER_GPU, "several")
+        say(
+            f"{ranks} workers share a GPU: init_process_group takes gloo in place of {what} "
+            "(--shared-backend gloo)"
+        )
+
+
+def check_nccl(c10d, given):
+    """Raises SharedGpuError if the group would need an NCCL that cannot make it."""
+    devices = backends(c10d, given.get("backend"))
+    if "nccl" not in devices.values():
+        return
+    version = nccl_version()
+    if version is None:
+        return  # torch says that it has none
+    ranks = int(os.environ[RANKS_PER_GPU])
+    allowed = os.environ.get(ENABLE)
+    number = ".".join(map(str, version))
+    if version[:2] >= SINCE:
+        if allowed is None and ranks <= MOST:
+            os.environ[ENABLE] = "1"
+            say(f"{ranks} workers share a GPU: {ENABLE}=1 has NCCL {number} allow it")
+            return
+        if allowed not in (None, "0"):
+            return
+    trouble = f"{ranks} workers share this GPU, and NCCL {number} {reason(version, allowed)}"
+    if set(devices.values()) == {"nccl"} or given.get("device_id") is not None:
+        more = f" To try it all the same: export {ENABLE}=1." if version[:2] >= SINCE else ""
+        raise SharedGpuError(
+            f"{trouble}. Start with --shared-backend gloo, which changes nothing in the script, "
+            'or write init_process_group("gloo"), or start fewer workers (--nproc) so that each '
+            f"has a GPU of its own.{more}"
+        )
+    say(
+        f"{trouble}: only tensors on the CPU can be communicated; --shared-backend gloo is for all",
+        "warning: ",
+    )
+
+
+def reason(version, allowed):
+    if version[:2] < SINCE:
+        return "allows one on each"
+    if allowed == "0":
+        return f"must not allow it ({ENABLE}=0)"
+    return f"hangs easily with more than {MOST}"
+
+
+def backends(c10d, backend):
+    """{device: backend} as this torch takes it, which for its default depends on the version."""
+    name = "undefined" if backend is None else str(backend).lower()
+    if name != "undefined" and "nccl" not in name:
+        return {}
+    try:
+        return c10d.BackendConfig(c10d.Backend(name)).get_device_backend_map()
+    except (AttributeError, ValueError):
+        return {}  # not as known here, or torch says what is wrong with it
+
+
+def nccl_version():
+    """The NCCL that is loaded, (2, 29, 7); None without one. Opens no device."""
+    try:
+        return sys.modules["torch"].cuda.nccl.version()[:3]
+    except AttributeError:
+        return None
+
+
+def say(text, kind=""):
+    """Once, by the first worker of each node."""
+    if text not in _said and os.environ.get("HPCLAUNCH_LOCAL_RANK", "0") == "0":
+        sys.stderr.write(f"hpclaunch: {kind}{text}\n")
+    _said.add(text)
