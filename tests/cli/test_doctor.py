@@ -3,27 +3,53 @@
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
+from nvml import LOST, SOURCE, Driver, Gpu, Instance
 
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 )
 
 
+def interpreter(path, **said):
+    """One of the workers, whose torch answers at once."""
+    torch = {"python": "3.12", "version": "2.13.0", "cuda": "", "gpus": 0, "nccl": ""}
+    path.write_text(f"#!/bin/sh\necho '{json.dumps(torch | {'distributed': True} | said)}'\n")
+    path.chmod(0o755)
+    return path
+
+
 @pytest.fixture
 def env(tmp_path_factory):
-    """Of a user whose home is the test's own, and whose torch answers at once."""
+    """Of a user whose home is the test's own."""
     home = tmp_path_factory.mktemp("home")
-    said = {"python": "3.12", "version": "2.13.0", "cuda": "", "gpus": 0, "nccl": ""}
-    quick = home / "python"
-    quick.write_text(f"#!/bin/sh\necho '{json.dumps(said | {'distributed': True})}'\n")
-    quick.chmod(0o755)
-    return environment(HOME=home, XDG_STATE_HOME=home / "state", PYTHON_EXEC=quick)
+    python = interpreter(home / "python")
+    return environment(HOME=home, XDG_STATE_HOME=home / "state", PYTHON_EXEC=python)
+
+
+@pytest.fixture
+def with_gpus(tmp_path_factory, env):
+    """(driver, environment) of a host with these GPUs, which torch can use."""
+
+    def make(*gpus, usable=None, **driver):
+        directory = tmp_path_factory.mktemp("gpus")
+        usable = len(gpus) if usable is None else usable
+        python = interpreter(directory / "python", cuda="12.4", gpus=usable, nccl="2.28.9")
+        there = Driver(directory, [*gpus], **driver)
+        names = ("LD_LIBRARY_PATH", "HPCLAUNCH_STAND_IN_NVML")
+        stand_in = {name: there.environ[name] for name in names}
+        return there, env | stand_in | {"PYTHON_EXEC": str(python)}
+
+    return make
 
 
 def doctor(cwd, env, *args, **more):
@@ -186,6 +212,123 @@ def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
     assert "nobody came from localhost" in words(head)
     assert "another secret file, from which the ports derive" in words(member)
     assert "Traceback" not in head + member
+
+
+# GPUs
+
+
+HERE = tuple(sorted(os.sched_getaffinity(0)))
+PROHIBITED, EXCLUSIVE = 2, 3  # NVML_COMPUTEMODE_*
+ELSEWHERE = (1022, 1023)  # CPUs that no machine has
+
+
+def row(said, check):
+    """The words of one row, "" where there is none."""
+    rows = re.split(r"(?m)^(?:ok|warn|FAIL) +", said)[1:]
+    return next((words(r.removeprefix(check)) for r in rows if r.startswith(f"{check} ")), "")
+
+
+def test_the_cpus_of_each_gpus_worker(tmp_path, with_gpus):
+    _, env = with_gpus(Gpu(cpus=HERE), Gpu(cpus=HERE))
+    done = doctor(tmp_path, env)
+    assert done.returncode == 0, done.stdout
+    assert row(done.stdout, "GPUs") == "2 x NVIDIA H100 80GB HBM3, driver 550.54.15"
+    first, second, *_ = row(done.stdout, "binding").split("; ")
+    assert first.startswith(f"GPU 0, CPUs {HERE[0]}")
+    assert second.startswith("GPU 1, CPUs ")
+
+
+def test_several_tasks_on_a_host_tell_the_cpus_of_each(tmp_path, with_gpus):
+    _, env = with_gpus(Gpu(cpus=HERE), Gpu(cpus=HERE))
+    (said, code), _ = step(tmp_path, env, tasks=2)
+    assert code == 0, said
+    assert row(said, "binding").startswith(f"GPU 0, GPU 1, CPUs {HERE[0]}")
+
+
+def test_gpus_that_are_far_from_the_cpus(tmp_path, with_gpus):
+    _, env = with_gpus(Gpu(cpus=ELSEWHERE))
+    done = doctor(tmp_path, env)
+    assert done.returncode == 0, done.stdout
+    said = row(done.stdout, "binding")
+    assert "GPU 0 is near CPUs 1022-1023, but this task has " in said
+    assert "--gres-flags=enforce-binding" in said
+
+
+def test_no_gpu_no_word_about_it(tmp_path, env):
+    said = doctor(tmp_path, env).stdout
+    assert row(said, "GPUs").startswith("no NVIDIA driver")
+    assert not any(row(said, check) for check in ("health", "binding", "MPS"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "code", "says"),
+    [
+        (Gpu(), 0, "nothing is wrong with GPU 0"),
+        (Gpu(ecc=3), 1, "GPU 0 ECC: 3 uncorrected memory errors"),
+        (Gpu(rows=(True, False)), 0, "GPU 0 pending: a row remap is pending -> "),
+    ],
+)
+def test_how_the_gpus_are(tmp_path, with_gpus, gpu, code, says):
+    _, env = with_gpus(gpu)
+    done = doctor(tmp_path, env)
+    assert done.returncode == code, done.stdout
+    assert says in row(done.stdout, "health")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "there", "grade", "says"),
+    [
+        (Gpu(), True, "ok", "/nvidia-cuda-mps-control, for at most 48 workers on a GPU"),
+        (Gpu(mode=EXCLUSIVE), True, "ok", "GPU; GPU 0 needs it for more than one"),
+        (Gpu(), False, "ok", "GPU 0: shared by time slices, without MPS"),
+        (Gpu(mode=EXCLUSIVE), False, "warn", "GPU 0: several workers cannot share it without MPS"),
+        (Gpu(mode=PROHIBITED), True, "FAIL", "GPU 0: the compute mode is PROHIBITED"),
+    ],
+)
+def test_what_more_workers_than_gpus_could_have(tmp_path, with_gpus, gpu, there, grade, says):
+    _, env = with_gpus(gpu)
+    path = f"{SOURCE.parent}:{os.environ['PATH']}" if there else "/nowhere"
+    done = doctor(tmp_path, env | {"PATH": path})
+    assert says in row(done.stdout, "MPS")
+    assert re.search(rf"(?m)^{grade} +MPS ", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes", "says"),
+    [
+        ((Gpu(), Gpu(error=LOST)), {}, "GPU 1: GPU is lost -> tell the administrator"),
+        ((Gpu(),), {"CUDA_VISIBLE_DEVICES": "1"}, "names GPU 1, which is not there"),
+    ],
+)
+def test_gpus_that_would_break_a_training(tmp_path, with_gpus, gpus, changes, says):
+    _, env = with_gpus(*gpus)
+    done = doctor(tmp_path, env | changes)
+    assert done.returncode == 1, done.stdout
+    assert says in row(done.stdout, "GPUs")
+
+
+def test_a_torch_that_cannot_use_the_gpus(tmp_path, with_gpus):
+    _, env = with_gpus(Gpu(), Gpu(), usable=0)
+    done = doctor(tmp_path, env)
+    assert done.returncode == 1, done.stdout
+    assert "torch can use 0 -> the driver may be too old" in row(done.stdout, "GPUs")
+
+
+def test_a_process_uses_one_instance_of_mig(tmp_path, with_gpus):
+    of_both = [Instance("MIG-a"), Instance("MIG-b", gi=2)]
+    _, env = with_gpus(Gpu(mig=True, instances=of_both, cpus=HERE), usable=1)
+    done = doctor(tmp_path, env)
+    assert done.returncode == 0, done.stdout
+    assert row(done.stdout, "binding").count("CPUs ") == 2
+
+
+def test_a_driver_that_hangs(tmp_path, with_gpus):
+    _, env = with_gpus(Gpu(), hang=True)
+    done = doctor(tmp_path, env | {"SLURM_GPUS_ON_NODE": "1"}, "--timeout", "1")
+    assert done.returncode == 1, done.stdout
+    assert "NVML did not answer within 1 s" in row(done.stdout, "GPUs")
+    done = doctor(tmp_path, env, "--timeout", "1")
+    assert done.returncode == 0, done.stdout  # nobody has asked for a GPU
 
 
 def test_an_agent_knows_nothing_of_the_doctor():

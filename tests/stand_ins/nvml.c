@@ -535,9 +535,3 @@ int nvmlEventSetWait_v2(void *set, EventData *data, unsigned timeout_ms)
         usleep(5000);
     }
 }
-
-int nvmlEventSetFree(void *set)
-{
-    free(set);
-    return OK;
-}

@@ -122,9 +122,3 @@ def test_what_torchrun_binds_to(tmp_path):
             if mode not in (Mode.AUTO, Mode.NONE)
         }
         assert ours == {mode: [cpulist(c) for c in of_all] for mode, of_all in theirs.items()}
-
-
-def test_shares():
-    cpus = affinity.available()
-    assert affinity.share(cpus, 0, 1) == cpus
-    assert affinity.share((3,), 0, 4) == ()

@@ -128,42 +128,6 @@ def test_this_host_has_something_to_say(check):
     assert finding.grade is Grade.OK or finding.advice
 
 
-class Nvml:
-    """The calls of pynvml that are used, for GPUs of some names; None for a hidden one."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *names):
-        self.names = names
-
-    def nvmlInit(self):  # noqa: N802 - NVML's own names
-        if not self.names:
-            raise self.NVMLError("NVML Shared Library Not Found")
-
-    def nvmlShutdown(self):  # noqa: N802
-        pass
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return len(self.names)
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        if self.names[index] is None:
-            raise self.NVMLError("Insufficient Permissions")
-        return index
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        return self.names[handle]
-
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
-        return "550.54"
-
-
-def test_gpu_models():
-    assert checks.gpu_models(Nvml()) == ""
-    assert checks.gpu_models(Nvml("H100", "H100", None)) == "2 x H100, driver 550.54"
-
-
 # The workers' torch
 
 

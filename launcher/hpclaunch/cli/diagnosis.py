@@ -11,16 +11,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpclaunch import __version__
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.findings import Finding, Grade
+from hpclaunch.core.host import Host, judge_host
 from hpclaunch.core.model import HEAD, Allocation
-from hpclaunch.system import checks, gpus, route, secret, slurm
-from hpclaunch.system.checks_torch import Question, Torch
+from hpclaunch.system import checks, route, secret, slurm
+from hpclaunch.system.checks_torch import Question
+from hpclaunch.system.gpus import Survey
 
-from .count import ROCM
+from . import diagnosis_gpus
 
 ATTEMPTS = 2  # to resolve a name
 
@@ -111,11 +112,10 @@ def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
 def _checks(
     here: Surroundings, log_dir: Path, limit: float
 ) -> Iterator[Callable[[], list[Finding]]]:
-    import pynvml
-
     environ, agents = here.environ, len(here.where.places)
     question = _ask_torch(environ)
-    visible = _visible(environ, pynvml)
+    seen = diagnosis_gpus.look(environ, limit)
+    visible = len(seen.gpus)
     yield lambda: [_ours()]
     yield lambda: [checks.own_name(socket.gethostname(), several=here.several)]
     yield lambda: [_route(here)]
@@ -124,10 +124,14 @@ def _checks(
     yield lambda: [checks.clock()]
     yield lambda: [checks.cpus(visible)]
     yield lambda: [checks.memory(max(1, visible))]
+    yield _load
     yield lambda: [checks.shared_memory()]
     yield lambda: [checks.limits(agents if here.where.index == HEAD else 1)]
     yield lambda: [checks.log_directory(log_dir)]
-    yield lambda: _torch_and_gpus(question, limit, environ, visible, pynvml)
+    yield lambda: _torch_and_gpus(question, limit, environ, seen)
+    yield lambda: diagnosis_gpus.health(seen)
+    yield lambda: diagnosis_gpus.cpus_of_workers(here.where, seen)
+    yield lambda: diagnosis_gpus.sharing(environ, seen)
 
 
 def _ours() -> Finding:
@@ -161,6 +165,11 @@ def _port() -> Finding:
         return Finding("port", f"cannot listen on {route.LOOPBACK}: {e}", Grade.FAIL, advice)
 
 
+def _load() -> list[Finding]:
+    """Others that compute on this host; no word where nobody does."""
+    return judge_host(Host(workers=0, load=os.getloadavg()[0], cpus=os.cpu_count() or 1))
+
+
 def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:
     python = environ.get("PYTHON_EXEC") or sys.executable
     try:
@@ -170,45 +179,10 @@ def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:
         return Finding("torch", f"PYTHON_EXEC={python}: {e.strerror}", Grade.FAIL, advice)
 
 
-def _visible(environ: Mapping[str, str], nvml: Any) -> int:
-    try:
-        return gpus.visible(environ, nvml)
-    except nvml.NVMLError:  # a driver that is there and does not work; torch tells more
-        return 0
-
-
 def _torch_and_gpus(
-    question: Question | Finding, limit: float, environ: Mapping[str, str], visible: int, nvml: Any
+    question: Question | Finding, limit: float, environ: Mapping[str, str], seen: Survey
 ) -> list[Finding]:
     if isinstance(question, Finding):
-        return [question, _gpus(None, environ, visible, nvml)]
+        return [question, diagnosis_gpus.there(None, environ, seen)]
     finding, torch = question.answer(limit)
-    return [finding, _gpus(torch, environ, visible, nvml)]
-
-
-def _gpus(torch: Torch | None, environ: Mapping[str, str], visible: int, nvml: Any) -> Finding:
-    check = "GPUs"
-    if wrong := gpus.not_there(environ, nvml):
-        return Finding(check, wrong, Grade.FAIL)
-    models = checks.gpu_models(nvml)
-    chosen = environ.get("CUDA_VISIBLE_DEVICES")
-    chosen = "" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen}"
-    found = "; ".join(filter(None, [models or "no NVIDIA driver", chosen]))
-    if not visible and ROCM.exists():
-        found = "; ".join(filter(None, ["AMD's driver", chosen]))
-    elif not visible:
-        granted = environ.get("SLURM_GPUS_ON_NODE", "0")
-        if granted in ("", "0"):
-            return Finding(check, found)
-        advice = "start a container with --nv, and leave CUDA_VISIBLE_DEVICES as Slurm sets it"
-        found += f", but Slurm has given {granted}"
-        return Finding(check, found, Grade.WARN, advice)
-    if torch is not None and torch.gpus < visible:
-        return Finding(check, f"{found}; torch can use {torch.gpus}", Grade.FAIL, _why_not(torch))
-    return Finding(check, found)
-
-
-def _why_not(torch: Torch) -> str:
-    if not torch.cuda:
-        return "install a torch with CUDA: this one is a build for CPUs only"
-    return f"the driver may be too old for CUDA {torch.cuda}: install a torch for an older CUDA"
+    return [finding, diagnosis_gpus.there(torch, environ, seen)]

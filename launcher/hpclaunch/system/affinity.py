@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from hpclaunch.core import binding
@@ -80,10 +80,3 @@ def _list(path: str) -> tuple[int, ...]:
         return binding.from_cpulist(_text(path))
     except ValueError:
         return ()
-
-
-def share(cpus: Collection[int], slot: int, slots: int) -> tuple[int, ...]:
-    """The CPUs for one of `slots` workers; () when there are fewer CPUs than workers."""
-    seats = [binding.Seat()] * slots
-    mine = binding.bind(binding.Mode.AUTO, cpus, topology(cpus), seats)[slot].cpus
-    return mine if len(cpus) >= slots else ()

@@ -224,26 +224,6 @@ def file_system(path: Path) -> str:
     return kind
 
 
-def gpu_models(nvml: Any) -> str:
-    """`4 x NVIDIA H100, driver 550.54`, "" where there is no driver."""
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ""
-    models: dict[str, int] = {}
-    try:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            try:
-                name = str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(index)))
-            except nvml.NVMLError:  # hidden by a cgroup
-                continue
-            models[name] = models.get(name, 0) + 1
-        driver = nvml.nvmlSystemGetDriverVersion()
-    finally:
-        nvml.nvmlShutdown()
-    return ", ".join([*(f"{n} x {name}" for name, n in models.items()), f"driver {driver}"])
-
-
 def _size(number: float) -> str:
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if number >= unit:

@@ -205,16 +205,6 @@ def _entries(selection: str | None) -> list[str]:
     return [] if selection is None else [e.strip() for e in selection.split(",") if e.strip()]
 
 
-def visible(environ: Mapping[str, str], nvml: Any) -> int:
-    """How many GPUs CUDA would show a program started here; 0 without a driver."""
-    return len(survey(environ, nvml).gpus)
-
-
-def not_there(environ: Mapping[str, str], nvml: Any) -> str:
-    """What is wrong with CUDA_VISIBLE_DEVICES, "" when nothing is or no driver can tell."""
-    return survey(environ, nvml).wrong
-
-
 # What is near
 
 

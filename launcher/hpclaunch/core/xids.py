@@ -1,0 +1,118 @@
+"""Xids: what the NVIDIA driver calls an error of a GPU, whose fault it is, and what to do.
+
+From NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, of October 2025). Its immediate action
+decides: RESTART_APP and IGNORE leave the GPU usable, RESET_GPU and RESTART_BM do not. Where the
+catalog has a flow chart instead (48, 74, 144 to 150), a comment gives the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fault(str, Enum):
+    PROGRAM = "program"  # nothing is said against the node
+    GPU = "GPU"
+    LINK = "link"
+    DRIVER = "driver"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    number: int
+    name: str
+    fault: Fault
+    fatal: bool = False  # the GPU is of no use until it is reset, or its node started again
+    advice: str = ""
+
+
+RESET = "the GPU must be reset (nvidia-smi --gpu-reset, by the administrator)"
+REBOOT = "the node must be started again; if it comes back, the GPU or its slot is faulty"
+CODE = "an error of the program: compute-sanitizer, or CUDA_LAUNCH_BLOCKING=1, shows where"
+SEEN = "harmless alone; if it comes back, tell the administrator"
+LINKS = "look at nvidia-smi nvlink --status and at the fabric manager's log"
+ENGINE = "mostly the program, or a library of it; on one GPU alone, that GPU"
+
+
+def _table(*rows: Xid) -> dict[int, Xid]:
+    return {row.number: row for row in rows}
+
+
+_COPY = {39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)}  # one per copy engine
+_LINK5 = {  # of the fifth generation; which of them are fatal is in words that NVML does not tell
+    144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE",
+}  # fmt: skip
+
+XIDS = _table(
+    Xid(8, "GPU stopped processing", Fault.UNCLEAR, advice=SEEN),
+    Xid(11, "invalid or corrupted push buffer stream", Fault.PROGRAM, advice=CODE),
+    Xid(13, "graphics engine exception (an illegal instruction or address)", Fault.PROGRAM,
+        advice=CODE),
+    Xid(25, "invalid or illegal push buffer stream", Fault.PROGRAM, advice=CODE),
+    Xid(31, "GPU memory page fault (an illegal address)", Fault.PROGRAM, advice=CODE),
+    Xid(32, "invalid or corrupted push buffer stream", Fault.PROGRAM, advice=CODE),
+    Xid(37, "driver firmware error", Fault.DRIVER, advice=SEEN),
+    Xid(38, "driver firmware error", Fault.DRIVER, advice=SEEN),
+    *(Xid(n, "copy engine exception", Fault.UNCLEAR, advice=ENGINE) for n in sorted(_COPY)),
+    Xid(43, "GPU stopped processing (a process was ended after its own fault)", Fault.PROGRAM,
+        advice=CODE),
+    Xid(44, "graphics engine fault during a context switch", Fault.UNCLEAR, advice=SEEN),
+    # What the driver cleans up when a process dies with work under way: a consequence.
+    Xid(45, "work was removed (the process was killed, or failed before)", Fault.PROGRAM,
+        advice="look at what came before it"),
+    Xid(46, "GPU stopped processing", Fault.GPU, True, RESET),
+    # Followed by 94 where the fault could be contained; the count of uncorrected errors, which
+    # stays until the driver is loaded again, says the same.
+    Xid(48, "double bit ECC error", Fault.GPU, True, RESET),
+    Xid(54, "auxiliary power is not connected", Fault.GPU, True, "check the GPU's power cable"),
+    Xid(61, "internal micro-controller breakpoint", Fault.UNCLEAR, advice=SEEN),
+    Xid(62, "internal micro-controller halt", Fault.GPU, True, RESET),
+    Xid(63, "memory was remapped, or a page retired", Fault.GPU,
+        advice="goes into effect with the next reset of the GPU, no hurry"),
+    Xid(64, "memory could not be remapped, or a page not retired", Fault.GPU, True, RESET),
+    Xid(66, "illegal access by the driver", Fault.DRIVER, advice=SEEN),
+    Xid(67, "illegal access by the driver", Fault.DRIVER, advice=SEEN),
+    Xid(68, "video decoder exception", Fault.PROGRAM, advice=ENGINE),
+    Xid(69, "graphics engine class error", Fault.PROGRAM, advice=CODE),
+    # Both ends of a link report it, mostly with others that decide; links that are down, and
+    # errors that grow, are read apart.
+    Xid(74, "NVLink error", Fault.LINK, advice=LINKS),
+    Xid(78, "vGPU start error", Fault.DRIVER, True, "the driver of the host or the guest is old"),
+    Xid(79, "GPU has fallen off the bus", Fault.GPU, True, REBOOT),
+    Xid(80, "corrupted data sent to the GPU", Fault.UNCLEAR, advice=ENGINE),
+    Xid(92, "high rate of single-bit ECC errors", Fault.GPU, advice=SEEN),
+    Xid(93, "wear of the GPU's InfoROM", Fault.GPU, advice=SEEN),
+    # Contained: only the processes that touched the memory die.
+    Xid(94, "contained memory error", Fault.GPU, advice="the GPU can be used again; " + SEEN),
+    Xid(95, "uncontained memory error", Fault.GPU, True, RESET),
+    # The catalog resets the GPU; NVIDIA's device plugin for Kubernetes counts it as the program's.
+    Xid(109, "context switch timeout", Fault.UNCLEAR, advice=f"{ENGINE}; then {RESET}"),
+    Xid(110, "security fault", Fault.GPU, True, RESET),
+    Xid(119, "the GPU's system processor (GSP) does not answer", Fault.DRIVER, True, RESET),
+    Xid(120, "error of the GPU's system processor (GSP)", Fault.DRIVER, True, RESET),
+    Xid(121, "error of the link to the CPU (C2C)", Fault.LINK, advice=SEEN),
+    Xid(136, "NVLink training failed", Fault.LINK, True, RESET),
+    # A process of another GPU wrote here where it must not, or that GPU has failed.
+    Xid(137, "NVLink privilege error", Fault.UNCLEAR, advice="look at the other GPUs of the node"),
+    Xid(140, "unrecovered ECC error", Fault.GPU, True, RESET),
+    Xid(141, "CUDA fast path error", Fault.UNCLEAR, advice=SEEN),
+    Xid(143, "GPU initialisation error", Fault.GPU, True, RESET),
+    *(Xid(n, f"NVLink error ({unit})", Fault.LINK, advice=LINKS) for n, unit in _LINK5.items()),
+    Xid(151, "key rotation error", Fault.DRIVER, True, "the virtual machine must be started again"),
+    # Says only that the recovery action has changed, which is read apart.
+    Xid(154, "the GPU's recovery action changed", Fault.UNCLEAR, advice="nvidia-smi -q shows it"),
+    Xid(155, "NVLink error defined by software", Fault.LINK, True, RESET),
+    Xid(156, "a resource of the GPU was retired", Fault.GPU, True, RESET),
+    Xid(157, "a resource of the GPU could not be retired", Fault.GPU, advice=SEEN),
+    Xid(158, "fatal timeout of the GPU", Fault.GPU, True, RESET),
+    # Said beside 48, which decides.
+    Xid(171, "uncorrectable DRAM error", Fault.GPU, advice=RESET),
+    Xid(172, "uncorrectable SRAM error", Fault.GPU, advice=RESET),
+)  # fmt: skip
+
+
+def xid(number: int) -> Xid:
+    """Those that are not in the table are new, or unused by any GPU that trains."""
+    return XIDS.get(number) or Xid(number, "an error of the GPU", Fault.UNCLEAR, advice=SEEN)

@@ -1,0 +1,197 @@
+"""Which GPUs get a daemon, why some do not, and what a worker is told."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from hpclaunch.core.devices import Gpu, Share, Task, share_out
+from hpclaunch.core.mps import (
+    Found,
+    Group,
+    Plan,
+    Settings,
+    environment,
+    most_clients,
+    pipes_of,
+    plan,
+    wanted,
+)
+
+HERE = Found("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
+ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
+
+
+def gpus(n=2, **fields):
+    return tuple(Gpu(f"{i}", f"GPU-{i}", i, **{"capability": (9, 0), **fields}) for i in range(n))
+
+
+def shares(nproc, n=2, per_worker=1):
+    task = Task(nproc, tuple(gpu.uuid for gpu in gpus(n)))
+    (own,) = share_out([task], per_worker=per_worker, isolate=True)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("settings", "nproc", "n", "expected"),
+    [
+        (AUTO, 2, 2, False),  # each has its own
+        (AUTO, 3, 2, True),
+        (ON, 2, 2, True),
+        (ON, 2, 0, False),  # no GPU
+        (OFF, 4, 2, False),
+    ],
+)
+def test_whether_mps_has_anything_to_do(settings, nproc, n, expected):
+    assert wanted(settings, shares(nproc, n)) is expected
+
+
+def test_one_daemon_for_each_gpu_that_is_shared():
+    decided = plan(AUTO, shares(3), gpus(), HERE)
+    assert decided == Plan(groups=(Group(("GPU-0",), 2, owned=True),))
+
+
+def test_on_means_every_gpu_that_has_a_worker():
+    assert plan(ON, shares(3, 4), gpus(4), HERE).groups == tuple(
+        Group((f"GPU-{i}",), 1, owned=True) for i in range(3)
+    )
+
+
+def test_a_worker_of_several_gpus_has_one_daemon_for_them():
+    assert plan(AUTO, shares(4, 4, per_worker=2), gpus(4), HERE).groups == (
+        Group(("GPU-0", "GPU-1"), 2, owned=True),
+        Group(("GPU-2", "GPU-3"), 2, owned=True),
+    )
+
+
+def test_of_two_agents_that_share_a_gpu_the_first_has_the_daemon():
+    tasks = [Task(1, ("GPU-0",)), Task(1, ("GPU-0",))]
+    first, second = share_out(tasks, per_worker=1, isolate=False)
+    assert plan(AUTO, first, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=True),)
+    assert plan(AUTO, second, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=False),)
+
+
+@pytest.mark.parametrize(
+    ("capability", "cuda", "most"),
+    [
+        ((9, 0), (13, 1), 60),
+        ((7, 0), (13, 0), 48),
+        ((9, 0), (12, 4), 48),
+        ((6, 1), (13, 1), 16),
+        ((0, 0), (0, 0), 48),  # unknown
+    ],
+)
+def test_most_clients(capability, cuda, most):
+    assert most_clients(Gpu("0", "GPU-0", capability=capability), cuda) == most
+
+
+DEFAULT, EXCLUSIVE = gpus(1), gpus(1, mode="exclusive")
+NOWHERE = Found()
+PROHIBITED = "GPU 0: the compute mode is PROHIBITED"
+SLICES = "GPU 0: shared by time slices, without MPS: "
+CANNOT = "GPU 0: several workers cannot share it without MPS"
+
+
+@pytest.mark.parametrize(
+    ("settings", "nproc", "there", "found", "error"),
+    [
+        # No program can use it, with MPS or without.
+        (AUTO, 2, gpus(1, mode="prohibited"), HERE, PROHIBITED),
+        (ON, 1, gpus(1, mode="prohibited"), HERE, PROHIBITED),
+        (OFF, 1, gpus(1, mode="prohibited"), NOWHERE, PROHIBITED),
+        # Exclusive is shared through MPS or not at all.
+        (AUTO, 2, EXCLUSIVE, HERE, ""),
+        (AUTO, 1, EXCLUSIVE, NOWHERE, ""),
+        (AUTO, 2, EXCLUSIVE, NOWHERE, f"{CANNOT}.*nvidia-cuda-mps-control is not in PATH"),
+        (AUTO, 61, EXCLUSIVE, HERE, f"{CANNOT}.*more clients than MPS takes.* is 60"),
+        (OFF, 2, EXCLUSIVE, NOWHERE, f"{CANNOT}.*--mps is off. Use --mps auto"),
+        (OFF, 1, EXCLUSIVE, NOWHERE, ""),
+        (AUTO, 2, gpus(1, mode="exclusive", mig=True), HERE, "MIG GPU-0: .* --mps on starts"),
+        (OFF, 2, DEFAULT, NOWHERE, ""),
+        # What was asked for is not there.
+        (ON, 1, DEFAULT, NOWHERE, "--mps on: GPU 0: nvidia-cuda-mps-control is not in PATH"),
+        (ON, 61, DEFAULT, HERE, "--mps on: GPU 0: .* Start at most 60 workers per GPU"),
+        (ON, 17, gpus(1, capability=(6, 0)), HERE, "--mps on: GPU 0: .* at most 16 workers"),
+        (ON, 60, DEFAULT, HERE, ""),
+        (ON, 2, gpus(1, mig=True), HERE, ""),
+        (AUTO, 61, DEFAULT, replace(HERE, foreign="/pipes"), "61 workers .*takes 60"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work(settings, nproc, there, found, error):
+    told = plan(settings, shares(nproc, 1), there, found)
+    if error:
+        assert re.search(error, told.error)
+        assert "\n" not in told.error
+        assert not told.groups
+    else:
+        assert not told.error
+
+
+@pytest.mark.parametrize(
+    ("nproc", "there", "found", "note"),
+    [
+        (2, DEFAULT, NOWHERE, "nvidia-cuda-mps-control is not in PATH. It comes with"),
+        (61, DEFAULT, HERE, "61 workers would be more clients than MPS takes there, which is 60"),
+        (2, gpus(1, mig=True), HERE, "it is an instance of a GPU (MIG). --mps on starts a daemon"),
+    ],
+)
+def test_auto_goes_on_without_where_that_is_safe(nproc, there, found, note):
+    told = plan(AUTO, shares(nproc, 1), there, found)
+    assert told.notes[0].replace("MIG GPU-0", "GPU 0").startswith(SLICES + note)
+    assert len(told.notes) == 1
+    assert not told.groups
+    assert not told.error
+
+
+def test_one_line_names_all_gpus_that_it_is_about():
+    (note,) = plan(AUTO, shares(10, 5), gpus(5), NOWHERE).notes
+    assert note.startswith("GPU 0, GPU 1, GPU 2 and 2 more: ")
+
+
+def test_an_exclusive_gpu_without_mps_has_a_way_out():
+    told = plan(AUTO, shares(4), gpus(2, mode="exclusive"), NOWHERE)
+    assert told.error.endswith("Ask the administrator for nvidia-smi -i 0,1 -c DEFAULT")
+
+
+def test_a_foreign_daemon_is_used_and_none_is_ours():
+    told = plan(AUTO, shares(4), gpus(), Found(HERE.control, "/tmp/nvidia-mps", (12, 0)))
+    assert told.groups == ()
+    assert told.foreign == "/tmp/nvidia-mps"
+    assert told.notes == (
+        "MPS: the daemon at /tmp/nvidia-mps is used, which hpclaunch did not start and leaves "
+        "running",
+    )
+
+
+def test_a_foreign_daemon_is_not_used_where_nothing_is_shared():
+    assert not plan(AUTO, shares(2), gpus(), Found(foreign="/tmp/nvidia-mps")).foreign
+
+
+@pytest.mark.parametrize(
+    ("settings", "share", "environ", "expected"),
+    [
+        (AUTO, Share((1,), 2), {}, {}),  # 100 is no limit
+        (AUTO, Share((1,), 3), {}, {"THREAD_PERCENTAGE": "66.7"}),
+        (AUTO, Share((1,), 8), {}, {"THREAD_PERCENTAGE": "25"}),
+        (Settings(threads="30"), Share((1,), 8), {}, {"THREAD_PERCENTAGE": "30"}),
+        (Settings(threads="100"), Share((1,), 8), {}, {}),
+        (AUTO, Share((1,), 8), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}, {}),
+        (Settings(memory="4G"), Share((1,), 2), {}, {"MEM_LIMIT": "0=4G"}),
+        (Settings(memory="4G"), Share((0, 1), 2), {}, {"MEM_LIMIT": "0=4G,1=4G"}),
+    ],
+)
+def test_the_environment_of_a_client(settings, share, environ, expected):
+    env = environment(settings, share, gpus(), "/pipes", environ)
+    assert env.pop("CUDA_MPS_PIPE_DIRECTORY") == "/pipes"
+    assert env.pop("CUDA_VISIBLE_DEVICES") == ",".join(f"GPU-{i}" for i in share.gpus)
+    full = {"THREAD_PERCENTAGE": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}
+    full["MEM_LIMIT"] = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+    assert env == {full[name]: value for name, value in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("directories", "expected"),
+    [({"GPU-0,GPU-1": "/ours"}, "/ours"), ({"GPU-1": "/ours"}, ""), ({"": "/theirs"}, "/theirs")],
+)
+def test_the_daemon_of_a_worker(directories, expected):
+    assert pipes_of(Share((0, 1), 2), gpus(), directories) == expected

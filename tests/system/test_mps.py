@@ -1,0 +1,742 @@
+"""MPS with real processes: what is started and verified, and that nothing stays.
+
+Daemons and clients are stand-ins (tests/stand_ins); everything else is real, the kills too.
+"""
+
+import contextlib
+import os
+import pwd
+import re
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+from serving import LIMIT, gone
+
+from hpclaunch.core.mps import Group
+from hpclaunch.system import mps
+from hpclaunch.system.mps import Keeper, find, stale
+
+STAND_INS = Path(__file__).parent.parent / "stand_ins"
+CONTROL = str(STAND_INS / "nvidia-cuda-mps-control")
+CLIENT = str(STAND_INS / "cuda_client.py")
+REAL = os.environ.get("HPCLAUNCH_REAL_MPS_CONTROL") or shutil.which("nvidia-cuda-mps-control")
+USER = pwd.getpwuid(os.geteuid()).pw_name
+ONE = Group(("GPU-1",), 2, owned=True)
+TWO = Group(("GPU-2",), 2, owned=True)
+OTHERS = Group(("GPU-1",), 2, owned=False)
+
+
+MARK = "HPCLAUNCH_TEST"  # of what a test has started, in its environment
+
+
+def of_mps():
+    """This test's living processes of MPS: daemons, servers and front ends."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError, psutil.Error):
+            if path.read_text().startswith("nvidia-cuda-mps"):
+                process = psutil.Process(int(path.parent.name))
+                if process.environ().get(MARK) == os.environ[MARK]:  # a zombie has none
+                    found.append(process)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(monkeypatch):
+    monkeypatch.setenv(MARK, str(uuid.uuid4()))
+    yield
+    deadline = time.monotonic() + 5
+    while left := of_mps():
+        if time.monotonic() > deadline:
+            described = [(process.pid, process.cmdline()) for process in left]
+            for process in left:
+                process.kill()
+            raise AssertionError(f"left behind: {described}")
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def base(monkeypatch):
+    """SLURM_TMPDIR; short, since sockets lie in it."""
+    path = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
+    monkeypatch.setenv("SLURM_TMPDIR", str(path))
+    yield path
+    shutil.rmtree(path)
+
+
+class Agent:
+    """The end of an agent: a keeper and what it has told."""
+
+    def __init__(self, job="7.0", control=CONTROL, **more):
+        self.keeper = Keeper(job, control, first_look=0.01, **more)
+        self.told = []
+
+    @property
+    def pid(self):
+        return self.keeper._process.pid
+
+    def receive(self, timeout=0.1):
+        if select.select([self.keeper], [], [], timeout)[0]:
+            self.told += self.keeper.receive()
+
+    def until(self, *events):
+        seen = 0
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            for reply in self.told[seen:]:
+                seen += 1
+                if reply["event"] in events:
+                    self.told.remove(reply)
+                    return reply
+            self.receive()
+        raise AssertionError(f"no {events} within {LIMIT} s, only {self.told}")
+
+    def prepare(self, number, *groups, foreign=""):
+        """{key: pipe directory}"""
+        self.keeper.prepare(number, groups, foreign)
+        told = self.until("ready", "failed")
+        assert told["event"] == "ready", told
+        assert told["number"] == number
+        self.replaced = told["replaced"]
+        return told["directories"]
+
+    def fails(self, number, *groups, foreign=""):
+        self.keeper.prepare(number, groups, foreign)
+        return self.until("failed")["why"]
+
+    def until_lost(self):
+        deadline = time.monotonic() + LIMIT
+        while not self.keeper.lost:
+            assert time.monotonic() < deadline
+            self.receive()
+
+
+@pytest.fixture
+def agents():
+    """Makes agents, and ends them."""
+    made = []
+
+    def make(*words, **more):
+        made.append(Agent(*words, **more))
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.keeper.close()
+
+
+@pytest.fixture
+def clients():
+    """Makes workers that use CUDA, and ends them."""
+    made = []
+
+    def make(pipes, uuids="GPU-1", **env):
+        env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_VISIBLE_DEVICES": uuids, **env}
+        client = subprocess.Popen(
+            [sys.executable, "-IS", CLIENT], env=env, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        made.append(client)
+        client.says = client.stdout.readline().strip()
+        return client
+
+    yield make
+    for client in made:
+        client.kill()
+        with client:  # closes its pipes
+            pass
+
+
+def tell(client, word):
+    client.stdin.write(f"{word}\n")
+    client.stdin.flush()
+    return client.stdout.readline().strip()
+
+
+def end(client):
+    client.stdin.close()
+    client.wait()
+
+
+def ask(pipes, *commands, control=CONTROL):
+    asked = subprocess.run(
+        [control], input="".join(f"{c}\n" for c in commands), text=True, capture_output=True,
+        env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes}, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    return asked.stdout.splitlines() if asked.returncode == 0 else None
+
+
+def daemon_of(pipes):
+    """Of those with this directory, the oldest one that is no server."""
+    found = [p for p in of_mps() if p.environ().get("CUDA_MPS_PIPE_DIRECTORY") == pipes]
+    return min(found, key=lambda p: (p.create_time(), p.pid))
+
+
+# A round
+
+
+def test_a_daemon_for_each_group_and_its_end(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE, TWO)
+    assert sorted(pipes) == ["GPU-1", "GPU-2"]
+    for gpu, directory in pipes.items():
+        assert directory.startswith(
+            f"{base}/hpclaunch-mps-{pwd.getpwuid(os.geteuid()).pw_name}-7.0/"
+        )
+        assert ask(directory, "get_server_list") == []
+        environ = daemon_of(directory).environ()
+        assert environ["CUDA_VISIBLE_DEVICES"] == gpu
+        client = clients(directory, gpu)
+        assert client.says == "client"
+        assert "Starting control daemon" in Path(directory, "../log/control.log").read_text()
+        (server,) = ask(directory, "get_server_list")
+        assert ask(directory, f"get_server_status {server}") == ["ACTIVE"]
+        end(client)
+    assert clients(pipes["GPU-1"], "GPU-2").says == "CUDA_ERROR_NO_DEVICE"
+    agent.keeper.close()
+    assert not of_mps()
+    assert list(base.iterdir()) == []
+
+
+def test_nobody_else_can_enter_its_directories(agents, base):
+    agents().prepare(0, ONE)
+    found = [path for path in base.rglob("*") if path.is_dir()]
+    assert len(found) == 4  # the job's, the group's, its pipes and its log
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o700}
+
+
+def test_two_agents_of_a_job_share_a_daemon(agents, base, clients):
+    first, second = agents(), agents()
+    second.keeper.prepare(0, [OTHERS])
+    own = first.prepare(0, ONE)
+    assert second.until("ready")["directories"] == own
+    assert len(of_mps()) == 1
+    second.keeper.close()
+    assert ask(own["GPU-1"], "get_server_list") == []
+    first.keeper.close()
+    assert list(base.iterdir()) == []
+
+
+def test_the_other_agent_takes_over(agents, base):
+    """The first one has left the node, or has failed: the second leads the GPU from now on."""
+    first, second = agents(), agents()
+    first.prepare(0, ONE)
+    second.prepare(0, OTHERS)
+    second.keeper.prepare(1, [ONE])
+    first.keeper.close()
+    assert second.until("ready", "failed")["event"] == "ready"
+    assert len(of_mps()) == 1
+
+
+def test_a_daemon_goes_with_its_group(agents, base):
+    agent = agents()
+    agent.prepare(0, ONE, TWO)
+    assert list(agent.prepare(1, TWO)) == ["GPU-2"]
+    assert len(of_mps()) == 1
+
+
+def test_a_sound_daemon_serves_the_next_round(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    client = clients(pipes)
+    daemon = daemon_of(pipes).pid
+    end(client)
+    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
+    assert agent.replaced == {}
+    assert daemon_of(pipes).pid == daemon
+
+
+# Faults
+
+
+def test_a_fault_ends_all_clients_and_the_server_recovers(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    one, other = clients(pipes), clients(pipes)
+    assert tell(one, "fault") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert tell(other, "synchronize") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    for client in (one, other):
+        client.wait()
+    agent.prepare(1, ONE)
+    assert agent.replaced == {}
+    assert clients(pipes).says == "client"
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """The keepers of this test give up on a server at once."""
+    monkeypatch.setattr(
+        mps, "_PROGRAM",
+        "import sys; sys.path.insert(0, sys.argv[1]); "
+        "from hpclaunch.worker import mps, mpsdaemon; "
+        "mpsdaemon.SETTLE_LIMIT = mps.LAST_CLIENTS_LIMIT = 0.3; mpsdaemon.ANSWER_LIMIT = 0.7; "
+        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mps.main(*sys.argv[2:])",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("traits", "why"),
+    [
+        ("stuck", "the state of its server is FAULT"),
+        ("535", "this driver cannot tell"),
+        ("535,slow", "this driver cannot tell"),
+    ],
+)
+def test_a_server_that_may_be_unsound_is_replaced(agents, base, clients, monkeypatch, traits, why):
+    monkeypatch.setenv("MPS_STAND_IN", traits)
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    client = clients(pipes)
+    (server,) = ask(pipes, "get_server_list")
+    daemon = daemon_of(pipes).pid
+    tell(client, "fault")
+    client.wait()
+    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
+    assert agent.replaced["GPU-1"].startswith(why)
+    assert gone(daemon)
+    assert gone(int(server))
+    assert clients(pipes).says == "client"
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_client_that_does_not_end_ends_with_its_daemon(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    client = clients(pipes)
+    agent.prepare(1, ONE)
+    assert "still its client" in agent.replaced["GPU-1"]
+    assert tell(client, "synchronize") == "CUDA_ERROR_MPS_RPC_FAILURE"
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, signum):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    end(clients(pipes))
+    (server,) = ask(pipes, "get_server_list")
+    daemon = daemon_of(pipes)
+    daemon.send_signal(signum)
+    agent.prepare(1, ONE)
+    assert agent.replaced == {"GPU-1": "its daemon does not answer"}
+    assert gone(daemon.pid)
+    assert gone(int(server))
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_daemon_that_hangs_at_the_end(agents, base):
+    agent = agents()
+    daemon_of(agent.prepare(0, ONE)["GPU-1"]).suspend()
+    agent.keeper.close()
+    assert not of_mps()
+    assert list(base.iterdir()) == []
+
+
+def test_a_daemon_that_does_not_start(agents, base, monkeypatch):
+    monkeypatch.setenv("MPS_STAND_IN", "refuses")
+    why = agents().fails(3, ONE)
+    assert why == (
+        "the MPS daemon for GPU-1 does not start: Cannot access the GPU: this stand-in refuses to "
+        "start"
+    )
+
+
+def test_signals_for_all_leave_keeper_and_daemon_alone(agents, base):
+    """scancel sends SIGTERM to every process, and the workers that save still need the daemon."""
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(agent.pid, signum)
+        daemon_of(pipes).send_signal(signum)
+    assert ask(pipes, "get_server_list") == []
+    assert os.getsid(daemon_of(pipes).pid) != os.getsid(0)
+
+
+# Who is a client
+
+
+@pytest.fixture
+def uvm(tmp_path):
+    return str(tmp_path / "nvidia-uvm")
+
+
+def test_the_workers_are_clients(agents, base, clients, uvm):
+    agent = agents(device=uvm)
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    pids = {rank: clients(pipes, MPS_STAND_IN_UVM=uvm).pid for rank in (4, 5)}
+    agent.keeper.watch(pids)
+    assert agent.until("clients", "outside") == {"event": "clients", "counts": {"GPU-1": 2}}
+
+
+def test_a_worker_that_runs_without_mps_is_named(agents, base, clients, uvm):
+    agent = agents(device=uvm)
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    inside = clients(pipes, MPS_STAND_IN_UVM=uvm)
+    outside = clients("/nowhere", MPS_STAND_IN_UVM=uvm)
+    on_the_cpu = clients("/nowhere")
+    agent.keeper.watch({0: inside.pid, 1: outside.pid, 2: on_the_cpu.pid})
+    assert agent.until("clients", "outside")["ranks"] == [1]
+
+
+def test_a_program_below_the_worker_is_its_client_too(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_VISIBLE_DEVICES": "GPU-1"}
+    worker = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} -IS {CLIENT}; true"], env=env, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    agent.keeper.watch({0: worker.pid})
+    assert agent.until("clients")["counts"] == {"GPU-1": 1}
+    worker.communicate()
+
+
+# Deaths
+
+
+def test_nothing_outlives_a_killed_keeper(agents, base, clients):
+    agent = agents()
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    clients(pipes)
+    assert len(of_mps()) == 2
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.until_lost()
+    assert not of_mps()
+    successor = Agent.__new__(Agent)
+    successor.keeper, successor.told = agent.keeper.successor(), []
+    assert successor.until("swept")["names"] == [f"hpclaunch-mps-{USER}-7.0"]
+    assert successor.prepare(1, ONE) == {"GPU-1": pipes}
+    successor.keeper.close()
+    assert list(base.iterdir()) == []
+
+
+LAUNCH = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_mps import Agent, ONE
+agent = Agent("8.0")
+print(agent.prepare(0, ONE)["GPU-1"], agent.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def launch(clients):
+    """An agent that is a process of its own: (it, pipe directory, its keeper's pid)."""
+    made = []
+
+    def make(*prefix):
+        agent = subprocess.Popen(
+            [*prefix, sys.executable, "-c", LAUNCH, str(Path(__file__).parent)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        made.append(agent)
+        pipes, pid = agent.stdout.readline().split()
+        return agent, pipes, int(pid)
+
+    yield make
+    for agent in made:
+        with agent:
+            agent.kill()
+
+
+def test_nothing_outlives_a_killed_agent(launch, base, clients):
+    agent, pipes, keeper = launch()
+    client = clients(pipes)
+    (server,) = ask(pipes, "get_server_list")
+    daemon = daemon_of(pipes).pid
+    agent.kill()
+    end(client)  # the fork server sees to it
+    assert all(gone(pid) for pid in (keeper, daemon, int(server)))
+    assert list(base.iterdir()) == []
+
+
+def test_the_next_keeper_sweeps_what_is_left_when_all_were_killed(launch, agents, base, clients):
+    agent, pipes, keeper = launch()
+    clients(pipes)
+    (server,) = ask(pipes, "get_server_list")
+    assert not stale(os.environ)
+    for pid in (agent.pid, keeper, daemon_of(pipes).pid):
+        os.kill(pid, signal.SIGKILL)
+    assert gone(keeper)
+    assert not gone_yet(int(server)), "the stand-in's servers outlive all of these"
+    assert stale(os.environ)
+    other = agents()
+    assert other.until("swept")["names"] == [f"hpclaunch-mps-{USER}-8.0"]
+    assert gone(int(server))
+    assert not stale(os.environ)
+    assert list(base.iterdir()) == []
+
+
+def gone_yet(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_living_job_is_not_swept(agents, base):
+    pipes = agents("7.0").prepare(0, ONE)["GPU-1"]
+    assert list(agents("7.1").prepare(0, ONE)) == ["GPU-1"]
+    assert ask(pipes, "get_server_list") == []
+    assert len(of_mps()) == 2
+
+
+# Places
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "other user"])
+def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
+    path = base / f"hpclaunch-mps-{USER}-7.0"
+    if kind == "link":
+        path.symlink_to(tmp_path)
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        if os.geteuid():
+            pytest.skip("only root can make a directory of another user")
+        path.mkdir()
+        os.chown(path, 65534, 65534)
+    assert not stale(os.environ)
+    why = agents().fails(0, ONE)
+    assert why.startswith(f"{path} is in the way: it is not a directory of this user. Remove it")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 90, "missing"])
+def test_a_place_that_cannot_have_sockets(agents, base, monkeypatch, name):
+    place = base / name
+    if name != "missing":
+        place.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(place))
+    pipes = agents("a job whose name is far longer than it should be").prepare(0, ONE)["GPU-1"]
+    assert pipes.startswith(f"/tmp/hpclaunch-mps-{USER}-a_job_whose-")
+    assert ask(pipes, "get_server_list") == []
+
+
+# Who may read everything can start a Python that lies in root's home.
+NOBODY = [
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--"),
+]
+root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@root
+def test_an_unprivileged_user(launch, base):
+    base.chmod(0o777)
+    agent, pipes, keeper = launch(*NOBODY)
+    assert Path(pipes).stat().st_uid == 65534
+    assert daemon_of(pipes).uids().real == 65534
+    assert pipes.startswith(f"{base}/hpclaunch-mps-{pwd.getpwuid(65534).pw_name}-8.0/")
+    agent.kill()
+    assert gone(keeper)
+
+
+# Daemons of others
+
+
+@pytest.fixture
+def foreign(base, monkeypatch):
+    """An administrator's daemon."""
+    started = []
+
+    def start(*prefix):
+        pipes, logs = base / "pipes", base / "logs"
+        base.chmod(0o755)
+        for path in (pipes, logs):
+            path.mkdir()
+            path.chmod(0o777)
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+        monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(logs))
+        subprocess.run([*prefix, CONTROL, "-d"], check=True)
+        started.append(daemon_of(str(pipes)))
+        return str(pipes)
+
+    monkeypatch.setenv("PATH", f"{STAND_INS}:{os.environ['PATH']}")
+    yield start
+    for daemon in started:
+        for process in [*daemon.children(), daemon]:
+            process.kill()
+
+
+def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, foreign):
+    pipes = foreign()
+    found = find(os.environ, (12, 4))
+    assert found == mps.Found(CONTROL, pipes, (12, 4))
+    agent = agents()
+    assert agent.prepare(0, foreign=pipes) == {"": pipes}
+    client = clients(pipes, "")
+    agent.keeper.watch({0: client.pid})
+    assert agent.until("clients")["counts"] == {"": 1}
+    end(client)
+    assert agent.prepare(1, foreign=pipes) == {"": pipes}
+    agent.keeper.close()
+    assert len(of_mps()) == 2
+    assert ask(pipes, "get_server_list") != []
+    assert not list(base.glob("hpclaunch*"))
+
+
+def test_a_foreign_daemon_that_ends_between_two_rounds(agents, foreign):
+    pipes = foreign()
+    agent = agents()
+    agent.prepare(0, foreign=pipes)
+    daemon_of(pipes).kill()
+    assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} does not answer any more"
+
+
+@root
+def test_a_daemon_of_a_stranger_is_not_used(foreign):
+    foreign(*NOBODY)
+    assert find(os.environ, (12, 4)).foreign == ""
+
+
+def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
+    monkeypatch.setenv("MPS_STAND_IN", "silent")
+    monkeypatch.setattr(mps, "ANSWER_LIMIT", 0.3)
+    foreign()
+    assert find(os.environ, (12, 4)).foreign == ""
+
+
+def test_a_node_without_mps(tmp_path):
+    assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, (0, 0)) == (
+        mps.Found()
+    )
+
+
+# The stand-in beside the real one
+
+COMMANDS = """
+get_server_list
+get_client_list 1
+get_client_list
+ps
+ps -p 1
+get_server_status 1
+get_device_client_list
+get_device_client_list 1
+get_default_active_thread_percentage
+set_default_active_thread_percentage 50
+set_default_active_thread_percentage 150
+get_default_device_pinned_mem_limit 0
+set_default_device_pinned_mem_limit 0 4G
+get_default_device_pinned_mem_limit 0
+get_default_client_priority
+terminate_client 1 1
+shutdown_server 1
+start_server
+bogus
+""".strip().splitlines()
+
+
+class Program:
+    """What one of the two answers, does and leaves."""
+
+    def __init__(self, path, pipes, logs):
+        self.path = str(path)
+        self.pipes, self.logs = pipes, logs
+        self.env = {
+            **os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(logs), "MPS_STAND_IN": "535,broken", "PATH": "/usr/bin",
+        }  # fmt: skip
+
+    def run(self, *options, given=""):
+        ended = subprocess.run(
+            [self.path, *options], input=given, env=self.env, text=True, capture_output=True,
+            timeout=LIMIT, check=False,
+        )  # fmt: skip
+        out = re.sub(r"^\[[-0-9 :.]+ Control +\d+\]", "[]", ended.stdout, flags=re.M)
+        return ended.returncode, out.replace(str(self.pipes), "PIPES"), ended.stderr
+
+    def foreground(self):
+        daemon = subprocess.Popen([self.path, "-f"], env=self.env, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + LIMIT
+        while self.run(given="get_server_list\n")[0]:
+            assert daemon.poll() is None
+            assert time.monotonic() < deadline
+        return daemon
+
+    def files(self):
+        return {path.name: stat.filemode(path.lstat().st_mode) for path in self.pipes.iterdir()}
+
+    def files_without(self, name):
+        """Once it is gone: the front end does not wait for all of the daemon's end."""
+        deadline = time.monotonic() + LIMIT
+        while name in self.files():
+            assert time.monotonic() < deadline
+        return self.files()
+
+    def story(self):
+        yield "nobody there", self.run(given="get_server_list\n"), self.files()
+        yield "a bad option", self.run("-x")[0]
+        daemon = self.foreground()
+        yield "in the foreground", self.files()
+        for command in COMMANDS:
+            yield command, self.run(given=f"{command}\n")
+        yield "two commands", self.run(given="get_server_list\nps\n")
+        yield "a second one", self.run("-f"), self.run("-d")
+        # The exit status of this front end is not always the same.
+        yield "quit", self.run(given="quit -t 2\n")[1:], daemon.wait(), self.files()
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            daemon = self.foreground()
+            daemon.send_signal(signum)
+            yield f"signal {signum}", daemon.wait(), self.files()
+            yield "nobody there", self.run(given="get_server_list\n")
+        daemon = self.foreground()
+        yield "over what was left", self.files()
+        yield "a server that cannot start", self.run(given=f"start_server -uid {os.geteuid()}\n")
+        deadline = time.monotonic() + LIMIT
+        while self.run(given="get_server_list\n")[1]:
+            assert time.monotonic() < deadline
+        yield "quit", self.run(given="quit\n")[1:], daemon.wait()
+        yield "in the background", self.run("-d"), self.files()
+        yield "its logs", sorted(path.name for path in self.logs.iterdir())
+        yield "quit", self.run(given="quit -t 2\n")[1:], self.files_without("log")
+        long = Program(self.path, self.pipes / ("x" * 90), self.logs)
+        long.pipes.mkdir()
+        yield "a long path", long.run("-d")[0], long.run(given="ps\n")[0]
+        long.pipes.chmod(0o700)
+
+
+@pytest.mark.skipif(not REAL, reason="NVIDIA's nvidia-cuda-mps-control is not here")
+def test_the_stand_in_is_like_the_real_one(base):
+    stories = []
+    for name, program in (("real", REAL), ("stand-in", CONTROL)):
+        directories = [base / name / "p", base / name / "l"]
+        for path in directories:
+            path.mkdir(parents=True)
+        stories.append(list(Program(program, *directories).story()))
+    for real, ours in zip(*stories, strict=True):
+        assert ours == real
+
+
+@pytest.mark.skipif(not REAL, reason="NVIDIA's nvidia-cuda-mps-control is not here")
+def test_a_keeper_of_the_real_daemon(agents, base, tmp_path):
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.symlink_to(REAL)
+    agent = agents(control=str(control))
+    pipes = agent.prepare(0, ONE)["GPU-1"]
+    daemon = daemon_of(pipes)
+    assert daemon.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert "Starting control daemon" in Path(pipes, "../log/control.log").read_text()
+    daemon.send_signal(signal.SIGTERM)  # to which it is deaf
+    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
+    assert agent.replaced == {}
+    daemon.kill()
+    assert agent.prepare(2, ONE) == {"GPU-1": pipes}
+    assert agent.replaced == {"GPU-1": "its daemon does not answer"}
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.until_lost()
+    assert not of_mps()
+    successor = agents(control=str(control))
+    successor.prepare(3, ONE)
+    successor.keeper.close()
+    assert not of_mps()
+    assert list(base.iterdir()) == []
