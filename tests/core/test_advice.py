@@ -262,6 +262,11 @@ NCCL_ERROR = (
             'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
         ),
         (
+            "[rank1]: Last error:\n[rank1]: Multiple Ranks are using the same GPU/Partition. Set "
+            "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.",
+            "--shared-backend gloo",
+        ),
+        (
             "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
             "GPU device may be out of range, do you have enough GPUs?\n"
             "CUDA kernel errors might be asynchronously reported at some other API call, so the "

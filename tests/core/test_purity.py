@@ -15,6 +15,7 @@ PACKAGE = Path(hpclaunch.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # Modules that only compute. signal is here for its names and numbers.
+PREFLIGHT = "preflight.py"  # runs as the workers' script
 PURE = {
     "__future__",
     "ast",
@@ -73,7 +74,8 @@ def room(dotted: str) -> str:
 def test_imports_go_one_way(file):
     own = file.parts[0].removesuffix(".py")
     inner = [name for name in imports(file) if name.split(".")[0] == "hpclaunch"]
-    assert {room(name) for name in inner} <= ALLOWED[own]
+    also = {"core"} if file.name == PREFLIGHT else set()
+    assert {room(name) for name in inner} <= ALLOWED[own] | also
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
@@ -100,7 +102,9 @@ def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
     foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
-    if file.parent.name == "site":
+    if file.name == PREFLIGHT:
+        assert foreign <= {"hpclaunch", "torch"}
+    elif file.parent.name == "site":
         assert foreign <= {f.stem for f in FILES if f.parent == file.parent} | {"torch"}
     else:
         assert foreign <= {"hpclaunch"}
@@ -110,7 +114,7 @@ def test_worker_files_stand_alone(file):
 def test_only_the_template_loads_torch(file):
     """The fork server stays one light thread, and a worker imports torch when its script does."""
     loads = "torch" in {name.split(".")[0] for name in imports(file)}
-    assert not loads or file.name == "_hpclaunch_template.py"
+    assert not loads or file.name in ("_hpclaunch_template.py", PREFLIGHT)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)

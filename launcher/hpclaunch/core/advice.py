@@ -47,10 +47,11 @@ LESSONS = (
         'started with --nv; on CPUs write init_process_group("gloo").',
     ),
     Lesson(
-        ("Duplicate GPU detected",),
+        ("Duplicate GPU detected", "Multiple Ranks are using the same GPU"),
         "two ranks use the same GPU. Before init_process_group, every worker has to call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])): LOCAL_RANK, neither 0 nor RANK. If '
-        "it does, there are more workers than GPUs on the host: lower --nproc.",
+        "it does, there are more workers than GPUs on the host: lower --nproc, or start with "
+        "--shared-backend gloo, which changes nothing in the script.",
     ),
     Lesson(
         ("invalid device ordinal",),

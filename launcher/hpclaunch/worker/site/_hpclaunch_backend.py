@@ -20,10 +20,6 @@ MOST = 2  # ranks on a GPU that NCCL is made for there; beyond, its users say so
 _said: set[str] = set()
 
 
-class SharedGpuError(RuntimeError):
-    """NCCL cannot work here."""
-
-
 def chosen(c10d, create, args, kwargs):
     """The arguments for `create`, one of torch's two functions that make process groups."""
     try:
@@ -73,7 +69,7 @@ def use_gloo(given, first):
 
 
 def check_nccl(c10d, given):
-    """Raises SharedGpuError if the group would need an NCCL that cannot make it."""
+    """RuntimeError if the group would need an NCCL that cannot make it."""
     devices = backends(c10d, given.get("backend"))
     if "nccl" not in devices.values():
         return
@@ -93,7 +89,7 @@ def check_nccl(c10d, given):
     trouble = f"{ranks} workers share this GPU, and NCCL {number} {reason(version, allowed)}"
     if set(devices.values()) == {"nccl"} or given.get("device_id") is not None:
         more = f" To try it all the same: export {ENABLE}=1." if version[:2] >= SINCE else ""
-        raise SharedGpuError(
+        raise RuntimeError(
             f"{trouble}. Start with --shared-backend gloo, which changes nothing in the script, "
             'or write init_process_group("gloo"), or start fewer workers (--nproc) so that each '
             f"has a GPU of its own.{more}"

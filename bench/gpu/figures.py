@@ -1,0 +1,256 @@
+"""Figures of the first GPU that is here: printed, and kept in bench/results.
+
+    python bench/gpu/figures.py [--only throughput restart ...] [--runs 3]
+
+All together take some six minutes. What one section has is its function's first line. The results
+of a day are one file, to which every run adds.
+"""
+
+import argparse
+import contextlib
+import datetime
+import functools
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pynvml
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from measuring import BIN, HPCLAUNCH, TORCHRUN, WORKER, Run, alone, running, timed
+from side_by_side import compare
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RESULTS = HERE.parent / "results"
+LIMIT = 180  # seconds for one job
+OFF = "--mps off"
+SHAPES = [(1, "off"), (1, "on"), (2, "off"), (2, "on"), (8, "off"), (8, "on")]
+EPOCHS = 60  # of the recipe: long enough for a figure
+_ASK_TORCH = """
+import torch
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "none"
+print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
+"""
+
+
+def job(*words: object) -> str:
+    """What hpclaunch and its workers print; "" and a complaint when it fails or hangs."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        command = [BIN / HPCLAUNCH, "--log-dir", "logs", *map(str, words)]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=directory,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=LIMIT,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"nothing within {LIMIT} s from {' '.join(map(str, words))}")
+            return ""
+    if done.returncode:
+        print(f"exit code {done.returncode} from {' '.join(map(str, words))}; it says")
+        print(*done.stdout.splitlines()[-8:], sep="\n  | ")
+        return ""
+    return done.stdout
+
+
+def speeds(output: str) -> list[float]:
+    """The numbers of the line "images/s ..."."""
+    found = re.search(r"^images/s (.*)$", output, re.MULTILINE)
+    return [float(word) for word in found[1].split()] if found else []
+
+
+# Sections
+
+
+def gpu(_: int) -> None:
+    """What nvidia-smi says of the GPU, and hpclaunch's doctor of the machine."""
+    for command in (["nvidia-smi"], [str(BIN / HPCLAUNCH), "doctor"]):
+        if shutil.which(command[0]) is None:
+            print(f"no {command[0]} here")
+            continue
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+        print(done.stdout + done.stderr, end="")
+
+
+def throughput(_: int) -> None:
+    """Images per second of a small CNN, batch 512 for each worker, of all workers together."""
+    print("workers  MPS     by themselves   to one   averaging over gloo   to one")
+    ones: list[float] = []
+    for workers, mps in SHAPES:
+        found = speeds(job("--nproc", workers, "--mps", mps, HERE / "cnn.py"))
+        if not found:
+            continue
+        ones = ones or found
+        by_itself, averaged = (f"{f:15.0f} {f / o:8.2f}" for f, o in zip(found, ones, strict=True))
+        print(f"{workers:7}  {mps:4}{by_itself}     {averaged}", flush=True)
+
+
+def recipe(_: int) -> None:
+    """workers/mps_replicas.py, 8 replicas on one GPU, images per second."""
+    seen = {}
+    for mps in ("off", "on"):
+        script = [ROOT / "workers" / "mps_replicas.py", "--epochs", EPOCHS, "--dir", "saved"]
+        output = job("--nproc", 8, "--mps", mps, *script)
+        reached = re.findall(r"^accuracy (.*)$", output, re.MULTILINE)
+        if found := speeds(output):
+            seen[mps] = found[0]
+            print(f"MPS {mps:4}{found[0]:10.0f} images/s, accuracy {reached[0]}", flush=True)
+    if len(seen) == 2:
+        print(f"with MPS / without: {seen['on'] / seen['off']:.2f}")
+
+
+def restart(runs: int) -> None:
+    """Launch, and SIGKILL of a worker, to the first all-reduce of CUDA tensors (over gloo)."""
+    for workers in (2, 8):
+        commands = {HPCLAUNCH: HPCLAUNCH, OFF: f"{HPCLAUNCH} {OFF}", TORCHRUN: TORCHRUN}
+        launchers = {
+            name: functools.partial(with_cuda, launcher, workers)
+            for name, launcher in commands.items()
+        }
+        title = f"{workers} workers on one GPU ({HPCLAUNCH}: with MPS)"
+        compare(title, launchers, import_torch, runs=runs, stages=True)
+
+
+def memory(_: int) -> None:
+    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end."""
+    for name in (HPCLAUNCH, f"{HPCLAUNCH} {OFF}"):
+        seen = [used()]
+        with with_cuda(name, 8) as run:
+            if run.met(run.began) is not None:
+                seen.append(used())
+                if run.met(run.kill_worker(7)) is not None:
+                    seen.append(used())
+        seen.append(used())
+        print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen), flush=True)
+
+
+def nccl(_: int) -> None:
+    """Two ranks on one GPU in a script that asks for nccl."""
+    script = ROOT / "tests" / "gpu" / "scripts" / "nccl.py"
+    for options in ([], ["--shared-backend", "gloo"]):
+        print(f"hpclaunch --nproc 2 {' '.join(options)}")
+        began = time.monotonic()
+        print(job("--nproc", 2, "--max-restarts", 0, *options, script), end="")
+        print(f"({time.monotonic() - began:.1f} s)", flush=True)
+
+
+SECTIONS: dict[str, Callable[[int], None]] = {
+    f.__name__: f for f in (gpu, throughput, recipe, restart, memory, nccl)
+}
+
+
+def with_cuda(launcher: str, workers: int) -> contextlib.AbstractContextManager[Run]:
+    """`measuring.running` on the worker of this directory."""
+    own = str(HERE / WORKER.name)
+    return running(
+        [alone(launcher, workers)],
+        workers,
+        lambda argv, _: [own if word == str(WORKER) else word for word in argv],
+    )
+
+
+def import_torch() -> float:
+    return timed([sys.executable, "-c", "import torch"])
+
+
+def used() -> float:
+    first = pynvml.nvmlDeviceGetHandleByIndex(0)
+    return pynvml.nvmlDeviceGetMemoryInfo(first).used / 2**20
+
+
+# Output
+
+
+class Both(io.TextIOBase):
+    """Standard output that is kept as well."""
+
+    def __init__(self) -> None:
+        self.kept = ""
+        self._shown = sys.stdout
+
+    def write(self, text: str) -> int:
+        self.kept += text
+        return self._shown.write(text)
+
+    def flush(self) -> None:
+        self._shown.flush()
+
+
+@contextlib.contextmanager
+def the_first() -> Iterator[str]:
+    """The only GPU that anything started from here sees; yields its model."""
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = pynvml.nvmlDeviceGetUUID(handle)
+        yield pynvml.nvmlDeviceGetName(handle)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def about(model: str) -> str:
+    torch = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True)
+    cores = len(os.sched_getaffinity(0))
+    memory = psutil.virtual_memory().total / 2**30
+    commit = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    return (
+        f"{datetime.datetime.now():%Y-%m-%d %H:%M}. {model}, driver "
+        f"{pynvml.nvmlSystemGetDriverVersion()}; {torch.stdout.strip() or 'no torch'}; "
+        f"{cores} CPUs, {memory:.0f} GiB; hpclaunch {commit.stdout.strip() or 'of no commit'}."
+    )
+
+
+def measure(names: list[str], runs: int, path: Path) -> None:
+    """What a section has printed is kept as soon as it is through."""
+    for name in names:
+        section = SECTIONS[name]
+        print(f"\n{section.__doc__}", flush=True)
+        began = time.monotonic()
+        with contextlib.redirect_stdout(Both()) as both:
+            section(runs)
+        with path.open("a") as results:
+            said = both.kept.strip("\n")
+            results.write(f"\n## {name}\n\n{section.__doc__}\n\n```\n{said}\n```\n")
+        print(f"({name}: {time.monotonic() - began:.0f} s)", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--runs", type=int, default=3, help="of each restart; medians are shown")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory to keep them in")
+    args = parser.parse_args()
+    try:
+        with the_first() as model:
+            args.results.mkdir(parents=True, exist_ok=True)
+            short = re.sub(r"[^a-z0-9]+", "-", model.lower())
+            path = args.results / f"{datetime.date.today()}-{short}.md"
+            said = about(model)
+            print(said, flush=True)
+            with path.open("a") as results:
+                results.write(f"# {said}\n")
+            measure(args.only, args.runs, path)
+            print(f"kept in {path}")
+    except pynvml.NVMLError as e:
+        print(f"nothing measured: no GPU here, NVML says {e}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""`bench/worker.py` with CUDA: the first all-reduce is one of a tensor on the GPU.
+
+    worker.py SOCKET
+
+Whichever worker of a machine it is, its GPU is the first that it sees.
+"""
+
+from time import monotonic
+
+began = monotonic()
+
+import os  # noqa: E402
+import socket  # noqa: E402
+import sys  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+imported = monotonic()
+dist.init_process_group("gloo")
+initialised = monotonic()
+first = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
+dist.all_reduce(first)
+assert first.item() == dist.get_world_size()
+met = monotonic()
+
+who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:
+    benchmark.connect(sys.argv[1])
+    benchmark.send(" ".join(map(str, (*who, began, imported, initialised, met))).encode())
+    benchmark.recv(1)
+dist.destroy_process_group()

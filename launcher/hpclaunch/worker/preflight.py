@@ -1,0 +1,347 @@
+"""The preflight: a round of its own before the first, in which the ranks measure each other.
+
+    python .../worker/preflight.py
+
+runs on every rank in a worker's environment, by path: so neither the working directory nor the
+script's is in `sys.path`, and its own leaves it at once; `hpclaunch` is the package it lies in.
+Each rank multiplies matrices and copies memory, all at the same time, as in a training. Then pairs
+of ranks exchange data, in rounds (`core/preflight.py`, which also judges). Ranks find each other
+in the round's store and leave JSON there; rank 0 prints a table and the findings, and writes all of
+it to HPCLAUNCH_PREFLIGHT_RESULT:
+
+    {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
+        "text"}, ...], "passed": BOOL}
+
+Slow is a finding and no failure. Exit code 1: this rank computes wrong results, or none; on rank 0:
+a rank is silent.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+import types
+from dataclasses import asdict, replace
+from datetime import timedelta
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+# Not by its place in sys.path, which is site-packages: the workers' own may be another.
+_package = types.ModuleType("hpclaunch")
+_package.__path__ = [os.path.dirname(_HERE)]
+sys.modules["hpclaunch"] = _package
+
+try:
+    import torch
+except ImportError as e:
+    sys.exit(f"preflight: the workers' Python has no torch: {e}")
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # noqa: E402
+
+from hpclaunch.core.preflight import Link, Measured, Speed, judge, schedule, table  # noqa: E402
+
+START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file system may delay
+LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs do
+KERNEL_LIMIT = 30.0  # seconds in which a GPU must be done with what takes milliseconds
+LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes milliseconds
+SPAN = 0.3  # seconds for which each thing is measured: long beside a turn of the scheduler
+WINDOWS = 5  # at least; one alone has no best
+MANY = 200  # at most
+SILENT = "is not heard of any more: it hangs, or its node does"
+BLOCK = 64  # rows after which the exact matrices repeat
+
+
+class Device:
+    """Where this rank computes, and how much of it: a window takes some milliseconds."""
+
+    def __init__(self):
+        self.gpu = torch.cuda.is_available()
+        if self.gpu:
+            index = int(os.environ["LOCAL_RANK"])
+            torch.cuda.set_device(index)
+            self.place = torch.device("cuda", index)
+            fast = torch.cuda.get_device_capability(index) >= (8, 0)
+            self.type = torch.bfloat16 if fast else torch.float16
+            self.size, self.times, self.bytes = 4096, 8, 256 << 20
+            self.name = f"{torch.cuda.get_device_name(index)}, {str(self.type)[6:]}"
+            uuid = getattr(torch.cuda.get_device_properties(index), "uuid", "")
+            self.label = os.environ.get("HPCLAUNCH_GPU") or f"GPU {index} {uuid}".strip()
+        else:
+            self.place, self.type = torch.device("cpu"), torch.float32
+            self.size, self.times, self.bytes = 512, 1, 64 << 20
+            self.name = f"{cpu_model()}, {torch.get_num_threads()} of its threads, float32"
+            self.label = ""
+
+    def finish(self, limit=KERNEL_LIMIT):
+        """Wait for the GPU, but not for ever."""
+        if not self.gpu:
+            return
+        event = torch.cuda.Event()
+        event.record()
+        end = time.monotonic() + limit
+        while not event.query():
+            if time.monotonic() > end:
+                raise RuntimeError(f"the GPU is not done after {limit:.0f} s")
+
+    def speed(self, run, amount):
+        """Of `run`, in `amount` per second."""
+        windows: list[float] = []
+        end = time.monotonic() + SPAN
+        run()
+        self.finish()
+        while len(windows) < WINDOWS or (time.monotonic() < end and len(windows) < MANY):
+            start = time.perf_counter()
+            run()
+            self.finish()
+            windows.append(time.perf_counter() - start)
+        return of_windows(amount, windows)
+
+    def compute(self):
+        """TFLOP/s, of numbers as in a training: zeros need less power and so less time."""
+        a, b = (torch.randn(self.size, self.size, device=self.place).to(self.type) for _ in "ab")
+        c = torch.empty_like(a)
+
+        def multiply():
+            for _ in range(self.times):
+                torch.mm(a, b, out=c)
+
+        return self.speed(multiply, 2 * self.size**3 * self.times / 1e12)
+
+    def is_exact(self):
+        """Small whole numbers, of which bfloat16 too has all sums: any other result is an error."""
+        terms = self.size // BLOCK
+        rows, columns = torch.arange(self.size)[:, None], torch.arange(self.size)[None, :]
+        a = (rows % BLOCK == columns % BLOCK).to(self.place, self.type)
+        b = ((rows // BLOCK + columns) % 2 + (rows % BLOCK + columns) % 3).to(self.place, self.type)
+        expected = terms // 2 + terms * ((rows % BLOCK + columns) % 3)
+        results = [torch.mm(a, b) for _ in range(3)]
+        self.finish()
+        return all(torch.equal(result.cpu().to(expected.dtype), expected) for result in results)
+
+    def memory(self):
+        """GB/s, each byte read and written."""
+        source = torch.ones(self.bytes, dtype=torch.uint8, device=self.place)
+        target = torch.empty_like(source)
+        return self.speed(lambda: target.copy_(source), 2 * self.bytes / 1e9)
+
+
+def of_windows(amount, windows):
+    return Speed(amount / min(windows), amount / sorted(windows)[len(windows) // 2])
+
+
+def cpu_model():
+    with open("/proc/cpuinfo") as f:
+        names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+class Meeting:
+    """What the ranks tell each other, as JSON in the store."""
+
+    def __init__(self):
+        store, self.rank, self.world = next(rendezvous("env://"))
+        self.store = PrefixStore("preflight", store)
+        self.end = time.monotonic() + START_LIMIT
+
+    def left(self):
+        return max(self.end - time.monotonic(), 0.1)
+
+    def tell(self, key, value):
+        self.store.set(key, json.dumps(value))
+
+    def hear(self, key, limit):
+        """None when nobody has said it in time."""
+        try:
+            self.store.wait([key], timedelta(seconds=limit))
+        except RuntimeError:
+            return None
+        return json.loads(self.store.get(key))
+
+    def hear_first(self, key, limit):
+        """Rank 0's word, which comes after it has waited for others."""
+        told = self.hear(key, limit + LIMIT)
+        if told is None:
+            raise SystemExit("preflight: rank 0 is silent: it hangs, or its node does")
+        return told
+
+    def hear_all(self, what, ranks):
+        """{rank: what it has said, None if nothing in time}."""
+        return {rank: self.hear(f"{what}/{rank}", self.left()) for rank in ranks}
+
+
+def identity():
+    host = platform.node().partition(".")[0]
+    sharers = int(os.environ.get("HPCLAUNCH_RANKS_PER_GPU", "1"))
+    node = int(os.environ.get("GROUP_RANK", "0"))
+    return {"rank": int(os.environ["RANK"]), "node": node, "host": host, "sharers": sharers}
+
+
+def measure(facts):
+    """The facts, and what this rank does on its own."""
+    device = None
+    try:
+        device = Device()
+        facts = {**facts, "device": device.name, "gpu": device.label}
+        wall, cpu = time.monotonic(), time.process_time()
+        facts["compute"] = device.compute()
+        if not device.gpu:
+            could = (time.monotonic() - wall) * torch.get_num_threads()
+            facts["cpu"] = min((time.process_time() - cpu) / could, 1.0)
+        facts["memory"] = device.memory()
+        if not device.is_exact():
+            facts["wrong"] = "a product of matrices is wrong: do not compute on it"
+    except (RuntimeError, AssertionError) as e:
+        facts["wrong"] = "cannot compute: " + str(e).strip().partition("\n")[0]
+    return device, Measured(**facts)
+
+
+def exchange(meeting, device, backend, partners):
+    """The links to those partners with whom this rank speaks for the pair."""
+    links = []
+    for partner in partners:
+        first, second = sorted((meeting.rank, partner))
+        key = f"pair/{first}-{second}"
+        meeting.tell(f"{key}/{meeting.rank}", True)
+        # Partners may be late for reasons that are not this link's.
+        if meeting.hear(f"{key}/{partner}", meeting.left()) is None:
+            break
+        speed, wrong = None, ""
+        try:
+            store = PrefixStore(key, meeting.store)
+            speed = all_reduce(store, device, backend, meeting.rank == second)
+        except Wrong as e:
+            wrong = str(e)
+        except RuntimeError as e:
+            wrong = "failed: " + str(e).strip().partition("\n")[0]
+        if meeting.rank == first:
+            links.append(Link((first, second), speed, wrong))
+        if wrong and backend == "nccl":
+            break  # what it has left on the GPU may never end
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return links
+
+
+class Wrong(Exception):  # noqa: N818
+    """A sum is not what it should be."""
+
+
+def all_reduce(store, device, backend, second):
+    hook, limit = sys.excepthook, timedelta(seconds=LINK_LIMIT)
+    place, size = (device.place, 64 << 20) if backend == "nccl" else (torch.device("cpu"), 4 << 20)
+    dist.init_process_group(backend, store=store, rank=int(second), world_size=2, timeout=limit)
+    sys.excepthook = hook  # torch's names the rank in the pair
+    tensor = torch.full((size // 4,), 1.0 + second, device=place)
+
+    def timed():
+        start = time.perf_counter()
+        dist.all_reduce(tensor)
+        device.finish(LINK_LIMIT)
+        return time.perf_counter() - start
+
+    timed()  # connects
+    if not bool((tensor == 3).all()):
+        raise Wrong("1 + 2 is not 3 there: what arrives is not what was sent")
+    # Both have to agree on how often.
+    longest = torch.tensor([timed()], device=place)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    times = max(2, min(WINDOWS, int(SPAN / 2 / longest.item())))
+    return of_windows(size / 1e9, [timed() for _ in range(times)])
+
+
+def plan_of(measured):
+    """Rank 0's, for all: the backend, and whom each rank is to meet, in this order."""
+    fit = [m for m in measured if not m.wrong]
+    own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
+    partners: dict[int, list[int]] = {m.rank: [] for m in fit}
+    for pairs in schedule([m.node for m in fit]):
+        for a, b in pairs:
+            first, second = fit[a].rank, fit[b].rank
+            partners[first].append(second)
+            partners[second].append(first)
+    return {"backend": "nccl" if own else "gloo", "partners": partners}
+
+
+def conclude(backend, measured, links):
+    """Prints, writes, and returns the ranks that are at fault."""
+    findings = judge(measured, links, on_gpus=backend == "nccl")
+    lines = table(measured, links, backend)
+    lines += [f"{'FAIL' if f.fatal else 'slow'}: {f.text}" for f in findings]
+    lines += [] if findings else ["nothing is slow"]
+    sys.stdout.write("".join(f"preflight: {line}\n" for line in lines))
+    sys.stdout.flush()
+    fatal = sorted({rank for f in findings if f.fatal for rank in f.ranks})
+    result = {
+        "backend": backend,
+        "ranks": [asdict(m) for m in measured],
+        "links": [asdict(link) for link in links],
+        "findings": [asdict(f) for f in findings],
+        "passed": not fatal,
+    }
+    path = os.environ.get("HPCLAUNCH_PREFLIGHT_RESULT")
+    if path:
+        with open(f"{path}.tmp", "w") as f:
+            json.dump(result, f)
+        os.replace(f"{path}.tmp", path)
+    return fatal
+
+
+def measured_of(known, told):
+    """From what a rank is, and what it has told or not told by now."""
+    if told is None:
+        return Measured(**known, wrong=SILENT)
+    speeds = {name: Speed(**told[name]) for name in ("compute", "memory") if told[name]}
+    return Measured(**{**told, **speeds})
+
+
+def link_of(told):
+    speed = told["speed"] and Speed(**told["speed"])
+    return Link(tuple(told["ends"]), speed, told["wrong"])
+
+
+def main():
+    meeting, facts = Meeting(), identity()
+    first = meeting.rank == 0
+    meeting.tell(f"here/{meeting.rank}", facts)
+    if first:
+        unknown = {"node": -1, "host": "a host that is not known"}
+        here = meeting.hear_all("here", range(meeting.world))
+        meeting.tell("go", True)
+    meeting.hear_first("go", START_LIMIT)
+    meeting.end = time.monotonic() + LIMIT
+    device, mine = measure(facts)
+    meeting.tell(f"measured/{meeting.rank}", asdict(mine))
+    if first:
+        measured = [
+            measured_of(here[rank] or {"rank": rank, **unknown}, told)
+            for rank, told in meeting.hear_all("measured", here).items()
+        ]
+        meeting.tell("plan", plan_of(measured))
+    plan = meeting.hear_first("plan", LIMIT)
+    meeting.end = time.monotonic() + LIMIT
+    partners = plan["partners"].get(str(meeting.rank), [])
+    links = exchange(meeting, device, plan["backend"], partners)
+    meeting.tell(f"links/{meeting.rank}", [asdict(link) for link in links])
+    if first:
+        meeting.end = max(meeting.end, time.monotonic() + LINK_LIMIT)  # for the others' last pair
+        told = meeting.hear_all("links", map(int, plan["partners"]))
+        links = [link_of(link) for its in told.values() for link in its or ()]
+        measured = [
+            m if told.get(m.rank, ()) is not None else replace(m, wrong=SILENT) for m in measured
+        ]
+        fatal = conclude(plan["backend"], measured, links)
+        # Somebody has to end the round for those that hang.
+        silent = any(m.wrong == SILENT for m in measured)
+        meeting.tell("fatal", sorted({*fatal, 0} if silent else fatal))
+    # A rank that ends earlier ends the round, and nobody would hear why.
+    return int(meeting.rank in meeting.hear_first("fatal", LIMIT))
+
+
+if __name__ == "__main__":
+    # torch would end the process when a link hangs, and nobody would hear which.
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # what hangs on a GPU would keep the interpreter from its end

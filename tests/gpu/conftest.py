@@ -1,0 +1,168 @@
+"""The GPU, jobs on it, and after every test: nothing of ours left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import pytest
+
+from slurm.cluster import eventually
+
+from .jobs import (
+    CONTROL,
+    HPCLAUNCH,
+    LIMIT,
+    Job,
+    Machine,
+    environment,
+    mps_directories,
+    mps_processes,
+)
+
+HERE = Path(__file__).parent
+_ASK_TORCH = """
+import json, torch
+count = torch._C._cuda_getDeviceCount() if torch.version.cuda else 0  # by CUDA, not by NVML
+uuids = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in range(count)]
+nccl = torch.cuda.nccl.version() if count else ()
+told = {"version": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl, "uuids": uuids}
+print(json.dumps(told))
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU, and a torch with CUDA")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.timeout(3 * LIMIT))
+
+
+def ask_torch(**changes: str) -> dict[str, object]:
+    """Of the Python that runs the tests, in a process of its own."""
+    command = [sys.executable, "-c", _ASK_TORCH]
+    said = subprocess.run(
+        command, env=environment(**changes), capture_output=True, text=True, timeout=2 * LIMIT
+    )
+    assert said.returncode == 0, said.stderr
+    return json.loads(said.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Machine]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as e:
+        _not_here(f"no GPU: NVML says {e}")
+    try:
+        if not pynvml.nvmlDeviceGetCount():
+            _not_here("no GPU: NVML finds none")
+        told = ask_torch()
+        if not told["uuids"]:
+            _not_here(f"torch {told['version']} of {sys.executable} sees no GPU")
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        uuid, model = (f(handle) for f in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetName))
+        yield Machine(pynvml, handle, uuid, model, told)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _not_here(reason: str) -> NoReturn:
+    if "HPCLAUNCH_GPU_REQUIRED" in os.environ:
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def real_mps(machine: Machine) -> None:
+    """For tests that need the real one."""
+    if shutil.which(CONTROL) is None:
+        pytest.skip(f"no {CONTROL} in PATH")
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """Short, since the paths of MPS's sockets are limited; empty after the test."""
+    directory = Path(tempfile.mkdtemp(prefix="gpu-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(machine: Machine, temporary: Path) -> Iterator[None]:
+    """No daemon, no server, no directory of MPS, and the GPU's memory as it was."""
+    daemons, directories, used = mps_processes(), mps_directories(temporary), machine.used()
+    yield
+    eventually("no MPS that was not there before", lambda: mps_processes() <= daemons)
+    eventually("the GPU's memory given back", lambda: machine.used() < used + 256)
+    assert mps_directories(temporary) <= directories
+
+
+class Launch(Protocol):
+    def __call__(
+        self,
+        *options: object,
+        words: tuple[object, ...] = ...,
+        visible: str | None = ...,
+        **env: str,
+    ) -> Job: ...
+
+
+@pytest.fixture
+def launch(machine: Machine, temporary: Path, nothing_left: None) -> Iterator[Launch]:
+    """Start a job, with `words` for `tell.py`; unless told otherwise its task has one GPU."""
+    jobs: list[Job] = []
+
+    def launch(
+        *options: object,
+        words: tuple[object, ...] = (),
+        visible: str | None = machine.uuid,
+        **env: str,
+    ) -> Job:
+        directory = temporary / f"job-{len(jobs)}"
+        directory.mkdir()
+        selection = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        here = environment(TMPDIR=str(temporary), **selection, **env)
+        jobs.append(Job(directory, here, [*map(str, options)], [*map(str, words)]))
+        return jobs[-1]
+
+    yield launch
+    for job in jobs:
+        job.end()
+
+
+class Run(Protocol):
+    def __call__(self, *words: object, **env: str) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.fixture
+def run(machine: Machine, temporary: Path, nothing_left: None) -> Run:
+    """A whole job of a task with one GPU; a hang is an error."""
+
+    def run(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
+        here = environment(TMPDIR=str(temporary), CUDA_VISIBLE_DEVICES=machine.uuid, **env)
+        return subprocess.run(
+            [HPCLAUNCH, "--log-dir", temporary / "logs", *map(str, words)],
+            cwd=temporary,
+            env=here,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT,
+        )
+
+    return run

@@ -1,0 +1,184 @@
+"""Start hpclaunch as a user does, on one real GPU, and see what is on that GPU meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from slurm.cluster import eventually
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parent.parent.parent
+HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
+CONTROL = "nvidia-cuda-mps-control"
+LIMIT = 150.0  # seconds: eight first starts of CUDA, where the files of torch are not in memory yet
+# What a launcher, Slurm or an MPS around the tests would tell
+_FOREIGN = ("SLURM", "TORCHELASTIC", "HPCLAUNCH", "CUDA_VISIBLE", "CUDA_MPS", "NCCL", "OMP_NUM")
+
+Told = Mapping[str, Any]  # see `scripts/tell.py`
+
+
+def environment(**changes: str) -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    return plain | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | changes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The first GPU of this machine through NVML, which stays open, and what torch has to say."""
+
+    nvml: Any
+    handle: Any
+    uuid: str
+    model: str
+    torch: Mapping[str, Any]  # version, cuda, nccl, uuids: from a process of its own
+
+    def holders(self) -> set[int]:
+        """Processes with a CUDA context on the GPU, as far as NVML names any."""
+        return {p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
+
+    def used(self) -> float:
+        """MiB of the GPU's memory."""
+        return self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / 2**20
+
+
+class Job:
+    """hpclaunch on `scripts/tell.py`, in a directory of its own. The caller owes `end`."""
+
+    def __init__(
+        self, directory: Path, env: Mapping[str, str], options: Sequence[str], words: Sequence[str]
+    ) -> None:
+        self.directory = directory
+        self._output = directory / "output"
+        command = [HPCLAUNCH, "--log-dir", directory / "logs", *options, SCRIPTS / "tell.py"]
+        with self._output.open("w") as output:
+            self.launcher = subprocess.Popen(
+                [*command, directory, *words],
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._output.read_text()
+
+    def told(self, workers: int, *, restarts: int = 0) -> list[Told]:
+        """What all workers of a round have told, by rank."""
+        paths = [self.directory / f"told-{restarts}-{rank}.json" for rank in range(workers)]
+
+        def there() -> bool:
+            assert self.launcher.poll() is None, f"it has ended:\n{self.output}"
+            return all(path.exists() for path in paths)
+
+        self._eventually(f"{workers} workers after {restarts} restarts", there)
+        return [json.loads(path.read_text()) for path in paths]
+
+    def crash(self) -> None:
+        (self.directory / "fault").touch()
+
+    def go(self) -> int:
+        """Let the workers end; returns the exit code."""
+        (self.directory / "go").touch()
+        self._eventually("the job's end", lambda: self.launcher.poll() is not None)
+        return self.launcher.returncode
+
+    def family(self) -> set[int]:
+        """The launcher and everything below it."""
+        agent = psutil.Process(self.launcher.pid)
+        return {agent.pid, *(p.pid for p in agent.children(recursive=True))}
+
+    def journal(self) -> list[dict[str, Any]]:
+        lines = (self.directory / "logs" / "journal.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        if self.launcher.poll() is None:
+            self.launcher.send_signal(signal.SIGTERM)
+            try:
+                self.launcher.wait(60)
+            except subprocess.TimeoutExpired:
+                self.launcher.kill()
+        self.launcher.wait()
+
+    def _eventually(self, what: str, found: Any) -> None:
+        try:
+            eventually(what, found, LIMIT)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.output}") from None
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Without zombies: whoever adopts an orphan may not wait for it."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def has_cuda(pid: int) -> bool:
+    """It has initialised CUDA: NVML alone does not open that device."""
+    return any(target == "/dev/nvidia-uvm" for target in _open_files(pid))
+
+
+def _open_files(pid: int) -> list[str]:
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found.append(os.readlink(fd))
+        except FileNotFoundError:  # closed meanwhile
+            continue
+    return found
+
+
+# MPS
+
+
+def control(pipe: str, command: str) -> str:
+    """What the daemon of that pipe directory answers."""
+    logs = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "CUDA_MPS_LOG_DIRECTORY": str(Path(pipe).parent)}
+    done = subprocess.run(
+        [CONTROL],
+        input=f"{command}\n",
+        env=environment(**logs),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def servers(pipe: str) -> list[int]:
+    return [int(word) for word in control(pipe, "get_server_list").split()]
+
+
+def clients(pipe: str) -> set[int]:
+    """Processes that compute through the daemon's servers."""
+    lists = [control(pipe, f"get_client_list {server}") for server in servers(pipe)]
+    return {int(word) for words in lists for word in words.split()}
+
+
+def mps_processes() -> set[int]:
+    """Daemons and servers, anybody's."""
+    names = {p.pid: p.info["name"] or "" for p in psutil.process_iter(["name"])}
+    return {pid for pid, name in names.items() if name.startswith("nvidia-cuda-mps")}
+
+
+def mps_directories(temporary: Path) -> set[Path]:
+    """hpclaunch's own, there or where it goes when a path is too long."""
+    return {path for place in (temporary, Path("/tmp")) for path in place.glob("hpclaunch-mps-*")}

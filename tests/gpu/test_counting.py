@@ -1,0 +1,75 @@
+"""Which GPUs a task has, and which of them its workers see."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from hpclaunch.system import gpus
+
+from .conftest import Launch, ask_torch
+from .jobs import HPCLAUNCH, SCRIPTS, Machine, environment
+
+
+@pytest.mark.parametrize(
+    "selection",
+    ["unset", "", "0", "{first}", "{short}", "{backwards}", "0,99", "GPU-none,{first}"],
+)
+def test_the_survey_is_what_torch_sees(machine: Machine, selection: str) -> None:
+    uuids = machine.torch["uuids"]
+    names = {"first": uuids[0], "short": uuids[0][:16], "backwards": ",".join(reversed(uuids))}
+    chosen = {}
+    if selection != "unset":
+        chosen["CUDA_VISIBLE_DEVICES"] = selection.format(**names)
+    found = gpus.survey(chosen, machine.nvml)
+    assert [gpu.uuid for gpu in found.gpus] == ask_torch(**chosen)["uuids"]
+    assert not found.broken
+    assert bool(found.wrong) == (selection in ("0,99", "GPU-none,{first}"))
+
+
+def test_the_survey_knows_the_gpu(machine: Machine) -> None:
+    (gpu, *_) = gpus.survey({}, machine.nvml).gpus
+    assert (gpu.entry, gpu.uuid, gpu.index, gpu.model) == ("0", machine.uuid, 0, machine.model)
+    assert gpu.capability >= (5, 0)
+    assert gpu.bus
+
+
+@pytest.mark.parametrize("by", ["index", "uuid"])
+def test_a_worker_for_each_gpu_that_is_named(launch: Launch, machine: Machine, by: str) -> None:
+    job = launch("--nproc", "gpu", visible="0" if by == "index" else machine.uuid)
+    (told,) = job.told(1)
+    assert told["devices"] == 1
+    assert told["first"] == told["by_local_rank"] == machine.uuid
+    assert told["env"]["LOCAL_RANK"] == told["env"]["HPCLAUNCH_LOCAL_RANK"] == "0"
+    assert told["env"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert told["product"] == 64**3
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in told["env"]
+    assert job.go() == 0, job.output
+
+
+@pytest.mark.parametrize("options", [(), ("--virtual-local-rank",)])
+def test_every_gpu_of_the_machine(
+    launch: Launch, machine: Machine, options: tuple[str, ...]
+) -> None:
+    """Seen by all, who know their own by LOCAL_RANK; or by one, as its device 0."""
+    uuids = machine.torch["uuids"]
+    if len(uuids) < 2:
+        pytest.skip("one GPU is here, this is about several")
+    job = launch("--nproc", "gpu", *options, visible=None)
+    told = job.told(len(uuids))
+    assert [t["by_local_rank"] for t in told] == uuids
+    assert {t["devices"] for t in told} == {1 if options else len(uuids)}
+    assert job.go() == 0, job.output
+
+
+def test_no_gpu_is_named(machine: Machine) -> None:
+    done = subprocess.run(
+        [HPCLAUNCH, "--nproc", "gpu", SCRIPTS / "nccl.py"],
+        env=environment(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "no GPU is visible here" in done.stderr
