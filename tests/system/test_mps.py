@@ -669,7 +669,7 @@ class Program:
     def files_without(self, name):
         """Once it is gone: the front end does not wait for all of the daemon's end."""
         deadline = time.monotonic() + LIMIT
-        while name in self.files():
+        while (self.pipes / name).exists():
             assert time.monotonic() < deadline
         return self.files()
 

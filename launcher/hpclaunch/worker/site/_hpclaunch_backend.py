@@ -17,7 +17,7 @@ ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
 SINCE = (2, 30)  # knows that variable
 MOST = 2  # ranks on a GPU that NCCL is made for there; beyond, its users say so themselves
 
-_said: set[str] = set()
+_said = [""]
 
 
 def chosen(c10d, create, args, kwargs):
@@ -131,4 +131,4 @@ def say(text, kind=""):
     """Once, by the first worker of each node."""
     if text not in _said and os.environ.get("HPCLAUNCH_LOCAL_RANK", "0") == "0":
         sys.stderr.write(f"hpclaunch: {kind}{text}\n")
-    _said.add(text)
+    _said.append(text)
