@@ -57,15 +57,16 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
 
 
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
+    # Cut once the tasks are there: srun ends a step that it cannot start everywhere.
+    tasks = "srun bash -c 'touch here-$SLURM_PROCID; sleep 4; exec hpclaunch doctor --timeout 8'"
+    job = launch(srun=tasks)
+    eventually("the task on n3", (job.directory / "here-2").exists)
     cluster.nodes["n3"].cut()
     try:
-        job = launch("--timeout", 8, srun=DOCTOR)
-        try:
-            job.says("nobody came from n3 to n1, port ")
-        finally:
-            job.cancel()
+        job.says("nobody came from n3 to n1, port ")
     finally:
         cluster.nodes["n3"].heal()
+        job.cancel()
     eventually("idle nodes", lambda: not cluster.jobs())
 
 
