@@ -29,7 +29,7 @@ from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import tail
 from .system.signals import Signals
-from .workers import is_warm, map_of, prepare, workers_of
+from .workers import is_warm, prepare, workers_of
 
 
 class Agent:
@@ -286,13 +286,13 @@ class Agent:
         logs = self.config.logs
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
-        workers, shared = workers_of(part, self.config, self.environ, self.round_dir)
-        self.output.follow(part, workers, self.round_dir)
-        self.journal.note("binding", now, map_of(part, self.config))
+        crew = workers_of(part, self.config, self.environ, self.round_dir)
+        self.output.follow(part, crew.workers, self.round_dir)
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)
         learn = self.config.start.learn
-        self.forkserver.start(workers, shared, store=store, warm=warm, learn=learn)
+        self.forkserver.start(crew.workers, crew.shared, store=store, warm=warm, learn=learn)
+        self.journal.note("binding", now, crew.placed)
 
     def _cannot_start(self, trouble: Trouble) -> None:
         self._events += [events.TroubleFound(trouble), events.WorkersGone()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from .config import Config
@@ -18,10 +19,19 @@ LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
 _topology = functools.cache(affinity.topology)
 
 
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What the fork server is to start, and how it is placed."""
+
+    workers: list[Worker]
+    shared: dict[str, str]  # the environment of all
+    placed: list[str]  # `rank 0: GPU 0, CPUs 0-15, memory node 0` of each; then what is not well
+
+
 def workers_of(
     part: Assignment, config: Config, environ: Mapping[str, str], directory: Path
-) -> tuple[list[Worker], dict[str, str]]:
-    """The workers of one agent in a round, and the environment that they share."""
+) -> Crew:
+    """The workers of one agent in a round."""
     shared = contract.common(
         part,
         environ,
@@ -35,7 +45,7 @@ def workers_of(
     shared |= _path(environ)
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
-    bindings = bindings_of(part, config)[0]
+    bindings, seats = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
     workers = []
@@ -57,14 +67,9 @@ def workers_of(
                 cpus=bindings[offset].cpus if bound else (),
             )
         )
-    return workers, shared
-
-
-def map_of(part: Assignment, config: Config) -> list[str]:
-    """`rank 0: GPU 0, CPUs 0-15, memory node 0` for each worker, then what is not well."""
-    bindings, seats = bindings_of(part, config)
-    lines = binding.describe(bindings, seats, part.first_rank)
-    return [*lines, *binding.remarks(bindings, seats, config.cpus)]
+    placed = binding.describe(bindings, seats, part.first_rank)
+    placed += binding.remarks(bindings, seats, config.cpus)
+    return Crew(workers, shared, placed)
 
 
 def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
@@ -93,7 +98,7 @@ def _path(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": f"{SITE}{os.pathsep}{inherited}" if inherited else SITE}
 
 
-def bindings_of(
+def _bindings_of(
     part: Assignment, config: Config
 ) -> tuple[list[binding.Binding], list[binding.Seat]]:
     """For each worker of this agent its CPUs, and what it wanted to be near to."""

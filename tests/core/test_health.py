@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hpclaunch.core import health
+from hpclaunch.core.aside import for_administrator
 from hpclaunch.core.findings import Finding, Grade
 from hpclaunch.core.health import (
     GIB,
@@ -15,8 +16,8 @@ from hpclaunch.core.health import (
     Reading,
     Recovery,
     Slowdown,
-    for_administrator,
     judge,
+    reason,
 )
 from hpclaunch.core.host import Disk, Host, judge_host
 from hpclaunch.core.xids import XIDS, Fault, xid
@@ -207,7 +208,7 @@ def test_the_line_for_the_administrator():
         Finding("GPU 0 Xid 79", "Xid 79, GPU has fallen off the bus", Grade.FAIL),
         Finding("GPU 1", "bob's;\n$(reboot) `halt`", Grade.FAIL),
     ]
-    line = for_administrator("n2", findings, "71.0")
+    line = for_administrator("n2", reason(findings), "71.0")
     assert "\n" not in line
     assert shlex.split(line) == [
         "scontrol",

@@ -18,24 +18,20 @@ from hpclaunch.core.devices import Share, Shares
 from hpclaunch.core.findings import Finding, Grade
 from hpclaunch.core.model import Allocation
 from hpclaunch.core.mps import Settings, most_clients, plan
-from hpclaunch.system import affinity, gpus, mps
+from hpclaunch.system import affinity, mps
 from hpclaunch.system.checks_torch import Torch
 from hpclaunch.system.gpus import Survey
 from hpclaunch.system.watcher import Watcher
 
-from .count import ROCM
+from .count import ROCM, survey
 
 ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
 
 
 def look(environ: Mapping[str, str], limit: float) -> Survey:
     """What NVIDIA's driver tells within `limit` seconds."""
-    import pynvml
-
     answers: list[Survey] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(gpus.survey(environ, pynvml)), daemon=True
-    )
+    thread = threading.Thread(target=lambda: answers.append(survey(environ)), daemon=True)
     thread.start()
     thread.join(limit)
     return answers[0] if answers else Survey(broken=f"NVML did not answer within {limit:g} s")

@@ -13,9 +13,16 @@ def announce(peer: Peer, job: Job) -> str:
     said = f"{peer.host} is set aside: {peer.unfit}"
     if not job.slurm_id:
         return said
-    comment = shlex.quote(f"{peer.unfit} (job {job.slurm_id})")
-    line = f"scontrol update NodeName={peer.host} Comment={comment}"
+    line = for_administrator(peer.host, peer.unfit, job.slurm_id)
     return f"{said}\n  for the administrator: {line}"
+
+
+def for_administrator(host: str, why: str, job: str) -> str:
+    """A line to paste into a shell on the cluster. It is never run from here: whether a node is
+    drained is not for a job to say.
+    """
+    comment = " ".join(f"job {job}: {why}".split())
+    return f"scontrol update NodeName={shlex.quote(host)} Comment={shlex.quote(comment)}"
 
 
 def too_few(roster: Roster, job: Job, restarts: int) -> Verdict | None:

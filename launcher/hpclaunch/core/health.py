@@ -7,7 +7,7 @@ it can be told once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -251,20 +251,8 @@ class History:
         return fresh
 
 
-def for_administrator(host: str, findings: Sequence[Finding], job: str) -> str:
-    """A line to paste into a shell on the cluster. It is never run from here: whether a node is
-    drained is not for a job to say.
-    """
-    why = "; ".join(f"{f.check}: {f.found}" for f in findings)
-    return f"scontrol update NodeName={_quoted(host)} Comment={_quoted(f'job {job}: {why}')}"
-
-
-def _quoted(word: str) -> str:
-    """For a POSIX shell, on one line."""
-    word = " ".join(word.split())
-    if word and all(c.isalnum() or c in "-._" for c in word):
-        return word
-    return "'" + word.replace("'", "'\"'\"'") + "'"
+def reason(findings: Iterable[Finding]) -> str:
+    return "; ".join(f"{f.check}: {f.found}" for f in findings)
 
 
 def size(number: float) -> str:
