@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,13 @@ from .config import Config
 from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
-from .core.model import EXIT_LOST, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
+from .core.host import Disk
+from .core.model import EXIT_LOST, EXIT_UNFIT, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
 from .core.restarts import signal_name
+from .health import Health
 from .joining import join
 from .output import Output
+from .sharing import Sharing
 from .system import forkserver, net, wire
 from .system.checkpoints import Search
 from .system.journal import Journal
@@ -51,6 +54,7 @@ class Agent:
         self.output = Output(config.streams, role=config.role, label=label)
         self.joined = join(config, environ)
         self.channel = self.joined.channel
+        self._poller = zmq.Poller()
         incarnation = os.urandom(8).hex()
         self.control = Control(
             config.job,
@@ -62,10 +66,12 @@ class Agent:
         )
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
+        self.health = Health(config, self._poller, self.output.say)
+        self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
         self.round_dir: Path | None = None
+        self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._events: deque[events.Event] = deque()
-        self._poller = zmq.Poller()
 
     # The loop
 
@@ -91,13 +97,16 @@ class Agent:
                 self.search.close()
             self.output.close()
             self.forkserver.close()
+            self.sharing.close()  # its daemons serve the workers, which are gone now
+            self.health.close()
             if self.channel is not None:
                 self.channel.close()
 
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
-        deadline = min(self.control.next_deadline(), self.output.mirror.next_deadline())
+        parts = (self.control, self.output.mirror, self.health)
+        deadline = min(part.next_deadline() for part in parts)
         wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
         # Rounded up: to wake a moment early would be to turn in vain until the time has come.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
@@ -109,6 +118,7 @@ class Agent:
         # messages of the others are there and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
+        self._deliver(*self.health.expire(now))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         for complaint in (self.journal.complaint(), *self.output.complaints()):
@@ -125,22 +135,23 @@ class Agent:
                 self._on_reply(reply)
             if self.forkserver.lost:
                 self._replace_forkserver()
+        self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
         if self.search is not None and self.search.fileno() in ready:
             self._on_search(self.search)
         if self.channel is not None:
             for item in self.channel.receive():
                 self._on_channel(item)
 
-    def _deliver(self, event: events.Event) -> None:
-        """Give an event to the core and carry out what it asks, and what comes of that."""
-        self._events.append(event)
+    def _deliver(self, *some: events.Event) -> None:
+        """Give events to the core and carry out what it asks, and what comes of that."""
+        self._events += some
         while self._events:
             event = self._events.popleft()
             now = time.monotonic()
             self.journal.record("event", now, event)
             for effect in self.control.handle(event, now):
                 self.journal.record("effect", now, effect)
-                self._carry_out(effect, now)
+                self._carry_out(effect)
 
     def _replace_forkserver(self) -> None:
         """Whatever it had started is gone with it."""
@@ -167,10 +178,7 @@ class Agent:
             case {"event": "listening", "port": port}:
                 self._deliver(events.StoreListening(port))
             case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
-                assert self.round_dir is not None, "no worker without a round"
-                names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
-                last = tail(*names) if code else ""
-                self._deliver(events.WorkerExited(rank, code, signum, last))
+                self._deliver(*self._exit(rank, code, signum))
             case {"event": "gone"}:
                 self.output.mirror.finish(time.monotonic())
                 self._deliver(events.WorkersGone())
@@ -187,7 +195,7 @@ class Agent:
                     "workers that use torch.distributed cannot meet"
                 )
             case {"event": "template", "state": state, "why": why}:
-                self.journal.note("template", time.monotonic(), reply)
+                self._note("template", reply)
                 if state == "none":
                     self.output.say(
                         f"the template process on {self.place.host} ended ({why}); here is another"
@@ -195,15 +203,27 @@ class Agent:
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
             case {"event": "passed-over", "module": module, "why": why}:
-                self.journal.note("passed-over", time.monotonic(), reply)
+                self._note("passed-over", reply)
                 if self.place.index == HEAD:
                     self.output.say(f"--preload {module}: passed over, {why}")
-            case {"event": "started"}:
-                self.journal.note("started", time.monotonic(), reply)
+            case {"event": "started", "rank": rank, "pid": pid}:
+                self._note("started", reply)
+                self.health.started(rank, pid)
+                self.sharing.started(rank, pid)
+
+    def _exit(self, rank: int, code: int, signum: int) -> Iterator[events.Event]:
+        assert self.round_dir is not None, "no worker without a round"
+        last = ""
+        if code:
+            names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
+            last = "\n".join(filter(None, [tail(*names), *self.health.faults_of(rank)]))
+        if self.measuring and code == EXIT_UNFIT:
+            yield events.HealthFound(last.splitlines()[-1])
+        yield events.WorkerExited(rank, code, signum, last)
 
     def _on_search(self, search: Search) -> None:
         try:
-            answer = search.receive()
+            answer = search.answer()
         except OSError as e:
             self._stop_search(search)
             reason = f"cannot look for checkpoints in {self.config.checkpoint_dir}: {e}"
@@ -211,7 +231,8 @@ class Agent:
             return
         if answer is not None:
             self._stop_search(search)
-            self._deliver(events.CheckpointChosen(answer[0], tuple(answer[1])))
+            self.health.look_at_checkpoints(Disk(**answer.disk))
+            self._deliver(events.CheckpointChosen(answer.path, tuple(answer.passed_over)))
 
     def _stop_search(self, search: Search) -> None:
         self._poller.unregister(search.fileno())
@@ -241,7 +262,7 @@ class Agent:
 
     # Effects
 
-    def _carry_out(self, effect: effects.Effect, now: float) -> None:
+    def _carry_out(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Send(to=to, message=message):
                 if self.channel is not None:
@@ -249,14 +270,16 @@ class Agent:
             case effects.OpenStore():
                 self.forkserver.listen(loopback=self.config.job.nodes == 1)
             case effects.PrepareGpus(assignment=part):
-                self._events.append(events.GpusReady(part.round))
+                self._events += self.sharing.prepare(part)
+            case effects.CheckHealth():
+                self._events += self.health.check()
             case effects.ChooseCheckpoint():
                 self._choose_checkpoint()
             case effects.Diagnose():
                 self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):
                 try:
-                    self._start_workers(part, now)
+                    self._start_workers(part)
                 except UsageError as e:
                     self._cannot_start(Trouble(EXIT_USAGE, f"on {self.place.host}: {e}"))
                 except OSError as e:
@@ -282,20 +305,25 @@ class Agent:
         self.search = Search(str(self.config.checkpoint_dir))
         self._poller.register(self.search.fileno(), zmq.POLLIN)
 
-    def _start_workers(self, part: Assignment, now: float) -> None:
+    def _start_workers(self, part: Assignment) -> None:
         logs = self.config.logs
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
-        crew = workers_of(part, self.config, self.environ, self.round_dir)
+        self.measuring = part.preflight
+        pipes = self.sharing.directories
+        crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
         self.output.follow(part, crew.workers, self.round_dir)
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)
         learn = self.config.start.learn
         self.forkserver.start(crew.workers, crew.shared, store=store, warm=warm, learn=learn)
-        self.journal.note("binding", now, crew.placed)
+        self._note("binding", crew.placed)
 
     def _cannot_start(self, trouble: Trouble) -> None:
         self._events += [events.TroubleFound(trouble), events.WorkersGone()]
+
+    def _note(self, kind: str, value: Any) -> None:
+        self.journal.note(kind, time.monotonic(), value)
 
     def _store_errors(self) -> str:
         return "" if self.config.logs is None else str(self.config.logs.path / "store.err")

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from .core.binding import Mode
 from .core.devices import Gpu
+from .core.findings import Finding
 from .core.model import Allocation, Job, Trouble
+from .core.mps import Settings
 from .core.streams import Streams
 from .system.logs import LogDirectory
 
@@ -39,14 +41,18 @@ class Config:
     run_id: str  # TORCHELASTIC_RUN_ID
     role: str
     signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE
+    handled: tuple[int, ...]  # of these, the ones beyond the usual
     as_tasks: bool  # whether Slurm's variables are to describe the worker
     cpus: tuple[int, ...]  # those that this task may use
     cpus_are_shared: bool  # they are those of every task on this node
     bind: Mode  # how they are given to the workers
     threads: int  # OMP_NUM_THREADS for several workers, 0 for one that is alone
     gpus: tuple[Gpu, ...]  # those that this task may use, as far as that matters
+    broken: tuple[Finding, ...]  # what did not answer when they were counted
+    cuda: tuple[int, int]  # the newest that their driver can run
     selector: str  # the variable that chooses among them
     virtual_local_rank: bool
+    mps: Settings
     shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoint_dir: Path | None

@@ -33,11 +33,13 @@ class Output:
         return [console for console in (self.out, self.err) if console.wanting]
 
     def follow(self, part: Assignment, workers: Sequence[Worker], directory: Path) -> None:
-        """Show what the workers of a round write, as the user chose; the last round's is shown."""
+        """Show what the workers of a round write, as the user chose (of a
+        preflight all); the last round's is shown."""
         self.mirror.forget()
+        streams = Streams() if part.preflight else self._streams
         kinds = ((Std.OUT, "out", self.out), (Std.ERR, "err", self.err))
         for stream, kind, console in kinds:
-            words = tuple(os.fsencode(word) for word in self._streams.filters(stream))
+            words = tuple(os.fsencode(word) for word in streams.filters(stream))
             matches = None
             if words:
                 matches = Duplicates(directory / f"filtered-agent-{self._label}.{kind}")
@@ -45,9 +47,9 @@ class Output:
             for worker in workers:
                 local_rank = part.first_local_rank + worker.rank - part.first_rank
                 name = os.fsencode(
-                    self._streams.prefix(role=self._role, rank=worker.rank, local_rank=local_rank)
+                    streams.prefix(role=self._role, rank=worker.rank, local_rank=local_rank)
                 )
-                shown = self._streams.shown(local_rank, stream)
+                shown = streams.shown(local_rank, stream)
                 taps = []
                 if shown is not Shown.HIDDEN:
                     taps.append(Tap(console, name if shown is Shown.PREFIXED else b""))

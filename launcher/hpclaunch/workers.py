@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import Config
-from .core import binding, contract, devices
+from .core import binding, contract, devices, mps
 from .core.model import PLACEHOLDER, Assignment
 from .system import affinity
 from .system.forkserver import SITE, ForkServer, Worker
 from .system.route import interface_of
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
+PREFLIGHT = str(Path(__file__).parent / "worker" / "preflight.py")
 _topology = functools.cache(affinity.topology)
 
 
@@ -29,9 +30,13 @@ class Crew:
 
 
 def workers_of(
-    part: Assignment, config: Config, environ: Mapping[str, str], directory: Path
+    part: Assignment,
+    config: Config,
+    environ: Mapping[str, str],
+    directory: Path,
+    pipes: Mapping[str, str],
 ) -> Crew:
-    """The workers of one agent in a round."""
+    """The workers of one agent in a round; `pipes` are MPS's, see `Sharing.directories`."""
     shared = contract.common(
         part,
         environ,
@@ -45,6 +50,9 @@ def workers_of(
     shared |= _path(environ)
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
+    if part.preflight:
+        command = [config.python, "-u", PREFLIGHT]
+        shared["HPCLAUNCH_PREFLIGHT_RESULT"] = str(directory.parent / "preflight.json")
     bindings, seats = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
@@ -54,7 +62,7 @@ def workers_of(
         stem = directory / f"rank-{rank}"
         virtual = part.shares.isolated or config.virtual_local_rank
         env = contract.per_worker(part, offset, error_file=f"{stem}.error.json", virtual=virtual)
-        env |= _of_gpus(part, offset, config, environ)
+        env |= _of_gpus(part, offset, config, environ, pipes)
         if config.as_tasks:
             env |= contract.of_slurm(part, offset, environ, cpus=each[offset])
         workers.append(
@@ -84,6 +92,8 @@ def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> N
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
     """Whether the template was loaded with what these workers are to see."""
+    if part.preflight:
+        return False
     mine = contract.at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
     return config.start.warm and mine == _at_load(config, environ)
 
@@ -114,17 +124,27 @@ def _bindings_of(
 
 
 def _of_gpus(
-    part: Assignment, offset: int, config: Config, environ: Mapping[str, str]
+    part: Assignment,
+    offset: int,
+    config: Config,
+    environ: Mapping[str, str],
+    pipes: Mapping[str, str],
 ) -> dict[str, str]:
     if part.shares.of:
-        return contract.of_gpus(
-            part.shares.of[offset],
+        share = part.shares.of[offset]
+        env = contract.of_gpus(
+            share,
             config.gpus,
             environ,
             isolated=part.shares.isolated,
             selector=config.selector,
             backend=config.shared_backend,
         )
+        if part.preflight and share.gpus:
+            env["HPCLAUNCH_GPU"] = ", ".join(config.gpus[i].name for i in share.gpus)
+        if directory := mps.pipes_of(share, config.gpus, pipes):
+            env |= mps.environment(config.mps, share, config.gpus, directory, environ)
+        return env
     if not config.virtual_local_rank:
         return {}
     # Nobody could tell which GPUs there are: as torchrun has it.

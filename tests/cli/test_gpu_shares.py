@@ -52,9 +52,10 @@ def test_workers_that_share_see_their_own_only(launch):
     assert [t["HPCLAUNCH_LOCAL_RANK"] for t in told] == ["0", "1", "2", "3"]
     assert {t["HPCLAUNCH_RANKS_PER_GPU"] for t in told} == {"2"}
     assert {t["HPCLAUNCH_SHARED_BACKEND"] for t in told} == {"gloo"}
-    (line,) = done.stderr.splitlines()
-    assert "4 workers share 2 GPUs on" in line
-    assert "each worker sees its own only, as device 0: LOCAL_RANK is 0" in line
+    first, second = done.stderr.splitlines()
+    assert "4 workers share 2 GPUs on" in first
+    assert "each worker sees its own only, as device 0: LOCAL_RANK is 0" in first
+    assert "without MPS: nvidia-cuda-mps-control is not in PATH" in second
 
 
 def test_several_gpus_for_each_worker(launch):

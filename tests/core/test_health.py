@@ -19,7 +19,7 @@ from hpclaunch.core.health import (
     judge,
     reason,
 )
-from hpclaunch.core.host import Disk, Host, judge_host
+from hpclaunch.core.host import Disk, Host, judge_checkpoints, judge_host
 from hpclaunch.core.xids import XIDS, Fault, xid
 
 WELL = Reading(
@@ -171,8 +171,8 @@ ENOUGH = Disk("/data", free=50 * GIB, files=10**6)
     "host",
     [
         Host(1),
-        Host(8, ENOUGH, ENOUGH, 64 << 20, 4 * GIB, 9.0, 2, True),
-        Host(8, replace(ENOUGH, files=None), None, None, 4 * GIB, 130.0, 64, None),
+        Host(8, ENOUGH, 64 << 20, 4 * GIB, 9.0, 2, True),
+        Host(8, replace(ENOUGH, files=None), None, 4 * GIB, 130.0, 64, None),
     ],
 )
 def test_an_ordinary_host(host):
@@ -187,9 +187,6 @@ def test_an_ordinary_host(host):
         ({"logs": replace(ENOUGH, writable=False)}, "FAIL", "/data: is not writable"),
         ({"logs": replace(ENOUGH, error="Stale file handle")}, "FAIL", "/data: Stale file handle"),
         ({"logs": replace(ENOUGH, free=GIB // 2)}, "warn", "/data has 512 MiB left"),
-        ({"checkpoints": replace(ENOUGH, free=0)}, "warn", "/data: 0 MiB left"),
-        ({"checkpoints": replace(ENOUGH, files=0)}, "warn", "/data: room for 0 more files"),
-        ({"checkpoints": replace(ENOUGH, writable=False)}, "warn", "/data: is not writable"),
         ({"shm": 1 << 20}, "warn", "1 MiB left, through which"),
         ({"memory": GIB}, "warn", "1.0 GiB available for 8 workers"),
         ({"load": 300.0, "cpus": 64}, "warn", "300 on 64 CPUs, before the training has begun"),
@@ -201,6 +198,21 @@ def test_a_host_that_is_not_well(change, grade, found):
     assert finding.grade is Grade(grade)
     assert found in finding.found
     assert finding.advice
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({}, []),
+        ({"free": 0}, ["/data: 0 MiB left"]),
+        ({"files": 0}, ["/data: room for 0 more files"]),
+        ({"writable": False}, ["/data: is not writable"]),
+    ],
+)
+def test_the_disk_of_the_checkpoints(change, found):
+    findings = judge_checkpoints(replace(ENOUGH, **change))
+    assert [f.found for f in findings] == found
+    assert all(f.grade is Grade.WARN for f in findings)
 
 
 def test_the_line_for_the_administrator():

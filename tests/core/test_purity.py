@@ -35,14 +35,19 @@ PURE = {
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},
-    "system": {"core"},
+    "system": {"core", "helper"},  # one outside thing per file, but for what all helpers share
     "worker": {"worker"},
     "report": {"core"},
     "config": {"core", "system"},
     "workers": {"core", "system", "config"},
     "joining": {"core", "system", "config"},
     "output": {"core", "system"},
-    "agent": {"core", "system", "report", "config", "workers", "joining", "output"},
+    "health": {"core", "system", "config"},
+    "sharing": {"core", "system", "config"},
+    "agent": {
+        *{"core", "system", "config"},
+        *{"report", "workers", "joining", "output", "health", "sharing"},
+    },
     "cli": {"core", "system", "report", "config", "workers", "agent", "cli", "__init__"},
     "__main__": {"cli"},
     "__init__": set(),
@@ -65,6 +70,8 @@ def imports(file: Path) -> list[str]:
 
 def room(dotted: str) -> str:
     """'core', 'agent', ... of a name in the package; '__init__' for what the package itself has."""
+    if dotted.startswith("hpclaunch.system.helper"):
+        return "helper"
     name = dotted.split(".")[1]
     known = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
     return name if known else "__init__"

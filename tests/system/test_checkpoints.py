@@ -111,9 +111,17 @@ def test_the_search_runs_beside_the_agent(tmp_path):
     search = checkpoints.Search(str(tmp_path))
     answer = None
     while answer is None:
-        answer = search.receive()
+        answer = search.answer()
     search.close()
-    assert answer == (str(newest), [])
+    assert (answer.path, answer.passed_over) == (str(newest), [])
+    assert answer.disk["free"] > 0
+    assert answer.disk["writable"]
+
+
+def test_the_room_for_checkpoints_to_come(tmp_path):
+    assert checkpoints.room(tmp_path / "to" / "come")["free"] > 0
+    (tmp_path / "file").touch()
+    assert not checkpoints.room(tmp_path / "file" / "below")["writable"]
 
 
 def test_a_search_that_fails_says_so(tmp_path):
@@ -121,7 +129,7 @@ def test_a_search_that_fails_says_so(tmp_path):
     search = checkpoints.Search(str(tmp_path / "file"))
 
     def answer():
-        while (answer := search.receive()) is None:
+        while (answer := search.answer()) is None:
             pass
         return answer
 

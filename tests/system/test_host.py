@@ -5,18 +5,18 @@ from hpclaunch.system import host
 
 
 def test_a_look_at_this_host(tmp_path):
-    found = host.read(2, logs=tmp_path / "to" / "come", checkpoints=None, first=True, several=True)
+    found = host.read(2, logs=tmp_path / "to" / "come", first=True, several=True)
     assert found.logs.free > 0
     assert found.logs.writable
     assert found.logs.path == str(tmp_path / "to" / "come")
     assert found.memory > 0
     assert found.load is not None
-    assert found.checkpoints is None
     assert not {"log directory", "memory"} & {f.check for f in judge_host(found)}
 
 
-def test_the_limit_of_the_job_counts():
-    found = host.read(2, logs=None, checkpoints=None, limit=1 << 20, first=False, several=False)
+def test_the_limit_of_the_job_counts(monkeypatch):
+    monkeypatch.setattr(host, "memory_limit", lambda: 1 << 20)
+    found = host.read(2, logs=None, first=False, several=False)
     assert found.memory == 1 << 20
     assert (found.load, found.synchronised) == (None, None)
 

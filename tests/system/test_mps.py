@@ -22,7 +22,7 @@ import pytest
 from serving import LIMIT, gone
 
 from hpclaunch.core.mps import Group
-from hpclaunch.system import mps
+from hpclaunch.system import helper, mps
 from hpclaunch.system.mps import Keeper, find, stale
 
 STAND_INS = Path(__file__).parent.parent / "stand_ins"
@@ -275,11 +275,11 @@ def test_a_fault_ends_all_clients_and_the_server_recovers(agents, base, clients)
 def _impatient(monkeypatch):
     """The keepers of this test give up on a server at once."""
     monkeypatch.setattr(
-        mps, "_PROGRAM",
-        "import sys; sys.path.insert(0, sys.argv[1]); "
+        helper, "_PROGRAM",
+        "import sys, json; sys.path += json.loads(sys.argv[1]); "
         "from hpclaunch.worker import mps, mpsdaemon; "
         "mpsdaemon.SETTLE_LIMIT = mps.LAST_CLIENTS_LIMIT = 0.3; mpsdaemon.ANSWER_LIMIT = 0.7; "
-        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mps.main(*sys.argv[2:])",
+        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mps.main(*sys.argv[3:])",
     )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ class Watching:
         while not self.told:
             assert time.monotonic() < limit, "the watcher says nothing"
             if select.select([self.watcher], [], [], 0.1)[0]:
-                self.told += self.watcher.receive()
+                self.told += self.watcher.reports()
         return self.told.pop(0)
 
     @property

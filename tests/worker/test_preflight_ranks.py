@@ -126,7 +126,7 @@ def test_a_rank_that_computes_wrong_results_fails_and_is_named(preflight):
     assert not result["passed"]
     fatal = [finding for finding in result["findings"] if finding["kind"] == "wrong"]
     assert [finding["ranks"] for finding in fatal] == [[1], [2], [0, 4]]
-    assert codes == [1, 1, 1, 0, 1]
+    assert codes == [3, 3, 3, 0, 3]
     assert "a product of matrices is wrong" in fatal[0]["text"]
     wrong = "cannot compute: CUDA error: an illegal memory access was encountered"
     assert fatal[1]["text"].startswith("rank 2 on ")

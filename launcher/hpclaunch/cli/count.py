@@ -11,6 +11,8 @@ from pathlib import Path
 from hpclaunch.core.contract import CUDA, HIP
 from hpclaunch.core.devices import Gpu
 from hpclaunch.core.errors import UsageError
+from hpclaunch.core.findings import Finding
+from hpclaunch.core.health import judge_survey
 from hpclaunch.core.model import Allocation
 from hpclaunch.system import gpus
 
@@ -24,6 +26,8 @@ class Count:
     nproc: int
     gpus: tuple[Gpu, ...] = ()  # of AMD's only where their number matters
     selector: str = CUDA
+    cuda: tuple[int, int] = (0, 0)  # the newest that the driver can run
+    broken: tuple[Finding, ...] = ()  # what did not answer
     notes: tuple[str, ...] = ()
 
 
@@ -36,6 +40,12 @@ def survey(environ: Mapping[str, str]) -> gpus.Survey:
     import pynvml
 
     return gpus.survey(environ, pynvml)
+
+
+def version(found: gpus.Survey) -> tuple[int, int]:
+    """Of CUDA."""
+    major, _, minor = found.cuda.partition(".")
+    return (int(major), int(minor)) if found.cuda else (0, 0)
 
 
 def count_workers(
@@ -51,7 +61,7 @@ def count_workers(
     found = survey(environ)
     if found.wrong:
         raise UsageError(found.wrong)
-    notes = [f"on {where.places[where.index].host}: {found.broken}"] if found.broken else []
+    notes: list[str] = []
     tasks, selector = where.tasks_here, CUDA
     number = int(nproc) if nproc is not None and nproc.isdigit() else 0
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
@@ -86,7 +96,17 @@ def count_workers(
         notes.append(f"no GPU here: one worker for each of the {cpus} CPUs of this task")
     else:
         count = 1
-    return Count(count, found.gpus, selector, tuple(notes))
+    broken = judge_survey(found.broken, len(found.gpus), _given(environ))
+    return Count(count, found.gpus, selector, version(found), tuple(broken), tuple(notes))
+
+
+def _given(environ: Mapping[str, str]) -> int | None:
+    """GPUs that Slurm or the user has chosen for this task."""
+    selection = environ.get(CUDA)
+    if selection is not None:
+        return len(list(filter(None, selection.split(","))))
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() else None
 
 
 def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:

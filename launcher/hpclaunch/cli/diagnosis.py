@@ -17,7 +17,7 @@ from hpclaunch.core.errors import UsageError
 from hpclaunch.core.findings import Finding, Grade
 from hpclaunch.core.host import Host, judge_host
 from hpclaunch.core.model import HEAD, Allocation
-from hpclaunch.system import checks, route, secret, slurm
+from hpclaunch.system import checks, host, route, secret, slurm
 from hpclaunch.system.checks_torch import Question
 from hpclaunch.system.gpus import Survey
 
@@ -121,9 +121,9 @@ def _checks(
     yield lambda: [_route(here)]
     yield lambda: checks.interfaces(environ)
     yield lambda: [_port()] if here.where.alone else []
-    yield lambda: [checks.clock()]
+    yield lambda: [checks.clock(host.clock_is_synchronised())]
     yield lambda: [checks.cpus(visible)]
-    yield lambda: [checks.memory(max(1, visible))]
+    yield lambda: [checks.memory(max(1, visible), host.memory_limit())]
     yield _load
     yield lambda: [checks.shared_memory()]
     yield lambda: [checks.limits(agents if here.where.index == HEAD else 1)]

@@ -23,7 +23,7 @@ from hpclaunch.system.checks_torch import Torch
 from hpclaunch.system.gpus import Survey
 from hpclaunch.system.watcher import Watcher
 
-from .count import ROCM, survey
+from .count import ROCM, survey, version
 
 ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
 
@@ -77,7 +77,7 @@ def health(seen: Survey) -> list[Finding]:
     found: list[Finding] = []
     while (deadline := watcher.next_deadline()) < math.inf:  # it is not answered yet
         if select.select([watcher], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            reports = list(watcher.receive())
+            reports = list(watcher.reports())
         else:
             reports = [watcher.expire()]
         found += [finding for report in reports for finding in report.findings]
@@ -91,8 +91,7 @@ def sharing(environ: Mapping[str, str], seen: Survey) -> list[Finding]:
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
-    major, _, minor = seen.cuda.partition(".")
-    found = mps.find(environ, (int(major), int(minor)))
+    found = mps.find(environ, version(seen))
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
     planned = plan(Settings(), two_on_each, seen.gpus, found)
     if planned.error:

@@ -46,6 +46,7 @@ def build_parser(environ: Mapping[str, str]) -> LaunchParser:
         epilog=EPILOG,
     )
     _add_workers(parser.section("workers"))
+    _add_health(parser.section("health of the nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
     _add_machines(parser.section("several machines without Slurm", MACHINES))
@@ -139,6 +140,28 @@ def _add_workers(add: Callable[..., None]) -> None:
         "backend in its place",
     )
     add(
+        "--mps",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="NVIDIA's MPS, which lets workers use one GPU at the same time: auto: for GPUs that "
+        "workers share; on: for all; off: they take turns. It is started and stopped here, or one "
+        "that runs already is used (default: %(default)s)",
+    )
+    add(
+        "--mps-threads",
+        type=values.threads,
+        default="auto",
+        metavar="P",
+        help="percentage of its GPU that a worker may use at most (default: auto, twice its even "
+        "share)",
+    )
+    add(
+        "--mps-memory",
+        type=values.memory,
+        metavar="LIMIT",
+        help="GPU memory that each worker under MPS may have: 4G, 512M (default: no limit)",
+    )
+    add(
         "--virtual-local-rank",
         action="store_true",
         help="each worker sees its own GPU only, and LOCAL_RANK=0",
@@ -148,6 +171,22 @@ def _add_workers(add: Callable[..., None]) -> None:
         default="default",
         metavar="NAME",
         help="ROLE_NAME of the workers, shown by --tee (default: %(default)s)",
+    )
+
+
+def _add_health(add: Callable[..., None]) -> None:
+    add(
+        "--health",
+        choices=("on", "off"),
+        default="on",
+        help="look at every node before each start, and at its GPUs while the workers run: one "
+        "that is not fit is set aside (default: %(default)s)",
+    )
+    add(
+        "--preflight",
+        action="store_true",
+        help="before the first start, measure every GPU and the links between them, and name what "
+        "is slow",
     )
 
 

@@ -21,6 +21,11 @@ OURS = frozenset(
         "--bind",
         "--gpus-per-worker",
         "--shared-backend",
+        "--mps",
+        "--mps-threads",
+        "--mps-memory",
+        "--health",
+        "--preflight",
         "--checkpoint-dir",
         "--resume-with",
         "--version",
@@ -28,10 +33,8 @@ OURS = frozenset(
 )
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
-# The options, by dest, that have no PET_ variable.
-NO_VARIABLE = frozenset(
-    {"logs_specs", "numa_binding", "cold", "preload", "bind", "checkpoint_dir", "resume_with"}
-)
+# Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
+NO_VARIABLE = frozenset({"logs_specs", "numa_binding"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -126,7 +129,8 @@ class LaunchParser(Parser):
         return False
 
     def _default(self, action: argparse.Action) -> Any:
-        variables = [] if action.dest in NO_VARIABLE else [f"PET_{action.dest.upper()}"]
+        none = action.dest in NO_VARIABLE or OURS.issuperset(action.option_strings)
+        variables = [] if none else [f"PET_{action.dest.upper()}"]
         if action.dest == "shutdown_timeout":
             variables.append("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
         for variable in variables:

@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise UsageError(
             "the directory in which hpclaunch was started is gone: cd elsewhere"
         ) from e
-    more = [s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED)]
+    more = _beyond_the_usual(options)
     signals = Signals(more)
     server = ForkServer(more)  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
@@ -80,6 +80,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return agent.run(config, signals, server)
 
 
+def _beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
+    return tuple(s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED))
+
+
 def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config:
     """Check everything that can be checked before anybody is started.
 
@@ -88,6 +92,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     from hpclaunch.config import Config, Start
     from hpclaunch.core import binding, contract
+    from hpclaunch.core.mps import Settings
     from hpclaunch.system import affinity
     from hpclaunch.system.logs import LogDirectory
 
@@ -135,7 +140,9 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             fewest=_fewest(options, where),
             max_restarts=options.max_restarts,
             gpus_per_worker=options.gpus_per_worker,
-            isolate=options.virtual_local_rank or options.gpus_per_worker > 1,
+            isolate=_isolate(options),
+            health=options.health == "on",
+            preflight=options.preflight,
             slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
             join=_join_timeout(options),
@@ -147,14 +154,18 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),
         role=options.role,
         signals=",".join(s.name for s in options.signals_to_handle),
+        handled=_beyond_the_usual(options),
         as_tasks=not (options.standalone and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"),
         cpus=cpus,
         cpus_are_shared=_are_shared(len(cpus), where, environ),
         bind=mode,
         threads=threads,
         gpus=count.gpus,
+        broken=count.broken,
+        cuda=count.cuda,
         selector=count.selector,
         virtual_local_rank=options.virtual_local_rank,
+        mps=Settings(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
         checkpoint_dir=options.checkpoint_dir,
@@ -164,6 +175,12 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=trouble,
         notes=tuple(notes),
     )
+
+
+def _isolate(options: argparse.Namespace) -> bool:
+    """Whether every worker is to see its own GPUs only: under MPS it has to."""
+    own = options.virtual_local_rank or options.gpus_per_worker > 1
+    return bool(own or options.mps == "on")
 
 
 def _fewest(options: argparse.Namespace, where: Allocation) -> int:

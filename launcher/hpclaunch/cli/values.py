@@ -119,6 +119,30 @@ def rdzv_conf(text: str) -> dict[str, str] | None:
     return {key: value for key, _, value in pairs}
 
 
+def threads(text: str) -> str:
+    """auto, or a percentage of a GPU."""
+    if text == "auto":
+        return text
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise ArgumentTypeError(f"{text!r} is neither auto nor a percentage above 0, up to 100")
+    return f"{value:g}"
+
+
+def memory(text: str) -> str | None:
+    """As MPS has it: a whole number of megabytes or gigabytes."""
+    if not text:
+        return None
+    word = text.upper().removesuffix("B")
+    amount, unit = word[:-1], word[-1:]
+    if not (amount.isascii() and amount.isdigit() and int(amount) and unit in "MG"):
+        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 512M or 4G")
+    return f"{int(amount)}{unit}"
+
+
 def modules(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names or not all(part.isidentifier() for name in names for part in name.split(".")):

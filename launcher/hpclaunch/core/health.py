@@ -187,6 +187,17 @@ def _processes(now: Reading) -> Iterable[Finding]:
         yield Finding(f"{now.name} memory", found, Grade.WARN, advice)
 
 
+def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]:
+    """What did not answer when the GPUs were counted; `expected` is how many this task was given,
+    None when nobody has said. One that is missed may be another job's.
+    """
+    if not broken:
+        return []
+    fail = found > 0 if expected is None else found < expected
+    advice = "look at nvidia-smi and dmesg on this host"
+    return [Finding("GPUs", broken, Grade.FAIL if fail else Grade.WARN, advice)]
+
+
 @dataclass(frozen=True, slots=True)
 class XidSeen:
     """The driver's report of an error, and who was on the GPU (it does not say whose it was)."""

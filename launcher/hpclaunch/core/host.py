@@ -39,7 +39,6 @@ class Host:
 
     workers: int  # that this agent is about to start
     logs: Disk | None = None
-    checkpoints: Disk | None = None
     shm: int | None = None  # bytes free in /dev/shm
     memory: int | None = None  # bytes available to this job
     load: float | None = None  # the average of a minute, before the first round only
@@ -48,7 +47,7 @@ class Host:
 
 
 def judge_host(now: Host) -> list[Finding]:
-    return [*_logs(now.logs), *_checkpoints(now.checkpoints), *_memory(now), *_rest(now)]
+    return [*_logs(now.logs), *_memory(now), *_rest(now)]
 
 
 def _logs(disk: Disk | None) -> Iterable[Finding]:
@@ -69,10 +68,8 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
         yield Finding("log directory", found, Grade.WARN, advice)
 
 
-def _checkpoints(disk: Disk | None) -> Iterable[Finding]:
+def judge_checkpoints(disk: Disk) -> list[Finding]:
     """Never FAIL: whether and how much the script saves is not known here."""
-    if disk is None:
-        return
     advice = "make room, or give --checkpoint-dir: the script may fail when it saves"
     if disk.error or not disk.writable:
         found = disk.error or "is not writable"
@@ -81,8 +78,8 @@ def _checkpoints(disk: Disk | None) -> Iterable[Finding]:
     elif disk.files is not None and disk.files < FILES_LEAST:
         found = f"room for {disk.files} more files"
     else:
-        return
-    yield Finding("checkpoint directory", f"{disk.path}: {found}", Grade.WARN, advice)
+        return []
+    return [Finding("checkpoint directory", f"{disk.path}: {found}", Grade.WARN, advice)]
 
 
 def _memory(now: Host) -> Iterable[Finding]:

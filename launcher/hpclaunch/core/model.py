@@ -22,6 +22,7 @@ JOIN = 600.0  # torchrun's join_timeout
 
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
+EXIT_UNFIT = 3  # of a worker of the preflight: its node is not fit
 
 
 @dataclass(frozen=True, slots=True)

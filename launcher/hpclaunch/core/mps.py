@@ -121,6 +121,16 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: Found) 
     return Plan(tuple(groups), notes=tuple(notes))
 
 
+def without(settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str) -> Plan:
+    """What is left of a plan when its daemons cannot be had."""
+    if settings.mode == "on":
+        return Plan(error=f"--mps on: {why}")
+    several = [one for one in _shared(shares, gpus) if one.clients > 1]
+    error = _alone(several, why, "Ask the administrator to look at it")
+    names = _named([gpu for one in several for gpu in one.gpus])
+    return Plan(error=error, notes=(f"{names}: shared by time slices, without MPS: {why}",))
+
+
 def pipes_of(share: Share, gpus: Sequence[Gpu], directories: Mapping[str, str]) -> str:
     """The pipe directory for a worker, "" where it runs without MPS.
 

@@ -85,8 +85,10 @@ class Roster:
     @property
     def fit(self) -> list[Peer]:
         """Those who are present on nodes that nothing is against: they take the ranks."""
-        aside = {p.place.node for p in self._peers if p.unfit}
-        return [p for p in self.present if p.place.node not in aside]
+        return [p for p in self.present if not self.is_aside(p.place.node)]
+
+    def is_aside(self, node: int) -> bool:
+        return any(p.unfit for p in self._peers if p.place.node == node)
 
     @property
     def missing(self) -> list[Peer]:

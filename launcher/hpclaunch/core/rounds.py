@@ -115,7 +115,7 @@ class Head:
     # What is known
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
-        new, was_fit = peer.report is None, not peer.unfit
+        new, told = peer.report is None, self.roster.is_aside(peer.place.node)
         if not peer.accept(report, now):
             return []
         if report.round == self.round:
@@ -135,7 +135,7 @@ class Head:
         if self.verdict is None:
             self.verdict = self._verdict_of(report)
         effects: list[Effect] = []
-        if peer.unfit and was_fit and not self.job.alone:
+        if peer.unfit and not told and not self.job.alone:
             effects.append(Say(aside.announce(peer, self.job)))
         # A new agent hears at once that the head is there, and where the job stands.
         if new and peer.place.index != HEAD:

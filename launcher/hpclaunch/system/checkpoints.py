@@ -1,23 +1,24 @@
 """Which checkpoint to resume from: the newest complete file that torch.save wrote.
 
 Reads only, and in a process of its own: a large file takes seconds to verify and a hung file system
-takes for ever, and neither may stop the agent's loop.
+takes for ever, and neither may stop the agent's loop. It writes one line, an `Answer`.
 
-    python -I -S checkpoints.py DIRECTORY      prints {"path": ..., "passed_over": [...]}
-
-Standard library only, since that process runs by path (and without site-packages).
+Standard library only, since that process has no site-packages.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import socket
 import stat
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from .helper import Helper
 
 SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 DRAFTS = (".tmp", ".part", ".partial")
@@ -53,6 +54,23 @@ def _candidates(directory: Path) -> list[Path]:
         if stat.S_ISREG(info.st_mode):
             found.append((info.st_mtime_ns, _natural(entry.name), Path(entry.path).absolute()))
     return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def room(directory: Path) -> dict[str, Any]:
+    """Of the file system that a directory is in, or where it would be made: a `Disk`'s fields."""
+    there = directory.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        found = os.statvfs(there)
+    except OSError as e:
+        return {"path": str(directory), "error": e.strerror or str(e)}
+    return {
+        "path": str(directory),
+        "free": found.f_bavail * found.f_frsize,
+        "files": found.f_favail if found.f_files else None,
+        "writable": os.access(there, os.W_OK | os.X_OK),
+    }
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -91,39 +109,33 @@ def incomplete(path: Path) -> str | None:
     return None
 
 
-class Search:
+class Answer(NamedTuple):
+    path: str  # of the newest complete one, "" for none
+    passed_over: list[str]  # "name: why", newer ones
+    disk: dict[str, Any]  # see `room`
+
+
+class Search(Helper):
     """A running search; its descriptor becomes readable when the answer is there."""
 
     def __init__(self, directory: str) -> None:
-        command = [sys.executable, "-I", "-S", __file__, directory]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, start_new_session=True, stdin=subprocess.DEVNULL
-        )
-        assert self._process.stdout is not None, "a pipe was asked for"
-        self._pipe = self._process.stdout
-        self._data = b""
+        super().__init__("hpclaunch.system.checkpoints", directory)
 
-    def fileno(self) -> int:
-        return self._pipe.fileno()
-
-    def receive(self) -> tuple[str, list[str]] | None:
-        """The answer, or None while there is more to come. Raises OSError when there is none."""
-        chunk = os.read(self.fileno(), 1 << 16)
-        self._data += chunk
-        if chunk:
-            return None
-        if code := self._process.wait():
-            raise OSError(f"the search ended with {code}")
-        answer = json.loads(self._data)
-        return answer["path"], answer["passed_over"]
+    def answer(self) -> Answer | None:
+        """None while there is more to come. Raises OSError when there is none."""
+        for told in self.receive():
+            return Answer(**told)
+        if self.lost:
+            raise OSError(f"the search ended with {self._process.wait()}")
+        return None
 
     def close(self) -> None:
         """Also ends a search that is still running."""
-        self._process.kill()
-        self._process.wait()
-        self._pipe.close()
+        self.abandon()
 
 
-if __name__ == "__main__":
-    chosen, others = newest(Path(sys.argv[1]))
-    print(json.dumps({"path": chosen, "passed_over": others}))
+def main(fd: str, _blocked: str, directory: str) -> None:
+    chosen, others = newest(Path(directory))
+    answer = {"path": chosen, "passed_over": others, "disk": room(Path(directory))}
+    with socket.socket(fileno=int(fd)) as channel, contextlib.suppress(BrokenPipeError):
+        channel.sendall(json.dumps(answer).encode() + b"\n")

@@ -5,7 +5,6 @@ Each function looks at one thing, changes nothing, and says what to do where it 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import shutil
@@ -25,7 +24,6 @@ SHM_LEAST = GIB  # a container's default is 64 MiB
 MEMORY_LEAST = 2 * GIB  # per worker
 DISK_LEAST = GIB
 FILES_LEAST = 1024
-UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 RDMA = Path("/sys/class/infiniband")
 _LIMITS = {
     "open files": resource.RLIMIT_NOFILE,
@@ -87,11 +85,10 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
     return len(hit) < len(there) if value.startswith("^") else bool(hit)
 
 
-def clock() -> Finding:
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
-    if state < 0:
+def clock(synchronised: bool | None) -> Finding:
+    if synchronised is None:
         return Finding("clock", "the kernel does not tell whether it is synchronised")
-    if state == UNSYNCHRONISED:
+    if not synchronised:
         advice = "start chronyd or the like on this host: times in logs and of files mislead"
         return Finding("clock", "not synchronised", Grade.WARN, advice)
     return Finding("clock", "synchronised")
@@ -159,10 +156,10 @@ def cpus(workers: int) -> Finding:
     return Finding("CPUs", found)
 
 
-def memory(workers: int) -> Finding:
+def memory(workers: int, limit: int | None) -> Finding:
+    """`limit` is that of the job, if it has one."""
     machine = psutil.virtual_memory()
     found = f"{_size(machine.available)} available of {_size(machine.total)}"
-    limit = _cgroup_limit()
     mine = machine.available
     if limit is not None and limit < machine.total:
         found += f", {_size(limit)} for this job"
@@ -170,30 +167,6 @@ def memory(workers: int) -> Finding:
     if mine < workers * MEMORY_LEAST:
         return Finding("memory", found, Grade.WARN, "#SBATCH --mem=...; --mem=0 is all of a node")
     return Finding("memory", found)
-
-
-def _cgroup_limit() -> int | None:
-    """The least of the limits of this process's control group and those above it."""
-    limits = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, name = Path("/sys/fs/cgroup"), "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for directory in (group, *group.parents):
-            try:
-                limits.append(int((directory / name).read_text()))
-            except (OSError, ValueError):  # "max", or not a group
-                continue
-    return min(limits, default=None)
 
 
 def log_directory(path: Path) -> Finding:

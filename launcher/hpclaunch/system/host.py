@@ -9,8 +9,6 @@ import ctypes
 import os
 from pathlib import Path
 
-import psutil
-
 from hpclaunch.core.host import Disk, Host
 
 SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
@@ -21,24 +19,22 @@ def read(
     workers: int,
     *,
     logs: Path | None,
-    checkpoints: Path | None,
-    limit: int | None = None,
     first: bool,
     several: bool,
 ) -> Host:
-    """`limit` is that of the job's memory (a control group's); `first`, nothing of ours runs yet;
-    `several` hosts compare their clocks.
-    """
+    """`first`: nothing of ours runs yet. `several`: there are other hosts, with clocks."""
+    import psutil  # not needed by an agent that does not look
+
     available = int(psutil.virtual_memory().available)
+    limit = memory_limit()
     return Host(
         workers,
         logs=None if logs is None else disk(logs),
-        checkpoints=None if checkpoints is None else disk(checkpoints),
         shm=_shm(),
         memory=available if limit is None else min(available, limit),
         load=os.getloadavg()[0] if first else None,
         cpus=os.cpu_count() or 1,
-        synchronised=_synchronised() if several else None,
+        synchronised=clock_is_synchronised() if several else None,
     )
 
 
@@ -67,6 +63,30 @@ def _shm() -> int | None:
     return found.f_bavail * found.f_frsize
 
 
-def _synchronised() -> bool | None:
+def clock_is_synchronised() -> bool | None:
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
     return None if state < 0 else state != UNSYNCHRONISED
+
+
+def memory_limit() -> int | None:
+    """The least of the limits of this process's control group and those above it."""
+    limits = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for directory in (group, *group.parents):
+            try:
+                limits.append(int((directory / name).read_text()))
+            except (OSError, ValueError):  # "max", or not a group
+                continue
+    return min(limits, default=None)

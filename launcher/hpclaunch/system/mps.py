@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import fcntl
-import json
 import os
 import pwd
 import re
 import shutil
-import signal
-import socket
 import stat
 import subprocess
-import sys
 import tempfile
-import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.mps import CONTROL, PIPES, Found, Group
+from .helper import Helper, numbers
 
-PR_SET_CHILD_SUBREAPER = 36
 ANSWER_LIMIT = 3.0  # seconds for a daemon that is not ours
 CLOSE_LIMIT = 30.0  # seconds for the end of all daemons; usually less than one
-GONE_LIMIT = 5.0  # seconds to end what a dead keeper left behind
 UVM = "/dev/nvidia-uvm"  # a process that uses CUDA has it open
 FIRST_LOOK = 1.0  # seconds
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
 LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
-_PACKAGE = Path(__file__).parent.parent
-# Isolated from the user's environment, but for the place where this package lies.
-_PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from hpclaunch.worker.mps import main; main(*sys.argv[2:])"
-)
 
 
 def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> Found:
@@ -109,10 +95,8 @@ def _short(name: str) -> str:
     return f"{plain[: LONGEST_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
-class Keeper:
-    """Requests out, replies in. `lost` is set once the process at the other end is gone; its
-    daemons are then gone too.
-    """
+class Keeper(Helper):
+    """Once it is lost, its daemons are gone too."""
 
     def __init__(
         self,
@@ -127,29 +111,13 @@ class Keeper:
         user; `handled` are signals beyond the usual ones on which the agent acts.
         """
         self._again = (job, control, tuple(handled), device, first_look)
-        # Should the keeper be killed, the servers of its daemons become our children.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._socket, theirs = socket.socketpair()
-        # A signal for the agent must not end the keeper before it can ignore it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        signums = [",".join(str(int(s)) for s in some) for some in (self._again[2], mask)]
-        words = [str(_PACKAGE.parent), str(theirs.fileno()), *signums, control]
-        words += [":".join(_places(os.environ)), _prefix(), _short(job), device, str(first_look)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, *words],
-            stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-        )  # fmt: skip
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
-        self._buffer = b""
-        self.lost = False
+        where = (":".join(_places(os.environ)), _prefix(), _short(job))
+        words = (numbers(self._again[2]), control, *where, device, str(first_look))
+        super().__init__("hpclaunch.worker.mps", *words)
 
     def successor(self) -> Keeper:
         job, control, handled, device, first_look = self._again
         return Keeper(job, control, handled, device=device, first_look=first_look)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
         """Have all daemons fit for a round: answered by "ready" or "failed" with its number.
@@ -157,60 +125,18 @@ class Keeper:
         No worker of an earlier round may be left on this node.
         """
         described = [{"uuids": group.uuids, "owned": group.owned} for group in groups]
-        self._ask("prepare", number=number, groups=described, foreign=foreign)
+        self.ask(op="prepare", number=number, groups=described, foreign=foreign)
 
     def watch(self, workers: Mapping[int, int]) -> None:
         """Pids by rank, each the leader of its session, of workers that should be clients."""
-        self._ask("watch", workers=workers)
+        self.ask(op="watch", workers=workers)
 
-    def _ask(self, op: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._socket.sendall(json.dumps({"op": op, **fields}).encode() + b"\n")
-
-    def receive(self) -> Iterator[dict[str, Any]]:
-        """The replies that are there; call it when the descriptor is readable."""
-        try:
-            data = self._socket.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self.lost = True
-            self._end_orphans()
-            return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
+    def receive(self) -> list[dict[str, Any]]:
+        replies = super().receive()
+        if self.lost:
+            self.end_orphans()
+        return replies
 
     def close(self) -> None:
         """The end of every daemon that it has started; call it when the workers are gone."""
-        self._socket.close()
-        try:
-            self._process.wait(CLOSE_LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._end_orphans()
-
-    def _end_orphans(self) -> None:
-        """After the keeper's own death: its daemons died with it, their servers are ours now."""
-        import psutil
-
-        self._process.wait()
-        me = psutil.Process()
-        limit = time.monotonic() + GONE_LIMIT
-        while (left := [p for p in me.children(recursive=True) if _of_mps(p)]) and (
-            time.monotonic() < limit
-        ):
-            for process in left:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(process.pid, signal.SIGKILL)
-                    os.waitpid(process.pid, os.WNOHANG)
-            psutil.wait_procs(left, timeout=0.05)
-
-
-def _of_mps(process: Any) -> bool:
-    import psutil
-
-    try:
-        return str(process.name()).startswith("nvidia-cuda-mps")
-    except psutil.NoSuchProcess:
-        return False
+        self.end(CLOSE_LIMIT)

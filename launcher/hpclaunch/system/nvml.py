@@ -1,10 +1,8 @@
 """The watcher: the process that reads NVML while the job runs (`watcher.py` is the agent's end).
 
 NVML can hang when a GPU falls off the bus, and the agent must not: so it is read here. One process
-per agent, without torch or a CUDA context. AGENT is the pid of that, FD one end of a stream socket
-pair; both sides write one JSON object per line.
-
-    python -I -S -c ... AGENT FD PERIOD [[UUID, NAME], ...]
+per agent, without torch or a CUDA context; `helper.py` starts it with AGENT, the pid of that,
+PERIOD, and [[UUID, NAME], ...].
 
     from the agent                                  to the agent
     {"round": R, "dead": [PID, ...]}                {"round": R or null, "findings": [...],
@@ -332,7 +330,7 @@ class Watcher:
             self.channel.sendall(json.dumps({"round": of, **told}).encode() + b"\n")
 
 
-def main(agent: str, fd: str, period: str, wanted: str) -> None:
+def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
     """Signals stay blocked, as the agent has left them: they are for the agent."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(agent):  # it died before that

@@ -1,10 +1,7 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-    python -I -S -c ... FD SPARED BLOCKED
-
-FD is one end of a stream socket pair to the agent; both sides write one JSON object per line.
-Signals ("12,25", may be empty) to be deaf to beside the usual ones, and those that the user had
-blocked, which workers inherit.
+Started by `system/helper.py`, which has the words for it, with SPARED: signals ("12,25", may be
+empty) to be deaf to beside the usual ones. Workers inherit those that the user had blocked.
 
     from the agent                                 to the agent
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
@@ -339,7 +336,7 @@ class ForkServer:
         return False
 
 
-def main(fd, spared, blocked):
+def main(fd, blocked, spared):
     channel = socket.socket(fileno=int(fd))
     channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
     server = ForkServer(channel, {*SPARED, *numbers(spared)}, numbers(blocked))

@@ -1,11 +1,9 @@
 """The keeper: starts, verifies and ends the MPS control daemons of one agent.
 
-    python -I -S -c ... FD SPARED BLOCKED CONTROL PLACES PREFIX JOB DEVICE FIRST
-
-FD is one end of a stream socket pair to the agent; both sides write one JSON object per line. All
-directories of a job are in PREFIX + JOB in the first of PLACES ("/a:/b") that can have it. CONTROL
-is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has open, and FIRST the seconds
-until the first look at the workers. SPARED and BLOCKED are as for the fork server.
+Started by `system/helper.py` with SPARED (as for the fork server), CONTROL, PLACES, PREFIX, JOB,
+DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES ("/a:/b") that
+can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has open,
+and FIRST the seconds until the first look at the workers.
 
     from the agent                                 to the agent
                                                    {"event": "swept", "names": [...]}
@@ -262,7 +260,7 @@ def has_open(pid, path):
     return False
 
 
-def main(fd, spared, blocked, control, places, prefix, job, device, first):
+def main(fd, blocked, spared, control, places, prefix, job, device, first):
     channel = socket.socket(fileno=int(fd))
     channel.set_inheritable(False)
     spared = {*SPARED, *numbers(spared)}

@@ -12,8 +12,8 @@ it to HPCLAUNCH_PREFLIGHT_RESULT:
     {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
         "text"}, ...], "passed": BOOL}
 
-Slow is a finding and no failure. Exit code 1: this rank computes wrong results, or none; on rank 0:
-a rank is silent.
+Slow is a finding and no failure. Exit code 3: this rank computes wrong results, or none, and its
+last line of standard error says so; 1 on rank 0: a rank is silent.
 """
 
 import json
@@ -39,6 +39,7 @@ except ImportError as e:
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # noqa: E402
 
+from hpclaunch.core.model import EXIT_UNFIT  # noqa: E402
 from hpclaunch.core.preflight import Link, Measured, Speed, judge, schedule, table  # noqa: E402
 
 START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file system may delay
@@ -264,14 +265,14 @@ def plan_of(measured):
 
 
 def conclude(backend, measured, links):
-    """Prints, writes, and returns the ranks that are at fault."""
+    """Prints, writes, and returns why, by the ranks that are at fault."""
     findings = judge(measured, links, on_gpus=backend == "nccl")
     lines = table(measured, links, backend)
     lines += [f"{'FAIL' if f.fatal else 'slow'}: {f.text}" for f in findings]
     lines += [] if findings else ["nothing is slow"]
     sys.stdout.write("".join(f"preflight: {line}\n" for line in lines))
     sys.stdout.flush()
-    fatal = sorted({rank for f in findings if f.fatal for rank in f.ranks})
+    fatal = {str(rank): f.text for f in reversed(findings) if f.fatal for rank in f.ranks}
     result = {
         "backend": backend,
         "ranks": [asdict(m) for m in measured],
@@ -331,11 +332,14 @@ def main():
             m if told.get(m.rank, ()) is not None else replace(m, wrong=SILENT) for m in measured
         ]
         fatal = conclude(plan["backend"], measured, links)
-        # Somebody has to end the round for those that hang.
-        silent = any(m.wrong == SILENT for m in measured)
-        meeting.tell("fatal", sorted({*fatal, 0} if silent else fatal))
+        meeting.tell("fatal", fatal)
     # A rank that ends earlier ends the round, and nobody would hear why.
-    return int(meeting.rank in meeting.hear_first("fatal", LIMIT))
+    why = meeting.hear_first("fatal", LIMIT).get(str(meeting.rank))
+    if why:
+        sys.stderr.write(f"preflight: {why}\n")
+        return EXIT_UNFIT
+    # Somebody has to end the round for those that hang.
+    return int(first and any(m.wrong == SILENT for m in measured))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,249 @@
+"""GPUs on Slurm: shared through MPS, set aside when they are ill, measured before a training.
+
+Slurm's GPUs are files; NVML, the control daemon and CUDA's side of MPS are stand-ins
+(tests/stand_ins). Slurm, the processes and what ends them are real.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nvml
+import pytest
+from nvml import LOST, Driver, Gpu
+
+from .cluster import Cluster, Job, eventually
+from .conftest import AGENT, ROOT, SCRIPTS
+
+STAND_INS = ROOT / "tests" / "stand_ins"
+CLIENT = SCRIPTS / "client.py"
+TELL = SCRIPTS / "tell.py"
+DAEMON = r"nvidia-cuda-mps-control -[df]"
+OF_MPS = r"nvidia-cuda-mps|hpclaunch\.worker\.mps"
+
+
+class Gpus:
+    """Jobs with `--gres=gpu:N`, whose nodes all have the same GPUs unless said otherwise."""
+
+    def __init__(self, cluster: Cluster, directory: Path, temporary: Path) -> None:
+        self.cluster, self.directory, self.temporary = cluster, directory, temporary
+
+    def driver(self, gpus: list[Gpu], host: str = "all") -> Driver:
+        place = self.directory / f"driver-{host}"
+        place.mkdir()
+        driver = Driver(place, gpus)
+        (self.directory / f"nvml.{host}").symlink_to(driver.state)
+        return driver
+
+    def launch(
+        self, *args: object, gres: str = "gpu:2", srun: str = "", path: bool = True, **options: Any
+    ) -> Job:
+        """`path`: NVIDIA's control daemon is in it."""
+        env = {
+            "LD_LIBRARY_PATH": str(nvml.library()),
+            "PYTHONPATH": str(STAND_INS),
+            "TMP_OF_TEST": str(self.temporary),
+        }
+        if path:
+            env["PATH"] = f"{STAND_INS}:{self.cluster.env['PATH']}"
+        if not (self.directory / "nvml.all").exists():
+            self.driver([Gpu() for _ in range(int(gres[-1]))])
+        command = f"srun {srun} {SCRIPTS}/gpus.sh {shlex.join(map(str, args))}"
+        more = [f"--gres={gres}", *options.pop("options", ())]
+        return self.cluster.sbatch(
+            command, directory=self.directory, env=env, options=more, **options
+        )
+
+    def told(self, number: int = 0) -> dict[int, dict[str, Any]]:
+        """By the ranks of a round, see `scripts/client.py`."""
+        found = self.directory.glob(f"told-*.{number}.json")
+        return {int(p.stem[5:].partition(".")[0]): json.loads(p.read_text()) for p in found}
+
+    def until_all_run(self, world: int, number: int = 0) -> list[dict[str, Any]]:
+        eventually(f"{world} workers", lambda: len(self.told(number)) == world, timeout=60)
+        told = self.told(number)
+        return [told[rank] for rank in sorted(told)]
+
+    def go(self) -> None:
+        (self.directory / "go").touch()
+
+    def left(self) -> list[Path]:
+        return [path for path in self.temporary.glob("*/*") if "mps" in path.name]
+
+
+@pytest.fixture
+def gpus(cluster: Cluster, tmp_path: Path) -> Iterator[Gpus]:
+    temporary = Path(tempfile.mkdtemp(prefix="gpu-", dir="/tmp"))  # short: sockets lie in it
+    nvml.library().chmod(0o755)
+    yield Gpus(cluster, tmp_path, temporary)
+    shutil.rmtree(temporary)
+
+
+def test_workers_that_share_gpus_are_clients_of_mps(cluster: Cluster, gpus: Gpus) -> None:
+    job = gpus.launch("--nproc", 4, CLIENT, nodes=2)
+    told = gpus.until_all_run(8)
+    assert all(t["client"] for t in told)
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == sorted([nvml.uuid(0), nvml.uuid(1)] * 2) * 2
+    assert {t["LOCAL_RANK"] for t in told} == {"0"}
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told}) == 4  # one daemon per GPU and node
+    for host in ("n1", "n2"):
+        assert len(cluster.processes(DAEMON, host=host)) >= 2
+    for path in gpus.left():
+        assert path.stat().st_mode & 0o777 == 0o700
+    gpus.go()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "4 workers share 2 GPUs on n1, n2; each worker sees its own only" in ended.output
+    assert "on n1: MPS runs for GPU 0, GPU 1; --mps off does without" in ended.output
+    assert gpus.left() == []
+    assert not cluster.processes(OF_MPS)
+
+
+def test_agents_of_one_node_share_a_daemon(cluster: Cluster, gpus: Gpus) -> None:
+    options = ["--ntasks-per-node=3"]
+    job = gpus.launch(CLIENT, nodes=1, gres="gpu:1", options=options)
+    told = gpus.until_all_run(3)
+    assert all(t["client"] for t in told)
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told}) == 1
+    (pipes,) = gpus.left()
+    assert len([p for p in pipes.iterdir() if p.is_dir()]) == 1
+    gpus.go()
+    assert job.wait().code == 0
+    assert gpus.left() == []
+
+
+def test_a_fault_of_one_client_ends_all_and_the_next_round_has_mps_again(gpus: Gpus) -> None:
+    job = gpus.launch("--nproc", 2, CLIENT, "1:0", nodes=1, gres="gpu:1")
+    assert all(t["client"] for t in gpus.until_all_run(2, number=1))
+    gpus.go()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in ended.output
+    assert "restart 1 of 3" in ended.output
+    assert gpus.left() == []
+
+
+@pytest.mark.parametrize("how", ["scancel", "SIGKILL of the agent", "SIGKILL of the keeper"])
+def test_nothing_of_mps_outlives_its_job(cluster: Cluster, gpus: Gpus, how: str) -> None:
+    states = {"scancel": "CANCELLED", "SIGKILL of the agent": "FAILED"}
+    job = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1")
+    gpus.until_all_run(2)
+    if how == "scancel":
+        job.cancel()
+    elif how == "SIGKILL of the agent":
+        (agent,) = cluster.processes(AGENT)
+        agent.kill()
+    else:
+        (keeper,) = cluster.processes(r"hpclaunch\.worker\.mps")
+        keeper.kill()
+        assert all(t["client"] for t in gpus.until_all_run(2, number=1))
+        gpus.go()
+    ended = job.wait()
+    assert ended.state == states.get(how, "COMPLETED"), str(ended)
+    eventually("no process of MPS", lambda: not cluster.processes(OF_MPS))
+    assert gpus.left() == []
+
+
+def test_what_a_killed_node_left_is_swept_by_the_next_job(cluster: Cluster, gpus: Gpus) -> None:
+    job = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1", options=["-wn1"])
+    gpus.until_all_run(2)
+    for process in cluster.processes(host="n1"):
+        process.kill()
+    job.wait()
+    assert len(gpus.left()) == 1
+    gpus.go()
+    again = gpus.launch("--nproc", 1, TELL, nodes=1, gres="gpu:1", options=["-wn1"])
+    ended = again.wait()
+    assert ended.code == 0, str(ended)
+    assert gpus.left() == []
+
+
+def test_without_the_control_daemon_workers_take_turns(gpus: Gpus) -> None:
+    gpus.go()
+    ended = gpus.launch("--nproc", 2, CLIENT, nodes=1, gres="gpu:1", path=False).wait()
+    assert ended.code == 0, str(ended)
+    assert not any(t["client"] for t in gpus.told().values())
+    line = "on n1: GPU 0: shared by time slices, without MPS: nvidia-cuda-mps-control is not in PAT"
+    assert line in ended.output
+    ended = gpus.launch("--mps=on", CLIENT, nodes=1, gres="gpu:1", path=False).wait()
+    assert ended.code == 2, str(ended)
+    assert "error: on n1: --mps on: GPU 0: nvidia-cuda-mps-control is not in PATH" in ended.output
+
+
+def test_mps_off_and_an_exclusive_gpu(gpus: Gpus) -> None:
+    gpus.driver([Gpu(mode=3)])
+    ended = gpus.launch("--nproc=2", "--mps=off", CLIENT, nodes=1, gres="gpu:1").wait()
+    assert ended.code == 2, str(ended)
+    assert "its compute mode is EXCLUSIVE_PROCESS, and --mps is off" in ended.output
+
+
+def test_a_node_with_a_broken_gpu_is_set_aside(cluster: Cluster, gpus: Gpus) -> None:
+    gpus.driver([Gpu(), Gpu(ecc=3)], host="n2")
+    job = gpus.launch("--nnodes=2:3", TELL)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    hosts = [told["hostname"] for told in job.told().values()]
+    assert hosts == ["n1", "n1", "n3", "n3"]
+    assert "n2 is set aside: GPU 1 ECC: 3 uncorrected memory errors" in ended.output
+    (line,) = [w for w in ended.output.splitlines() if w.startswith("  for the administrator: ")]
+    command = shlex.split(line.partition(": ")[2])
+    assert command[:2] == ["scontrol", "update"]
+    cluster.on("ctl", command)
+    shown = cluster.on("ctl", ["scontrol", "show", "node", "n2"])
+    assert f"job {job.id}: GPU 1 ECC: 3 uncorrected memory errors" in shown
+    cluster.on("ctl", ["scontrol", "update", "NodeName=n2", "Comment="])
+
+
+def test_too_few_nodes_are_fit(gpus: Gpus) -> None:
+    gpus.driver([Gpu(error=LOST), Gpu()], host="n3")
+    ended = gpus.launch(TELL).wait()
+    assert ended.code == 1, str(ended)
+    assert "n3: GPUs: GPU 0: GPU is lost" in ended.output
+    assert "2 of 3 nodes are left, and the job needs 3 (--nnodes 2:3 goes on" in ended.output
+    assert gpus.launch("--health=off", "--nproc=2", TELL).wait().code == 0
+
+
+def test_a_gpu_that_falls_off_the_bus_while_the_workers_run(gpus: Gpus) -> None:
+    driver = gpus.driver([Gpu(), Gpu()], host="n3")
+    job = gpus.launch("--nnodes=2:3", TELL, "--until", "go")
+    job.until_all_run(6)
+    for told in job.directory.glob("told-*"):
+        told.unlink()
+    driver.gpus[1].error = LOST
+    driver.xid(1, 79)
+    job.until_all_run(4)
+    gpus.go()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "n3 is set aside: GPU 1" in ended.output
+    assert "restart" not in ended.output  # it is nobody's failure
+
+
+def test_the_drivers_word_on_a_programs_fault_is_in_the_account(gpus: Gpus) -> None:
+    driver = gpus.driver([Gpu()])
+    job = gpus.launch("--max-restarts=0", TELL, "--fail", "0:go:1", nodes=1, gres="gpu:1")
+    job.until_all_run(1)
+    driver.xid(0, 31)
+    job.says("Xid 31 on GPU 0: GPU memory page fault")
+    gpus.go()
+    ended = job.wait()
+    assert ended.code == 1, str(ended)
+    assert "    | Xid 31 on GPU 0: GPU memory page fault (an illegal address); an" in ended.output
+
+
+def test_a_preflight_comes_first(gpus: Gpus) -> None:
+    ended = gpus.launch("--preflight", "--nproc=1", "--mps=off", TELL, nodes=2).wait(timeout=240)
+    assert ended.code == 0, str(ended)
+    assert "preflight: 2 ranks on 2 nodes" in ended.output
+    assert "TFLOP/s" in ended.output
+    assert len(gpus.told()) == 0
+    (log,) = gpus.directory.glob("hpclaunch-logs/*/preflight.json")
+    assert json.loads(log.read_text())["passed"]
+    assert "rank 1 is on n2" in ended.output
+    assert "restart" not in ended.output
