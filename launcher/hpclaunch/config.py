@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .core.binding import Mode
 from .core.devices import Gpu
-from .core.findings import Finding
 from .core.model import Allocation, Job, Trouble
-from .core.mps import Settings
 from .core.streams import Streams
 from .system.logs import LogDirectory
+
+if TYPE_CHECKING:
+    from .core.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Config:
     cuda: tuple[int, int]  # the newest that their driver can run
     selector: str  # the variable that chooses among them
     virtual_local_rank: bool
-    mps: Settings
+    mps: tuple[str, str, str]  # its mode, threads and memory: core/mps.py, Settings
     shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoint_dir: Path | None

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from .config import Config
 from .core import contract, events
-from .core.findings import Finding, Grade, failed
-from .core.health import XidSeen, reason
+from .core.findings import Finding, Grade, failed, reason
 from .core.host import Disk, judge_checkpoints, judge_host
 from .core.model import HEAD
-from .core.xids import Fault, xid
 from .system import host
-from .system.watcher import Report, Watcher
+
+if TYPE_CHECKING:  # what only a node with GPUs has to load
+    from .core.health import XidSeen
+    from .system.watcher import Report, Watcher
 
 
 class Health:
@@ -71,6 +72,8 @@ class Health:
             self._watcher = self._watcher.successor()
             self._poller.register(self._watcher.fileno(), zmq.POLLIN)
         elif self._watcher is None:
+            from .system.watcher import Watcher
+
             self._watcher = Watcher(self._gpus)
             self._poller.register(self._watcher.fileno(), zmq.POLLIN)
         return self._watcher
@@ -108,7 +111,7 @@ class Health:
     def _on_report(self, report: Report) -> list[events.Event]:
         self._warn(report.findings)
         for seen in report.xids:
-            if xid(seen.number).fault is Fault.PROGRAM:
+            if seen.of_program:
                 self._on_fault(seen)
         answer = report.round is not None or failed(report.findings)
         return [_found(report.findings)] if answer else []

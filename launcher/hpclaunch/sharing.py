@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from .config import Config
-from .core import contract, events, mps
+from .core import contract, events
 from .core.model import EXIT_USAGE, HEAD, Assignment, Trouble
-from .system.mps import Keeper, find, stale
+
+if TYPE_CHECKING:  # what only a node with GPUs has to load
+    from .core.mps import Plan
+    from .system.mps import Keeper
 
 UNVERIFIED = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
@@ -39,7 +42,7 @@ class Sharing:
         self._is_head = here.index == HEAD
         self._keeper: Keeper | None = None
         self._part: Assignment | None = None
-        self._plan = mps.Plan()
+        self._plan: Plan | None = None
         self._waits = False  # for the keeper's answer
         self._tries = 0
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
@@ -52,7 +55,10 @@ class Sharing:
         self._waits, self._tries = False, 0
         if self._config.selector != contract.CUDA:
             return [events.GpusReady(part.round)]
-        settings = self._config.mps
+        from .core import mps
+        from .system.mps import Keeper, find, stale
+
+        settings = mps.Settings(*self._config.mps)
         wanted = mps.wanted(settings, part.shares)
         found = find(self._environ, self._config.cuda) if wanted else mps.Found()
         self._plan = mps.plan(settings, part.shares, self._config.gpus, found)
@@ -92,6 +98,7 @@ class Sharing:
     def _ask(self) -> None:
         assert self._keeper is not None, "it was started for this"
         assert self._part is not None, "so is a part given"
+        assert self._plan is not None, "and its plan made"
         self._waits = True
         self._tries += 1
         self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
@@ -130,9 +137,11 @@ class Sharing:
         return []
 
     def _without(self, why: str) -> list[events.Event]:
+        from .core import mps
+
         assert self._part is not None, "the keeper was asked for a part"
         shares, gpus = self._part.shares, self._config.gpus
-        left = mps.without(self._config.mps, shares, gpus, why)
+        left = mps.without(mps.Settings(*self._config.mps), shares, gpus, why)
         if left.error:
             return self._cannot(left.error)
         self._say_all(left.notes)

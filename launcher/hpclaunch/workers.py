@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .config import Config
-from .core import binding, contract, devices, mps
+from .core import binding, contract, devices
 from .core.model import PLACEHOLDER, Assignment
 from .system import affinity
 from .system.forkserver import SITE, ForkServer, Worker
@@ -142,12 +142,20 @@ def _of_gpus(
         )
         if part.preflight and share.gpus:
             env["HPCLAUNCH_GPU"] = ", ".join(config.gpus[i].name for i in share.gpus)
-        if directory := mps.pipes_of(share, config.gpus, pipes):
-            env |= mps.environment(config.mps, share, config.gpus, directory, environ)
-        return env
+        return env | (_of_mps(share, config, environ, pipes) if pipes else {})
     if not config.virtual_local_rank:
         return {}
     # Nobody could tell which GPUs there are: as torchrun has it.
     position = part.first_local_rank + offset
     selection = environ.get(contract.CUDA)
     return {contract.CUDA: devices.only_device(position, selection)}
+
+
+def _of_mps(
+    share: devices.Share, config: Config, environ: Mapping[str, str], pipes: Mapping[str, str]
+) -> dict[str, str]:
+    from .core import mps  # only where there is some
+
+    directory = mps.pipes_of(share, config.gpus, pipes)
+    settings = mps.Settings(*config.mps)
+    return mps.environment(settings, share, config.gpus, directory, environ) if directory else {}

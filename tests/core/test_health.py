@@ -7,7 +7,7 @@ import pytest
 
 from hpclaunch.core import health
 from hpclaunch.core.aside import for_administrator
-from hpclaunch.core.findings import Finding, Grade
+from hpclaunch.core.findings import Finding, Grade, reason
 from hpclaunch.core.health import (
     GIB,
     History,
@@ -17,7 +17,6 @@ from hpclaunch.core.health import (
     Recovery,
     Slowdown,
     judge,
-    reason,
 )
 from hpclaunch.core.host import Disk, Host, judge_checkpoints, judge_host
 from hpclaunch.core.xids import XIDS, Fault, xid

@@ -12,7 +12,6 @@ from hpclaunch.core.contract import CUDA, HIP
 from hpclaunch.core.devices import Gpu
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.findings import Finding
-from hpclaunch.core.health import judge_survey
 from hpclaunch.core.model import Allocation
 from hpclaunch.system import gpus
 
@@ -96,8 +95,15 @@ def count_workers(
         notes.append(f"no GPU here: one worker for each of the {cpus} CPUs of this task")
     else:
         count = 1
-    broken = judge_survey(found.broken, len(found.gpus), _given(environ))
-    return Count(count, found.gpus, selector, version(found), tuple(broken), tuple(notes))
+    return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))
+
+
+def _broken(found: gpus.Survey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    if not found.broken:
+        return ()
+    from hpclaunch.core.health import judge_survey
+
+    return tuple(judge_survey(found.broken, len(found.gpus), _given(environ)))
 
 
 def _given(environ: Mapping[str, str]) -> int | None:

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.findings import Finding, Grade, Row, Visit, differences, failed, rows
+from hpclaunch.core.findings import Finding, Grade, failed
 from hpclaunch.core.model import HEAD
+from hpclaunch.core.visits import Row, Visit, differences, rows
 
 from . import values
 

@@ -15,8 +15,9 @@ from dataclasses import replace
 import msgspec
 import zmq
 
-from hpclaunch.core.findings import Call, Finding, Grade, Visit, clocks
+from hpclaunch.core.findings import Finding, Grade
 from hpclaunch.core.model import HEAD, Allocation
+from hpclaunch.core.visits import Call, Visit, clocks
 from hpclaunch.system import net, reach, route, secret
 
 MAX_BYTES = 1 << 16

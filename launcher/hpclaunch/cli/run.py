@@ -92,7 +92,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     from hpclaunch.config import Config, Start
     from hpclaunch.core import binding, contract
-    from hpclaunch.core.mps import Settings
     from hpclaunch.system import affinity
     from hpclaunch.system.logs import LogDirectory
 
@@ -165,7 +164,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         cuda=count.cuda,
         selector=count.selector,
         virtual_local_rank=options.virtual_local_rank,
-        mps=Settings(options.mps, options.mps_threads, options.mps_memory or ""),
+        mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
         checkpoint_dir=options.checkpoint_dir,

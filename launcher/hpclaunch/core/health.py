@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .findings import Finding, Grade
+from .wording import GIB, size
 from .xids import REBOOT, RESET, Fault, xid
 
-GIB = 1 << 30
 # A CUDA context takes 0.3 to 0.6 GiB, and it is given back within a moment of its process's end:
 # what is more than that, and stays, is missed by a model that fills the GPU.
 MEMORY_LEFT = GIB
@@ -191,8 +191,6 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
     """What did not answer when the GPUs were counted; `expected` is how many this task was given,
     None when nobody has said. One that is missed may be another job's.
     """
-    if not broken:
-        return []
     fail = found > 0 if expected is None else found < expected
     advice = "look at nvidia-smi and dmesg on this host"
     return [Finding("GPUs", broken, Grade.FAIL if fail else Grade.WARN, advice)]
@@ -206,6 +204,11 @@ class XidSeen:
     name: str
     number: int
     pids: tuple[int, ...] = ()
+
+    @property
+    def of_program(self) -> bool:
+        """Its fault; whatever is anybody else's is a finding as well."""
+        return xid(self.number).fault is Fault.PROGRAM
 
     def __str__(self) -> str:
         known = xid(self.number)
@@ -260,13 +263,3 @@ class History:
         fresh = [f for f in findings if f.check not in self._told]
         self._told |= {f.check for f in fresh}
         return fresh
-
-
-def reason(findings: Iterable[Finding]) -> str:
-    return "; ".join(f"{f.check}: {f.found}" for f in findings)
-
-
-def size(number: float) -> str:
-    if number >= GIB:
-        return f"{number / GIB:.1f} GiB"
-    return f"{number / (1 << 20):.0f} MiB"

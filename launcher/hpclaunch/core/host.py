@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .findings import Finding, Grade
-from .health import GIB, size
+from .wording import GIB, size
 
 MIB = 1 << 20
 LOGS_FULL = 16 * MIB  # the workers' files and the journal: below this, lines are lost at once

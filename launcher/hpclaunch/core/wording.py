@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+GIB = 1 << 30
+
 
 def some(names: Iterable[str], most: int) -> str:
     """The first few, each once, and how many more there are: "n1, n2 and 3 more"."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def size(number: float) -> str:
+    """Of so many bytes."""
+    if number >= GIB:
+        return f"{number / GIB:.1f} GiB"
+    return f"{number / (1 << 20):.0f} MiB"

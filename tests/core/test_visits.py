@@ -1,16 +1,7 @@
 """The findings of many hosts as one table."""
 
-from hpclaunch.core.findings import (
-    SHOWN,
-    Finding,
-    Grade,
-    Row,
-    Visit,
-    clocks,
-    differences,
-    failed,
-    rows,
-)
+from hpclaunch.core.findings import Finding, Grade, failed
+from hpclaunch.core.visits import SHOWN, Row, Visit, clocks, differences, rows
 
 GOOD = Finding("secret", "as it should be")
 BAD = Finding("secret", "open to others", Grade.FAIL, "remove it")
