@@ -66,7 +66,7 @@ class Agent:
         )
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
-        self.health = Health(config, self._poller, self.output.say)
+        self.health = Health(config, self._poller, self.output.say, self._note)
         self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
         self.round_dir: Path | None = None
         self.measuring = False  # the workers are the preflight's
@@ -150,7 +150,7 @@ class Agent:
             now = time.monotonic()
             self.journal.record("event", now, event)
             for effect in self.control.handle(event, now):
-                self.journal.record("effect", now, effect)
+                self.journal.record("effect", time.monotonic(), effect)
                 self._carry_out(effect)
 
     def _replace_forkserver(self) -> None:

@@ -11,7 +11,6 @@ from .config import Config
 from .core import contract, events
 from .core.findings import Finding, Grade, failed, reason
 from .core.host import Disk, judge_checkpoints, judge_host
-from .core.model import HEAD
 from .system import host
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
@@ -22,15 +21,21 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
 class Health:
     """What speaks against this node becomes an event, the rest a line for the user, once."""
 
-    def __init__(self, config: Config, poller: zmq.Poller, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        poller: zmq.Poller,
+        say: Callable[[str], None],
+        note: Callable[[str, Any], None],
+    ) -> None:
         self._config = config
         self._poller = poller
         self._say = say
+        self._note = note
         here = config.job.places[config.allocation.index]
         self._host = here.host
         # One agent tells what is the same for all of its node.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
-        self._is_head = here.index == HEAD
         self._gpus = config.gpus if config.selector == contract.CUDA else ()
         self._watcher: Watcher | None = None
         self._checks = 0
@@ -56,9 +61,10 @@ class Health:
             self._config.nproc,
             logs=None if logs is None else logs.path,
             first=number == 0,
-            several=self._is_head and self._config.job.nodes > 1,
+            several=self._config.job.nodes > 1,
         )
         findings = judge_host(seen) + list(self._config.broken)
+        self._note("health", [str(f) for f in findings])
         self._warn(findings if self._first_here else ())
         if failed(findings) or not self._gpus:
             return [_found(findings)]
@@ -109,6 +115,7 @@ class Health:
         return self._on_report(self._watcher.expire())
 
     def _on_report(self, report: Report) -> list[events.Event]:
+        self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)
         for seen in report.xids:
             if seen.of_program:

@@ -189,7 +189,6 @@ def test_an_ordinary_host(host):
         ({"shm": 1 << 20}, "warn", "1 MiB left, through which"),
         ({"memory": GIB}, "warn", "1.0 GiB available for 8 workers"),
         ({"load": 300.0, "cpus": 64}, "warn", "300 on 64 CPUs, before the training has begun"),
-        ({"synchronised": False}, "warn", "not synchronised"),
     ],
 )
 def test_a_host_that_is_not_well(change, grade, found):
@@ -197,6 +196,10 @@ def test_a_host_that_is_not_well(change, grade, found):
     assert finding.grade is Grade(grade)
     assert found in finding.found
     assert finding.advice
+
+
+def test_a_clock_is_a_note_only():
+    assert judge_host(Host(8, synchronised=False)) == [Finding("clock", "not synchronised")]
 
 
 @pytest.mark.parametrize(

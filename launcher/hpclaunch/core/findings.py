@@ -22,6 +22,9 @@ class Finding:
     grade: Grade = Grade.OK
     advice: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.grade.value}: {self.check}: {self.found}"
+
 
 def failed(findings: Iterable[Finding]) -> bool:
     return any(f.grade is Grade.FAIL for f in findings)
