@@ -3,11 +3,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU := .venv-gpu
 SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest frameworks sim bench system clean
+.PHONY: demo test lint types pytest frameworks sim bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -37,6 +38,16 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/idle_agent.py
 	$(BIN)/python bench/restarts_never_hang.py
 
+test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any
+	HPCLAUNCH_GPU_REQUIRED=1 $(GPU)/bin/python -m pytest tests/gpu
+
+bench-gpu: $(GPU)/ready     ## figures of that GPU, into bench/results
+	$(GPU)/bin/python bench/gpu/figures.py
+
+$(GPU)/ready: pyproject.toml
+	PYTHON=$(PYTHON) tests/gpu/prepare $(GPU)
+	@touch $@
+
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || { $(ROOT) && apt-get update -qq && $(APT) python3-venv; } \
@@ -54,4 +65,4 @@ system:     # without root the tests that need it are skipped, and say so
 	  || { apt-get update -qq && $(APT) $(SYSTEM); }
 
 clean:
-	rm -rf $(VENV) demo-run build *.egg-info launcher/*.egg-info
+	rm -rf $(VENV) $(GPU) demo-run build *.egg-info launcher/*.egg-info

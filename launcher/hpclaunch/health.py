@@ -72,16 +72,14 @@ class Health:
         return []
 
     def _open_watcher(self) -> Watcher:
-        if self._watcher is not None and self._watcher.lost:
-            self._poller.unregister(self._watcher.fileno())
-            self._watcher.close()
-            self._watcher = self._watcher.successor()
-            self._poller.register(self._watcher.fileno(), zmq.POLLIN)
-        elif self._watcher is None:
+        if self._watcher is None:
             from .system.watcher import Watcher
 
             self._watcher = Watcher(self._gpus)
-            self._poller.register(self._watcher.fileno(), zmq.POLLIN)
+        elif self._watcher.lost:
+            self._watcher.close()
+            self._watcher = self._watcher.successor()
+        self._poller.register(self._watcher.fileno(), zmq.POLLIN)
         return self._watcher
 
     def look_at_checkpoints(self, disk: Disk) -> None:
@@ -100,10 +98,10 @@ class Health:
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
         watcher = self._watcher
-        if watcher is None or watcher.lost or watcher.fileno() not in ready:
+        if watcher is None or watcher.fileno() not in ready:
             return []
         reports = list(watcher.reports())
-        if watcher.lost:
+        if watcher.lost:  # until the next check
             self._poller.unregister(watcher.fileno())
         return [event for report in reports for event in self._on_report(report)]
 

@@ -17,6 +17,7 @@ from hpclaunch.system import gpus
 
 ROCM = Path("/dev/kfd")  # AMD's driver, which NVML knows nothing of
 NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
+SURVEY_LIMIT = 60.0  # seconds: without persistence mode every GPU is first initialised
 ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
 
 
@@ -30,15 +31,24 @@ class Count:
     notes: tuple[str, ...] = ()
 
 
-def survey(environ: Mapping[str, str]) -> gpus.Survey:
-    """NVIDIA's GPUs, and what is wrong with the choice of them."""
+def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> gpus.Survey:
+    """NVIDIA's GPUs, and what is wrong with the choice of them, within `limit` seconds."""
     try:
         ctypes.CDLL(NVML)
     except OSError:
         return gpus.Survey()  # most machines without a GPU: nothing is imported
+    import threading
+
     import pynvml
 
-    return gpus.survey(environ, pynvml)
+    answers: list[gpus.Survey] = []
+    # A GPU that has fallen off the bus may keep it from ever answering.
+    thread = threading.Thread(
+        target=lambda: answers.append(gpus.survey(environ, pynvml)), daemon=True
+    )
+    thread.start()
+    thread.join(limit)
+    return answers[0] if answers else gpus.Survey(broken=f"NVML did not answer within {limit:g} s")
 
 
 def version(found: gpus.Survey) -> tuple[int, int]:

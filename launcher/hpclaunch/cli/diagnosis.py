@@ -22,6 +22,7 @@ from hpclaunch.system.checks_torch import Question
 from hpclaunch.system.gpus import Survey
 
 from . import diagnosis_gpus
+from .count import survey
 
 ATTEMPTS = 2  # to resolve a name
 
@@ -114,7 +115,7 @@ def _checks(
 ) -> Iterator[Callable[[], list[Finding]]]:
     environ, agents = here.environ, len(here.where.places)
     question = _ask_torch(environ)
-    seen = diagnosis_gpus.look(environ, limit)
+    seen = survey(environ, limit)
     visible = len(seen.gpus)
     yield lambda: [_ours()]
     yield lambda: [checks.own_name(socket.gethostname(), several=here.several)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import select
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,18 +22,9 @@ from hpclaunch.system.checks_torch import Torch
 from hpclaunch.system.gpus import Survey
 from hpclaunch.system.watcher import Watcher
 
-from .count import ROCM, survey, version
+from .count import ROCM, version
 
 ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
-
-
-def look(environ: Mapping[str, str], limit: float) -> Survey:
-    """What NVIDIA's driver tells within `limit` seconds."""
-    answers: list[Survey] = []
-    thread = threading.Thread(target=lambda: answers.append(survey(environ)), daemon=True)
-    thread.start()
-    thread.join(limit)
-    return answers[0] if answers else Survey(broken=f"NVML did not answer within {limit:g} s")
 
 
 def there(torch: Torch | None, environ: Mapping[str, str], seen: Survey) -> Finding:
@@ -122,7 +112,7 @@ def cpus_of_workers(where: Allocation, seen: Survey) -> list[Finding]:
     bindings = binding.bind(mode, cpus, topology, seats)
     lines = [binding.placed(b, s) for b, s in zip(bindings, seats, strict=True)]
     far = binding.remarks(bindings, seats, cpus)
-    few = binding.advice(bindings, topology, seats)
+    few = binding.advice(binding.threads(bindings, topology))
     grade = Grade.WARN if far or few else Grade.OK
     advice = "; ".join(filter(None, [binding.NEARER if far else "", few]))
     return [Finding("binding", "; ".join([*lines, *far]), grade, advice)]

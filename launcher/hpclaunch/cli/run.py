@@ -253,17 +253,23 @@ def _notes(
     cpus: int,
 ) -> list[str]:
     """What the user should know before the workers start."""
+    from hpclaunch.core import binding
+
     notes = [note for note in (what.note, *count.notes) if note]
     if idle := _without_effect(options):
         notes.append("without effect here: " + "; ".join(idle))
     workers = where.tasks_here * count.nproc
     shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
-    if "SLURM_JOB_ID" in environ and shared and cpus < workers:
+    if "SLURM_JOB_ID" not in environ or not shared:
+        return notes
+    if cpus < workers:
         notes.append(
             f"{workers} workers on {where.places[0].host} share {cpus} CPU"
             f"{'' if cpus == 1 else 's'}: ask Slurm for more with --cpus-per-task=N, on the "
             "#SBATCH line and on srun"
         )
+    elif count.gpus and (few := binding.advice(cpus // workers)):
+        notes.append(few)
     return notes
 
 

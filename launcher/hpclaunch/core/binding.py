@@ -243,10 +243,9 @@ def _counted(sets: Sequence[set[int]]) -> list[int]:
     return [max(1, sum(whole // users[member] for member in s) // whole) for s in sets]
 
 
-def advice(bindings: Sequence[Binding], topology: Topology, seats: Sequence[Seat]) -> str:
-    """What to tell a user whose workers have GPUs and few cores; "" otherwise."""
-    cores = threads(bindings, topology)
-    if cores >= FEW_CORES or not any(s.name for s in seats):
+def advice(cores: int) -> str:
+    """What to tell a user whose workers have GPUs, and so many cores each; "" for enough."""
+    if cores >= FEW_CORES:
         return ""
     return (
         f"a worker has {cores} core: its data loaders share it with the training, and the GPU "

@@ -1,0 +1,179 @@
+"""Jobs on GPUs through the launcher: MPS comes and goes, and GPUs are watched.
+
+NVML, the control daemon and CUDA's side of MPS are stand-ins (tests/stand_ins).
+"""
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import nvml
+import psutil
+import pytest
+from launching import end, environment, living, script, start, until
+from nvml import LOST, Driver, Gpu
+
+STAND_INS = Path(nvml.__file__).parent
+CLIENT = """\
+import json, os, sys, time
+import cuda_client
+rank, number = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+told = {**os.environ, "client": cuda_client.connect(), "pid": os.getpid()}
+with open("draft-" + rank, "w") as f:
+    json.dump(told, f)
+os.rename("draft-" + rank, f"told-{rank}.{number}.json")
+while not os.path.exists("go"):
+    time.sleep(0.02)
+    cuda_client.synchronize()
+"""
+
+
+class Machine:
+    def __init__(self, directory, temporary):
+        self.directory, self.temporary = directory, temporary
+        self.driver = Driver(directory, [Gpu()])
+        self.process = None
+
+    def launch(self, *words, **changes):
+        more = {k: v for k, v in self.driver.environ.items() if "NVML" in k or k.startswith("LD_")}
+        path = f"{STAND_INS}:{os.environ['PATH']}"
+        more |= {"PATH": path, "PYTHONPATH": str(STAND_INS), "SLURM_TMPDIR": str(self.temporary)}
+        train = script(self.directory, CLIENT)
+        env = environment(**more) | changes
+        self.process = start(*words, train, cwd=self.directory, environ=env)
+        return self.process
+
+    def workers(self, world, number=0):
+        """What they have told, by rank, once all are there."""
+        pattern = f"told-*.{number}.json"
+        until(lambda: len(list(self.directory.glob(pattern))) == world)
+        return [json.loads(p.read_text()) for p in sorted(self.directory.glob(pattern))]
+
+    def helper(self, module):
+        """The launcher's own process of this module."""
+        children = psutil.Process(self.process.pid).children()
+        (found,) = [c for c in children if module in c.cmdline()]
+        return found
+
+    def end(self):
+        """Let the workers end: (exit code, the launcher's words)."""
+        (self.directory / "go").touch()
+        _, err = self.process.communicate(timeout=60)
+        return self.process.returncode, err
+
+    def of_mps(self):
+        """Processes whose directories are this machine's."""
+        found = []
+        for process in psutil.process_iter(["name"]):
+            try:
+                if process.info["name"].startswith("nvidia-cuda-mps"):
+                    pipes = process.environ().get("CUDA_MPS_PIPE_DIRECTORY", "")
+                    found += [process.pid] if pipes.startswith(str(self.temporary)) else []
+            except psutil.Error:
+                continue
+        return living(found)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    temporary = Path(tempfile.mkdtemp())  # short: sockets lie in it
+    machine = Machine(tmp_path, temporary)
+    yield machine
+    if machine.process is not None and machine.process.poll() is None:
+        end(machine.process, signal.SIGKILL)
+    until(lambda: not machine.of_mps())
+    assert list(temporary.iterdir()) == []
+    shutil.rmtree(temporary)
+
+
+def test_workers_on_one_gpu_are_clients_of_mps(machine):
+    machine.launch("--nproc=3", "--mps-threads=25", "--mps-memory=2g")
+    told = machine.workers(3)
+    assert [t["client"] for t in told] == [True] * 3
+    assert {t["CUDA_VISIBLE_DEVICES"] for t in told} == {nvml.uuid(0)}
+    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in told} == {"25"}
+    assert {t["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for t in told} == {"0=2G"}
+    code, said = machine.end()
+    assert code == 0
+    assert "MPS runs for GPU 0; --mps off does without" in said
+    assert len(said.splitlines()) == 2
+
+
+def test_a_killed_fork_server_costs_neither_the_daemons_nor_the_watcher(machine):
+    machine.launch("--nproc=2")
+    machine.workers(2)
+    kept = [machine.helper(m) for m in ("hpclaunch.worker.mps", "hpclaunch.system.nvml")]
+    daemons = set(machine.of_mps())
+    machine.helper("hpclaunch.worker.forkserver").kill()
+    assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
+    assert all(process.is_running() for process in kept)
+    assert daemons & set(machine.of_mps())
+    code, said = machine.end()
+    assert code == 0
+    assert "the fork server on" in said
+
+
+def test_a_killed_watcher_is_replaced_at_the_next_start(machine):
+    machine.launch("--nproc=1")
+    (told,) = machine.workers(1)
+    machine.helper("hpclaunch.system.nvml").kill()
+    assert "are not watched" in machine.process.stderr.readline()
+    os.kill(told["pid"], signal.SIGKILL)
+    machine.workers(1, number=1)
+    assert machine.helper("hpclaunch.system.nvml").is_running()
+    assert machine.end()[0] == 0
+
+
+def test_mps_that_does_not_start(machine):
+    machine.launch("--nproc=2", MPS_STAND_IN="refuses")
+    assert [t["client"] for t in machine.workers(2)] == [False] * 2
+    code, said = machine.end()
+    assert code == 0
+    assert "GPU 0: shared by time slices, without MPS: " in said
+    machine.launch("--nproc=2", "--mps=on", MPS_STAND_IN="refuses")
+    code, said = machine.end()
+    assert code == 2
+    assert "error: on " in said
+    assert ": --mps on: " in said
+
+
+def test_a_gpu_that_is_lost_at_the_start(machine):
+    machine.driver.gpus = [Gpu(), Gpu(error=LOST)]
+    machine.driver.tell()
+    machine.launch()
+    code, said = machine.end()
+    assert code == 1
+    assert "GPUs: GPU 1: GPU is lost (--health off starts in spite of it)" in said
+    machine.launch("--health=off")
+    assert machine.end()[0] == 0
+
+
+def test_what_only_slows_is_said_once(machine):
+    machine.driver.gpus[0].throttle = nvml.POWER_BRAKE
+    machine.driver.tell()
+    machine.launch("--nproc=1")
+    (told,) = machine.workers(1)
+    os.kill(told["pid"], signal.SIGKILL)
+    machine.workers(1, number=1)
+    code, said = machine.end()
+    assert code == 0
+    assert said.count("GPU 0 slowdown POWER_BRAKE: runs slower") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--mps-threads", "0"], "--mps-threads: '0' is neither auto nor a percentage above 0"),
+        (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, as 512M or 4G"),
+        (["--mps", "maybe"], "--mps: invalid choice: 'maybe'"),
+    ],
+)
+def test_bad_words(machine, words, wrong):
+    machine.launch(*words)
+    code, said = machine.end()
+    assert code == 2
+    assert wrong in said
+    assert "Traceback" not in said
