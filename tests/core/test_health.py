@@ -17,6 +17,7 @@ from hpclaunch.core.health import (
     Recovery,
     Slowdown,
     judge,
+    judge_survey,
 )
 from hpclaunch.core.host import Disk, Host, judge_checkpoints, judge_host
 from hpclaunch.core.xids import XIDS, Fault, xid
@@ -164,6 +165,21 @@ def test_an_xid_in_words():
 
 
 ENOUGH = Disk("/data", free=50 * GIB, files=10**6)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "grade"),
+    [
+        (3, None, Grade.FAIL),  # one of several
+        (0, None, Grade.WARN),  # of a driver that nobody has asked for
+        (2, 2, Grade.WARN),  # another job's
+        (1, 2, Grade.FAIL),
+        (0, 0, Grade.WARN),
+    ],
+)
+def test_a_gpu_that_is_missing_when_they_are_counted(found, expected, grade):
+    (finding,) = judge_survey("GPU 3: GPU is lost", found, expected)
+    assert finding.grade is grade
 
 
 @pytest.mark.parametrize(

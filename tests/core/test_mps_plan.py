@@ -16,6 +16,7 @@ from hpclaunch.core.mps import (
     pipes_of,
     plan,
     wanted,
+    without,
 )
 
 HERE = Found("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
@@ -69,6 +70,15 @@ def test_of_two_agents_that_share_a_gpu_the_first_has_the_daemon():
     first, second = share_out(tasks, per_worker=1, isolate=False)
     assert plan(AUTO, first, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=True),)
     assert plan(AUTO, second, gpus(1), HERE).groups == (Group(("GPU-0",), 2, owned=False),)
+
+
+def test_what_is_left_when_no_daemon_can_be_had():
+    left = without(AUTO, shares(4), gpus(), "it did not start")
+    (note,) = left.notes
+    assert note == "GPU 0, GPU 1: shared by time slices, without MPS: it did not start"
+    assert without(ON, shares(2), gpus(), "it did not start").error == "--mps on: it did not start"
+    error = without(AUTO, shares(4), gpus(mode="exclusive"), "it did not start").error
+    assert "its compute mode is EXCLUSIVE_PROCESS, and it did not start" in error
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,19 @@ def test_without_the_control_daemon_workers_take_turns(gpus: Gpus) -> None:
     assert "error: on n1: --mps on: GPU 0: nvidia-cuda-mps-control is not in PATH" in ended.output
 
 
+def test_workers_that_evade_mps_are_named(gpus: Gpus) -> None:
+    """Their script takes the pipe directory away, and CUDA goes on without a word."""
+    evade = gpus.directory / "evade.py"
+    evade.write_text(
+        "import os, runpy\nos.environ.pop('CUDA_MPS_PIPE_DIRECTORY')\n"
+        f"os.environ['MPS_STAND_IN_UVM'] = '/dev/nvidia-uvm'\nrunpy.run_path({str(CLIENT)!r})\n"
+    )
+    job = gpus.launch("--nproc", 2, evade, nodes=1, gres="gpu:1", srun=f"{SCRIPTS}/uvm.sh")
+    job.says("ranks 0, 1 on n1 use the GPU without MPS, so that they take turns on it")
+    gpus.go()
+    assert job.wait().code == 0
+
+
 def test_mps_off_and_an_exclusive_gpu(gpus: Gpus) -> None:
     gpus.driver([Gpu(mode=3)])
     ended = gpus.launch("--nproc=2", "--mps=off", CLIENT, nodes=1, gres="gpu:1").wait()

@@ -1,0 +1,162 @@
+"""Stories of nodes that are not fit: who is told, who goes on without them, and the preflight."""
+
+from __future__ import annotations
+
+import shlex
+
+from story import a_job, a_member, a_part, an_order, deeds, orders, report, reports, run, tell, wait
+
+from hpclaunch.core.devices import Share, Shares
+from hpclaunch.core.effects import (
+    CheckHealth,
+    ChooseCheckpoint,
+    OpenStore,
+    PrepareGpus,
+    Say,
+    StartWorkers,
+    StopWorkers,
+)
+from hpclaunch.core.events import (
+    CheckpointChosen,
+    GpusReady,
+    HeadReached,
+    HealthFound,
+    Started,
+    StoreListening,
+    WorkersGone,
+)
+from hpclaunch.core.model import EXIT_LOST, Goal, Phase
+from hpclaunch.core.preface import layout
+from hpclaunch.core.rounds import Head
+
+IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
+ILL = "GPU 1 ECC: 3 uncorrected memory errors"
+
+
+def a_head(hosts, **settings):
+    head = Head(a_job(hosts, **{"silence": 100.0, "beat": 100.0} | settings))
+    tell(head, 0.0, Started())
+    return head
+
+
+def said(effects):
+    return [e.text for e in effects if isinstance(e, Say)]
+
+
+# The head
+
+
+def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
+    head = a_head("n0 n1 n2", fewest=2, health=True, slurm_id="71")
+    tell(head, 0.1, report(0, IDLE), report(2, IDLE))
+    effects = tell(head, 0.2, report(1, IDLE, unfit=ILL))
+    (text,) = said(effects)
+    first, second = text.splitlines()
+    assert first == f"n1 is set aside: {ILL}"
+    words = shlex.split(second.partition(": ")[2])
+    assert words == ["scontrol", "update", "NodeName=n1", f"Comment=job 71: {ILL}"]
+    effects = tell(head, 0.3, CheckpointChosen(""))
+    assert orders(effects) == [(0, "run", 0), (1, "run", 0), (2, "run", 0)]
+    parts = {e.to: e.message.assignment for e in effects if not isinstance(e, Say)}
+    assert parts[1] is None
+    assert {parts[i].group_world_size for i in (0, 2)} == {2}
+
+
+def test_several_agents_of_a_node_are_set_aside_once():
+    head = a_head("n0 n1 n1", fewest=1, health=True)
+    effects = tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL, host="n1"))
+    effects += tell(head, 0.2, report(2, IDLE, unfit=ILL, host="n1"))
+    assert said(effects) == [f"n1 is set aside: {ILL}"]
+    assert ChooseCheckpoint() in deeds(effects)
+
+
+def test_too_few_nodes_are_left():
+    head = a_head("n0 n1", health=True)
+    tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL))
+    assert head.verdict.code == EXIT_LOST
+    assert head.verdict.reason == (
+        f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 goes on without "
+        "those set aside)"
+    )
+
+
+def test_alone_it_says_what_starts_in_spite_of_it():
+    head = a_head("n0", health=True)
+    effects = tell(head, 0.1, report(0, IDLE, unfit=ILL))
+    assert said(effects) == []
+    assert head.verdict.reason == f"n0: {ILL} (--health off starts in spite of it)"
+
+
+def test_a_node_that_falls_ill_costs_no_restart():
+    head = a_head("n0 n1 n2", fewest=2, health=True, max_restarts=0)
+    tell(head, 0.1, *(report(i, IDLE) for i in range(3)))
+    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    effects = tell(head, 1.0, report(2, Phase.STOPPING, 0, unfit=ILL))
+    assert orders(effects) == [(0, "stop", 0), (1, "stop", 0), (2, "stop", 0)]
+    effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
+    assert ChooseCheckpoint() in deeds(effects)
+    assert (head.round, head.restarts, head.verdict) == (1, 0, None)
+
+
+def test_the_preflight_is_a_round_before_the_first():
+    head = a_head("n0 n1", preflight=True)
+    tell(head, 0.1, report(0, IDLE), report(1, IDLE))
+    effects = tell(head, 0.2, CheckpointChosen("/c/1.pt"))
+    assert "preflight: measuring GPUs and links" in said(effects)
+    parts = [e.message.assignment for e in effects if not isinstance(e, Say)]
+    assert [(p.preflight, p.checkpoint) for p in parts] == [(True, "")] * 2
+    effects = tell(head, 0.3, report(0, DONE, 0), report(1, DONE, 0))
+    assert orders(effects) == [(0, "stop", 0), (1, "stop", 0)]
+    tell(head, 0.4, report(0, IDLE, 0), report(1, IDLE, 0))
+    effects = tell(head, 0.5, CheckpointChosen("/c/1.pt"))
+    parts = [e.message.assignment for e in effects if not isinstance(e, Say)]
+    assert [(p.preflight, p.checkpoint, p.restarts) for p in parts] == [(False, "/c/1.pt", 0)] * 2
+
+
+# A member
+
+
+def test_a_member_is_ready_once_it_has_been_looked_at():
+    member = a_member(health=True)
+    assert deeds(tell(member, 0.0, Started())) == [OpenStore(), CheckHealth()]
+    tell(member, 0.1, StoreListening(4001), HeadReached(), wait())
+    assert member.phase is Phase.PREPARING
+    (told,) = reports(tell(member, 0.2, HealthFound("")))
+    assert (told.phase, told.unfit) == (Phase.IDLE, "")
+
+
+def test_a_member_that_falls_ill_stops_its_workers_and_stays_ill():
+    member = a_member(health=True)
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait(), HealthFound(""))
+    tell(member, 0.5, run(0))
+    effects = tell(member, 1.0, HealthFound(ILL))
+    assert deeds(effects) == [StopWorkers()]
+    assert reports(effects)[-1].unfit == ILL
+    effects = tell(member, 2.0, WorkersGone(), StoreListening(4002), HealthFound(""))
+    assert reports(effects)[-1].unfit == ILL
+
+
+def test_workers_wait_for_their_gpus():
+    member = a_member()
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait())
+    part = a_part(shares=Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True))
+    assert deeds(tell(member, 1.0, an_order(Goal.RUN, assignment=part))) == [PrepareGpus(part)]
+    assert deeds(tell(member, 1.1, GpusReady(7))) == []  # of another round
+    assert deeds(tell(member, 1.2, GpusReady(0))) == [StartWorkers(part)]
+    assert deeds(tell(member, 1.3, GpusReady(0))) == []
+
+
+# What is said of GPUs
+
+
+def test_hosts_that_share_gpus_alike_are_one_line():
+    shared = Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True)
+    own = Shares((Share((0,)), Share((1,))), isolated=True)
+    alike = [("n0", a_part(shares=shared)), ("n1", a_part(shares=shared))]
+    (line,) = layout(alike, asked=False)
+    assert line.startswith("2 workers share 1 GPU on n0, n1; each worker sees its own only")
+    (line,) = layout([("n0", a_part(shares=own))], asked=False)
+    assert line.startswith("GPUs on n0 are dealt out: each worker sees its own only")
+    assert layout([("n0", a_part(shares=own))], asked=True) == []
+    uneven = [("n0", a_part(local_world_size=1, layout="1,2")), ("n1", a_part(layout="1,2"))]
+    assert layout(uneven, asked=False) == ["the nodes have different numbers of workers: 1,2"]
