@@ -21,7 +21,7 @@ def test_the_watcher_reads_the_real_driver(machine: Machine) -> None:
     try:
         watcher.check(0)
         assert select.select([watcher], [], [], LIMIT)[0]
-        reports = list(watcher.receive())
+        reports = list(watcher.reports())
     finally:
         watcher.close()
     assert [report.round for report in reports] == [0]
