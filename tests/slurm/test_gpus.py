@@ -105,6 +105,20 @@ def test_workers_that_share_gpus_are_clients_of_mps(cluster: Cluster, gpus: Gpus
     assert not cluster.processes(OF_MPS)
 
 
+def test_each_worker_is_near_its_gpu(gpus: Gpus) -> None:
+    gpus.driver([Gpu(cpus=(1,)), Gpu(cpus=(0,))])
+    gpus.go()
+    ended = gpus.launch(CLIENT, nodes=2).wait()
+    assert ended.code == 0, str(ended)
+    told = gpus.until_all_run(4)
+    assert [t["cpus"] for t in told] == [[1], [0], [1], [0]]
+    assert {t["OMP_NUM_THREADS"] for t in told} == {"1"}
+    assert {t["CUDA_DEVICE_ORDER"] for t in told} == {"PCI_BUS_ID"}
+    assert "a worker has 1 core" in ended.output  # the advice about data loaders
+    (journal,) = gpus.directory.glob("hpclaunch-logs/*/journal.jsonl")
+    assert "rank 0: GPU 0, CPUs 1" in journal.read_text()
+
+
 def test_agents_of_one_node_share_a_daemon(cluster: Cluster, gpus: Gpus) -> None:
     options = ["--ntasks-per-node=3"]
     job = gpus.launch(CLIENT, nodes=1, gres="gpu:1", options=options)

@@ -23,7 +23,7 @@ def wait_for(pattern: str, count: int) -> None:
             cuda_client.synchronize()
 
 
-told = {**os.environ, "client": cuda_client.connect(), "pid": os.getpid()}
+told = {**os.environ, "client": cuda_client.connect(), "cpus": sorted(os.sched_getaffinity(0))}
 draft = Path(f"draft-{RANK}")
 draft.write_text(json.dumps(told))
 draft.rename(f"told-{RANK}.{ROUND}.json")
