@@ -56,14 +56,9 @@ class Agent:
         self.channel = self.joined.channel
         self._poller = zmq.Poller()
         incarnation = os.urandom(8).hex()
-        self.control = Control(
-            config.job,
-            self.place.index,
-            config.nproc,
-            self.joined.address,
-            incarnation,
-            tuple(gpu.uuid for gpu in config.gpus),
-        )
+        address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
+        index, nproc = self.place.index, config.nproc
+        self.control = Control(config.job, index, nproc, address, incarnation, gpus)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
         self.health = Health(config, self._poller, self.output.say, self._note)
@@ -179,6 +174,8 @@ class Agent:
                 self._deliver(events.StoreListening(port))
             case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
                 self._deliver(*self._exit(rank, code, signum))
+            case {"event": "lease-over"}:
+                self._deliver(events.LeaseOver())
             case {"event": "gone"}:
                 self.output.mirror.finish(time.monotonic())
                 self._deliver(events.WorkersGone())
@@ -285,6 +282,8 @@ class Agent:
                 except OSError as e:
                     reason = f"cannot write logs on {self.place.host}: {e.strerror}: {e.filename}"
                     self._cannot_start(Trouble(EXIT_LOST, reason))
+            case effects.KeepWorkers(until=until):
+                self.forkserver.keep(until)
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers():
@@ -302,6 +301,8 @@ class Agent:
         if self.config.checkpoint_dir is None:
             self._events.append(events.CheckpointChosen(""))
             return
+        if self.search is not None:
+            self._stop_search(self.search)  # a node was lost meanwhile
         self.search = Search(str(self.config.checkpoint_dir))
         self._poller.register(self.search.fileno(), zmq.POLLIN)
 

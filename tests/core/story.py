@@ -132,7 +132,8 @@ TERM = Signalled(signal.SIGTERM)
 
 
 def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
-    settings = {"grace": 20.0, "silence": 100.0, "unkillable": 30.0} | settings
+    settings = {"grace": 20.0, "silence": 100.0, "unkillable": 30.0, "wait": 0.0} | settings
+    settings = {"beat": 1.0} | settings
     return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2", "a1")
 
 

@@ -108,7 +108,7 @@ def test_after_its_workers_have_ended_well():
     """They are done, whether or not those elsewhere still need what it held."""
     member = running()
     tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0), WorkersGone())
-    assert tell(member, 2.5, REPLACED) == []
+    assert deeds(tell(member, 2.5, REPLACED)) == []
     assert member.phase is Phase.DONE
     assert deeds(tell(member, 3.0, stop(0, lost=True))) == [OpenStore()]
 

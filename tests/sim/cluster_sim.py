@@ -16,7 +16,7 @@ from random import Random
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
 from sim_network import Network
-from sim_plan import Fault, Kind, Plan, draw
+from sim_plan import LOSSES, Fault, Kind, Plan, draw
 from sim_training import Training
 
 from hpclaunch.core import effects, events
@@ -66,10 +66,13 @@ class Simulation:
         if not agent.living:
             return
         if self._record:
-            lasting = f" for {fault.lasts:.1f} s" if fault.kind is Kind.PAUSE else ""
+            lasting = f" for {fault.lasts:.1f} s" if fault.kind in (Kind.PAUSE, *LOSSES) else ""
             self.say(f"agent {fault.agent}: {fault.kind.name}{lasting}")
         match fault.kind:
             case Kind.PAUSE:
+                agent.pause(fault.lasts)
+            case Kind.STALL:
+                self.network.disturb(fault.agent)
                 agent.pause(fault.lasts)
             case Kind.BLIP:
                 for member in range(1, len(self.agents)):
@@ -88,9 +91,14 @@ class Simulation:
             case Kind.TROUBLE:
                 agent.trouble()
             case Kind.KILL_AGENT:
+                self.network.disturb(fault.agent)
                 agent.kill()
             case Kind.CUT:
-                self.network.cut_off(fault.agent)
+                self.network.cut_off(fault.agent, fault.lasts)
+            case Kind.MUTE:
+                self.network.silence(fault.agent, fault.lasts, mute=True)
+            case Kind.DEAF:
+                self.network.silence(fault.agent, fault.lasts, mute=False)
             case Kind.KILL_FORKSERVER:
                 if fault.phase is None:
                     agent.kill_forkserver(for_good=False)

@@ -25,6 +25,7 @@ _SOURCES = (
     events.StoreListening
     | events.WorkerExited
     | events.WorkersGone
+    | events.LeaseOver
     | events.ForkServerReplaced
     | events.HealthFound
     | events.GpusReady
@@ -47,6 +48,7 @@ class Agent:
         self.port = 0  # where a store would listen
         self.workers: list[Worker] = []
         self._running = False
+        self._lease = math.inf  # until when the workers may run
         self._forkserver = True  # False from its death until another is there
         self._forkservers = 1  # how many there were
         self._store_of = -1  # the last round whose store is here
@@ -169,6 +171,9 @@ class Agent:
                 self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))
             case effects.StartWorkers(assignment=part):
                 self._start_workers(part)
+            case effects.KeepWorkers(until=until):
+                self._lease = until
+                self.sim.after(max(0.0, until - self.clock), self._fence)
             case effects.StopWorkers():
                 for worker in self.living_workers():
                     self.sim.training.terminate(worker)
@@ -182,6 +187,14 @@ class Agent:
             case effects.Exit(verdict=verdict):
                 self.verdict = verdict
                 self.leave()
+
+    def _fence(self) -> None:
+        """By the fork server, whatever the agent does."""
+        if self.clock < self._lease - 1e-9 or not self._forkserver or not self._running:
+            return
+        self._answer(events.LeaseOver())
+        for worker in self.living_workers():
+            self.sim.training.kill(worker)
 
     def _choose(self) -> None:
         self.deliver(events.CheckpointChosen(self.sim.training.newest_complete()))

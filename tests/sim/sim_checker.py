@@ -85,7 +85,7 @@ class Checker:
             elif isinstance(effect, effects.Exit):
                 self._exits(agent)
             elif isinstance(effect, effects.KillIdleWorkers):
-                lost = control.member.round in self.lost
+                lost = control.member.round in self.lost or self.sim.plan.losses
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
             elif isinstance(effect, effects.KillWorkers):
                 self._patient(agent)
@@ -97,11 +97,12 @@ class Checker:
     def _starts(self, agent: Agent, part: Assignment) -> None:
         plan, index = self.sim.plan, agent.index
         alive = [w for w in self.sim.training.living() if w.round != part.round]
-        # A worker on the wrong side of a cut is not seen by anybody who could wait for it.
-        alive = [w for w in alive if w.agent not in self.sim.network.cut]
+        # The fork server cannot help those that survive a SIGKILL.
+        alive = [w for w in alive if not w.unkillable or w.agent not in self.sim.network.disturbed]
         self._require(not alive, agent, f"starts round {part.round} while {alive} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
-        self._require(part.round >= max(self.started, default=0), agent, "starts an old round")
+        if part.round < max(self.started, default=0):
+            return  # the order to start was old: its lease is over already
         starters = self.started.setdefault(part.round, set())
         self._require(index not in starters, agent, f"starts round {part.round} twice")
         starters.add(index)
@@ -117,12 +118,14 @@ class Checker:
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         self._require(part.restarts <= plan.job.max_restarts, agent, "restarts beyond the budget")
         free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
-        counted = part.round - free <= part.restarts <= part.round
-        self._require(counted, agent, "miscounts its restarts")
+        least = part.round - free if plan.survived else 0
+        self._require(least <= part.restarts <= part.round, agent, "miscounts its restarts")
         head = self.sim.agents[HEAD].control.head
         assert head is not None, "the first agent is the head"
         taking = [p.place for p in head.roster if p.assignment is not None]
-        expected = _seat(taking, plan.nprocs, index)
+        groups = list(dict.fromkeys(p.node for p in taking))
+        groups = sorted(groups, key=head.groups.index)
+        expected = _seat(taking, groups, plan.nprocs, index)
         seat = (
             part.first_rank,
             part.nproc,
@@ -136,7 +139,7 @@ class Checker:
         sound = {p.node for p in taking}.isdisjoint(self.aside)
         self._require(sound, agent, "runs with a node that was set aside")
         self._shares(agent, part)
-        host = min(taking, key=lambda p: (p.node, p.index)).index
+        host = min(taking, key=lambda p: (groups.index(p.node), p.index)).index
         self._require(part.hosts_store == (index == host), agent, "hosts the store in error")
         if index == host:
             self._require(part.store_port == agent.port, agent, "has a stale store")
@@ -173,16 +176,18 @@ class Checker:
         assert head is not None
         for index, peer in enumerate(head.roster):
             lost = peer.lost and self.sim.agents[index].living
-            connected = index not in self.sim.network.cut
-            self._require(not (lost and connected), agent, f"gave agent {index} up in error")
+            plan, disturbed = self.sim.plan, index in self.sim.network.disturbed
+            error = lost and not disturbed and not (plan.drop or plan.slow)
+            self._require(not error, agent, f"gave agent {index} up in error")
 
     def _exits(self, agent: Agent) -> None:
         sim = self.sim
         assert agent.control.member.verdict is not None
         left = [w for w in agent.living_workers() if not w.unkillable]
         self._require(not left, agent, f"leaves while its own {left} run")
-        head, cut = sim.agents[HEAD], sim.network.cut
-        if head.killed or agent.index in cut or not (agent.told or agent.index == HEAD):
+        head, cut = sim.agents[HEAD], sim.network.disturbed
+        lossy = sim.plan.drop or sim.plan.slow
+        if head.killed or lossy or agent.index in cut or not (agent.told or agent.index == HEAD):
             return
         reason = agent.control.member.verdict.reason
         given_up = reason.startswith("the head on") and head.living
@@ -224,7 +229,10 @@ class Checker:
             if agent.killed or agent.verdict is None:
                 continue
             # Who never met the head or was cut off from it can only say that.
-            alone = agent.index and (agent.index in sim.network.cut or not agent.told)
+            lossy = sim.plan.drop or sim.plan.slow
+            given_up = agent.verdict.reason.startswith("the head on")
+            alone = agent.index in sim.network.disturbed or not agent.told or (lossy and given_up)
+            alone = alone and agent.index != HEAD
             if not alone:
                 said = agent.verdict
                 self._require(said.code in codes, agent, f"left with {said}, not {codes}")
@@ -242,7 +250,8 @@ class Checker:
         spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
         fair = (done and plan.crashes - len(plan.unfit) <= budget) or (spent and most > budget)
         if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
-            fair, spent = len(plan.unfit) > plan.spare, False
+            late = sum(start > plan.job.last_call for start in plan.starts)
+            fair, spent = len(plan.unfit) + late > plan.spare, False
         count = f"{plan.crashes} crashes and {plan.kills} killed fork servers"
         self._require(fair, head, f"ends with {verdict} after {count}")
         if not spent:
@@ -275,11 +284,13 @@ def _state(agent: Agent) -> tuple[object, ...]:
     return (*own, head.stage, head.round, head.restarts, head.verdict)
 
 
-def _seat(places: list[Place], nprocs: tuple[int, ...], index: int) -> tuple[int, ...]:
-    """What Slurm's order makes of an agent, counted one worker at a time."""
+def _seat(
+    places: list[Place], groups: list[int], nprocs: tuple[int, ...], index: int
+) -> tuple[int, ...]:
+    """What the order of the nodes makes of an agent, counted one worker at a time."""
     workers = [
         (place.node, place.index)
-        for node in sorted({place.node for place in places})
+        for node in groups
         for place in places
         if place.node == node
         for _ in range(nprocs[place.index])

@@ -23,10 +23,14 @@ class Network:
         self.sim = sim
         self.up = [False] * len(sim.plan.starts)  # the connection of each agent to the head
         self.cut: set[int] = set()
+        self.silent: set[tuple[int, bool]] = set()  # (agent, whether it is mute, or else deaf)
+        self.disturbed: set[int] = set()  # those that may take each other for lost with the head
 
     def send(self, sender: int, to: int, message: Message) -> None:
         plan, rng = self.sim.plan, self.sim.rng
         if not self.up[max(sender, to)] or rng.random() < plan.drop:
+            return
+        if (sender, True) in self.silent or (to, False) in self.silent:
             return
         for _ in range(2 if rng.random() < plan.duplicate else 1):
             self.sim.after(self._delay(), lambda: self._arrive(sender, to, message))
@@ -68,10 +72,24 @@ class Network:
         self._report_close(member, HEAD)
         self.sim.after(self.sim.rng.uniform(*RECONNECT), lambda: self.connect(member))
 
-    def cut_off(self, index: int) -> None:
+    def cut_off(self, index: int, lasts: float) -> None:
+        self.disturb(index)
         for member in self._connections_of(index):
             self.cut.add(member)
             self.up[member] = False
+            self.sim.after(lasts, lambda m=member: self._heal(m))
+
+    def _heal(self, member: int) -> None:
+        self.cut.discard(member)
+        self.sim.after(self.sim.rng.uniform(*RECONNECT), lambda: self.connect(member))
+
+    def silence(self, index: int, lasts: float, *, mute: bool) -> None:
+        self.disturb(index)
+        self.silent.add((index, mute))
+        self.sim.after(lasts, lambda: self.silent.discard((index, mute)))
+
+    def disturb(self, index: int) -> None:
+        self.disturbed.update([index, *(self._connections_of(index) if index == HEAD else ())])
 
     def _report_close(self, to: int, about: int) -> None:
         def tell() -> None:

@@ -26,23 +26,27 @@ class Kind(Enum):
     KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it, and another comes"
     # What costs a node, and the job where there are too few of them.
     UNFIT = "something on its node is found to be broken"
+    STALL = "the agent is stopped for longer than the silence that counts as a loss"
+    CUT = "for a while no message to or from the agent, and no sign of it"
+    MUTE = "for a while no message from the agent"
+    DEAF = "for a while no message to the agent"
+    KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
     # What ends the job.
     SIGTERM = "SIGTERM to one agent"
     SIGINT = "SIGINT twice to one agent"
     SCANCEL = "SIGTERM to every agent"
     TROUBLE = "the agent cannot take part"
-    KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
-    CUT = "no message to or from the agent any more, and no sign of it"
     LOSE_FORKSERVER = "the same, and no other can be started"
     UNKILLABLE = "one of its workers survives SIGKILL"
 
 
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
+LOSSES = (Kind.STALL, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.KILL_AGENT)
 SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
-FATAL = tuple(kind for kind in Kind if kind not in SURVIVED)
+FATAL = tuple(kind for kind in Kind if kind not in (*SURVIVED, *LOSSES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,16 @@ class Plan:
     @property
     def spare(self) -> int:
         """How many nodes the job can do without."""
-        return self.job.nodes - (self.job.fewest or self.job.nodes)
+        return self.job.nodes - (self.job.fewest or self.job.most or self.job.nodes)
 
     @property
     def survived(self) -> bool:
-        """Nothing fails but what a restart makes good."""
-        return self.kinds <= set(SURVIVED)
+        """Nothing fails but what a restart makes good, and nobody may be lost in error."""
+        return self.kinds <= set(SURVIVED) and not (self.drop or self.slow)
+
+    @property
+    def losses(self) -> int:
+        return sum(fault.kind in LOSSES for fault in self.faults)
 
     @property
     def bound(self) -> float:
@@ -108,7 +116,8 @@ class Plan:
         return (
             LATEST_START
             + job.join
-            + (job.max_restarts + 2 + len(self.unfit)) * (self.work + ending)
+            + (job.max_restarts + 2 + len(self.unfit) + 2 * self.losses)
+            * (self.work + ending + job.wait)
         )
 
 
@@ -139,7 +148,7 @@ def draw(seed: int) -> Plan:
             at=rng.uniform(0.0, span),
             kind=rng.choice(kinds),
             agent=rng.randrange(len(places)),
-            lasts=rng.uniform(0.1, 7.0),
+            lasts=rng.uniform(0.1, 2.0),
         )
         for count, kinds in ((harmless, harmless_kinds), (fatal, FATAL))
         for _ in range(count)
@@ -165,6 +174,26 @@ def draw(seed: int) -> Plan:
             Fault(about.uniform(0.0, span), Kind.UNFIT, about.randrange(len(places)))
             for _ in range(about.choice((0, 0, 1, 1, 2)))
         ]
+    out = Random(f"{seed} losses")
+    if out.random() < 0.5:
+        faults += [
+            Fault(
+                at=out.uniform(0.0, span),
+                kind=out.choice(LOSSES),
+                agent=out.choice((0, *range(len(places)))),
+                lasts=out.choice((out.uniform(1.0, 6.0), out.uniform(3.0, 30.0), 1e6)),
+            )
+            for _ in range(out.choice((1, 1, 2, 3)))
+        ]
+        # Nobody wakes up one that sleeps for ever.
+        faults = [
+            replace(f, lasts=min(f.lasts, 30.0)) if f.kind is Kind.STALL else f for f in faults
+        ]
+    job = replace(job, most=out.choice((0, 0, max(1, job.nodes - 1))), wait=out.choice((0.0, 10.0)))
+    if out.random() < 0.3:
+        job = replace(job, fewest=max(1, job.nodes // 2))
+    if job.fewest:
+        job = replace(job, fewest=min(job.fewest, job.most or job.nodes))
     # A pause together with losses, or a closed connection with them, can use up the time that an
     # agent has to be heard: then the job would be right to give it up.
     lossy = not any(f.kind in (Kind.PAUSE, Kind.BLIP) for f in faults)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from .cluster import Cluster, eventually
+from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 
 TELL = SCRIPTS / "tell.py"
@@ -12,28 +14,64 @@ ANY = f"{WORKER}|^sleep 1000"  # the workers and the children that they left beh
 SECONDS = 20.0  # within which no worker may be left: far above the second that it takes
 
 
-@pytest.mark.parametrize(
-    ("victim", "words"),
-    [
-        ("n2", "the agent on n2 was lost: its connection was closed"),
-        ("n1", "the head on n1 was lost: its connection was closed"),
-    ],
-    ids=["a member", "the head"],
-)
-def test_a_killed_agent_ends_the_job_everywhere(
-    cluster: Cluster, launch: Launch, victim: str, words: str
-) -> None:
+def test_a_killed_head_ends_the_job_everywhere(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 2, TELL, "--until", "never", "--child")
     job.until_all_run(6)
-    (agent,) = cluster.processes(AGENT, host=victim)
+    (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
     ended = job.wait()
     assert ended.code != 0, str(ended)
-    others = {task for task in range(3) if f"n{task + 1}" != victim}
-    assert {job.codes[task] for task in others} == {1}
-    assert f"{words} (exit code 1)\n" in ended.output
+    assert {job.codes[task] for task in (1, 2)} == {1}
+    line = "the head on n1 was lost: its connection was closed (exit code 1)\n"
+    assert line in ended.output
     assert "Traceback" not in ended.output
+
+
+def test_a_killed_agent_ends_a_job_that_needs_all_nodes(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
+    job.until_all_run(6)
+    (agent,) = cluster.processes(AGENT, host="n2")
+    agent.kill()
+    eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+    ended = job.wait()
+    assert ended.code != 0, str(ended)
+    assert {job.codes[task] for task in (0, 2)} == {1}
+    assert "the agent on n2 was lost: its connection was closed; 2 of 3 nodes are left" in (
+        ended.output
+    )
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "survivors", "words"),
+    [
+        ("2:3", {0: "n1", 1: "n1", 2: "n3", 3: "n3"}, "going on without n2: 2 nodes"),
+        ("2", {0: "n1", 1: "n1", 2: "n3", 3: "n3"}, "going on with n3 and without n2: 2 nodes"),
+    ],
+    ids=["fewer", "a spare"],
+)
+def test_a_killed_agent_is_survived(
+    cluster: Cluster, launch: Launch, nnodes: str, survivors: dict[int, str], words: str
+) -> None:
+    job = launch("--nproc", 2, "--nnodes", nnodes, TELL, "--until", "go", "--child")
+    job.until_all_run(6 if ":" in nnodes else 4)
+    forget(job)
+    (agent,) = cluster.processes(AGENT, host="n2")
+    agent.kill()
+    job.until_all_run(4)
+    assert {rank: told["hostname"] for rank, told in job.told().items()} == survivors
+    assert {told["WORLD_SIZE"] for told in job.told().values()} == {"4"}
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert {job.codes[task] for task in (0, 2)} == {0}, str(ended)
+    assert "the agent on n2 was lost: its connection was closed" in ended.output
+    assert words in ended.output
+    assert "restart" not in ended.output
+
+
+def forget(job: Job) -> None:
+    for told in job.directory.glob("told-*"):
+        told.unlink()
 
 
 def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) -> None:
@@ -54,20 +92,67 @@ def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) 
     assert "restart 1 of 1" in ended.output
 
 
-def test_a_node_without_network_ends_the_job_on_both_sides(
+def test_a_node_without_network_is_survived_and_comes_back(
     cluster: Cluster, launch: Launch
 ) -> None:
     """Nobody closes a connection here: only the silence tells."""
-    job = launch("--nproc", 1, TELL, "--until", "never")
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    forget(job)
+    node = cluster.nodes["n3"]
+    workers = cluster.processes(WORKER, host="n3")
+    node.cut()
+    try:
+        job.until_all_run(2)
+        left = {p.pid for p in cluster.processes(WORKER, host="n3")}
+        assert not left & {p.pid for p in workers}  # its own fork server has ended them
+        job.says("the agent on n3 was lost: it has been silent for 3 s")
+    finally:
+        node.heal()
+    job.says("n3 is back")
+    forget(job)
+    for worker in cluster.processes(WORKER, host="n2"):
+        worker.kill()
+    job.until_all_run(3)  # it takes part in the next round
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert job.codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 1, "--wait-for-nodes", 4, TELL, "--until", "never")
     job.until_all_run(3)
     node = cluster.nodes["n3"]
     node.cut()
     try:
-        eventually("no worker", lambda: not cluster.processes(ANY), 10 + SECONDS)
-        job.says("the agent on n3 was lost: it has been silent for 10 s")
+        eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+        job.says("waiting for n3: 2 of 3 nodes are here; 4 s more")
+        job.says("2 of 3 nodes are left, and the job needs 3")
+        eventually("no agent on n3", lambda: not cluster.processes(AGENT, host="n3"), SECONDS)
     finally:
         node.heal()
     ended = job.wait()
     assert ended.code == 1, str(ended)
     assert job.codes == {0: 1, 1: 1, 2: 1}
-    assert "the head on n1 was lost: it has been silent for 10 s" in ended.output
+    assert "the head on n1 was lost: it has been silent for 7 s" in ended.output
+
+
+def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
+    cluster: Cluster, launch: Launch
+) -> None:
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    forget(job)
+    (agent,) = cluster.processes(AGENT, host="n2")
+    (worker,) = cluster.processes(WORKER, host="n2")
+    agent.kill(signal.SIGSTOP)
+    try:
+        job.until_all_run(2)
+        assert worker.pid not in {p.pid for p in cluster.processes(WORKER)}
+    finally:
+        agent.kill(signal.SIGCONT)
+    job.says("n2 is back")
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)

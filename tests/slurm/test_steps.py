@@ -147,7 +147,7 @@ def test_several_workers_on_one_cpu_are_pointed_out(launch: Launch) -> None:
 
 def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
     job = launch(
-        "--nnodes=2",
+        "--nnodes=4",
         "--node-rank=0",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=n2:1234",
@@ -162,7 +162,7 @@ def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
     lines = [line for line in job.output.splitlines() if line.startswith("hpclaunch:")]
     assert sorted(lines) == [
         "hpclaunch: --local-addr 192.0.2.1 is no address of n1: not used",
-        "hpclaunch: --nnodes 2, but Slurm says 3: using 3",
+        "hpclaunch: --nnodes 4, but Slurm says 3: using 3",
         "hpclaunch: --node-rank 0 on n2, but Slurm says 1: using 1",
         "hpclaunch: --rdzv-endpoint n2 is not the first node of this step: using n1",
         "hpclaunch: without effect here: --monitor-interval (failures are seen at once)",

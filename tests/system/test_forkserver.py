@@ -54,6 +54,27 @@ def test_environment_and_output(client):
     assert client.path(1, "out").stat().st_mode & 0o777 == 0o600
 
 
+def test_the_end_of_a_lease_is_the_end_of_the_workers(client):
+    """Whether or not the agent is there to see it."""
+    client.server.keep(time.monotonic() + 0.3)
+    client.start(sh("sleep 1000 & trap '' TERM; sleep 1000"), sh("sleep 1000"))
+    client.until("lease-over")
+    assert [client.until("exit")["signal"] for _ in range(2)] == [signal.SIGKILL] * 2
+    client.until("gone")
+    client.start(sh("exit 0"))  # the next round has a lease of its own, or none
+    assert client.until("exit")["code"] == 0
+
+
+def test_a_lease_that_is_renewed(client):
+    for _ in range(3):
+        client.server.keep(time.monotonic() + 0.2)
+        time.sleep(0.1)
+    client.server.keep(time.monotonic() + 1000)
+    client.start(sh("sleep 0.5"))
+    assert client.until("exit")["code"] == 0
+    assert not [reply for reply in client.told if reply["event"] == "lease-over"]
+
+
 def test_output_is_appended_never_overwritten(client):
     client.path(0, "out").write_text("of an earlier run\n")
     client.start(sh("echo more"))

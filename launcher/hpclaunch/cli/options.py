@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from hpclaunch import __version__
 from hpclaunch.core.binding import Mode
-from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER
+from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER, WAIT
 from hpclaunch.core.streams import parse_filters
 
 from . import values
@@ -46,7 +46,7 @@ def build_parser(environ: Mapping[str, str]) -> LaunchParser:
         epilog=EPILOG,
     )
     _add_workers(parser.section("workers"))
-    _add_health(parser.section("health of the nodes"))
+    _add_health(parser.section("loss and health of nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
     _add_machines(parser.section("several machines without Slurm", MACHINES))
@@ -176,6 +176,14 @@ def _add_workers(add: Callable[..., None]) -> None:
 
 def _add_health(add: Callable[..., None]) -> None:
     add(
+        "--wait-for-nodes",
+        type=values.seconds,
+        default=WAIT,
+        metavar="SECONDS",
+        help="how long the job waits for nodes that were cut off, where fewer than MIN of --nnodes "
+        "are left (default: %(default)g)",
+    )
+    add(
         "--health",
         choices=("on", "off"),
         default="on",
@@ -251,7 +259,13 @@ def _add_machines(add: Callable[..., None]) -> None:
         action="store_true",
         help="this task alone, also inside a step with several",
     )
-    add("--nnodes", type=values.nodes, metavar="N", help="machines; of MIN:MAX, MAX are waited for")
+    add(
+        "--nnodes",
+        type=values.nodes,
+        metavar="N",
+        help="machines, also as MIN:MAX: what there is beyond MAX are spares, and with MIN it goes "
+        "on when others are lost",
+    )
     add(
         "--rdzv-backend",
         type=values.given,
@@ -274,7 +288,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         "--rdzv-conf",
         type=values.rdzv_conf,
         metavar="KEY=VALUE,...",
-        help="join_timeout and is_host count",
+        help="join_timeout, last_call_timeout and is_host count",
     )
     add(
         "--node-rank",

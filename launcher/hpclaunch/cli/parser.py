@@ -24,6 +24,7 @@ OURS = frozenset(
         "--mps",
         "--mps-threads",
         "--mps-memory",
+        "--wait-for-nodes",
         "--health",
         "--preflight",
         "--checkpoint-dir",

@@ -12,7 +12,7 @@ from hpclaunch.core.model import HEAD, Allocation
 from hpclaunch.system import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
-HONOURED = ("join_timeout", "is_host")  # of --rdzv-conf
+HONOURED = ("join_timeout", "last_call_timeout", "is_host")  # of --rdzv-conf
 
 
 def locate(
@@ -62,9 +62,14 @@ def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]
 
 def _seen_by_head(options: argparse.Namespace, nodes: int, name: str) -> list[str]:
     notes = []
-    if options.nnodes is not None and not options.nnodes[0] <= nodes <= options.nnodes[1]:
+    if options.nnodes is not None:
+        fewest, most = options.nnodes
         said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
-        notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
+        if nodes < fewest:
+            notes.append(f"--nnodes {said}, but Slurm says {nodes}: using {nodes}")
+        elif nodes > most:
+            spares = f"{nodes - most} of the {nodes} nodes {'is a' if nodes - most == 1 else 'are'}"
+            notes.append(f"--nnodes {said}: {spares} spare{'s' if nodes - most > 1 else ''}")
     option, host = _meeting_point(options)
     if host and not _is_here(host, name):
         notes.append(f"{option} {host} is not the first node of this step: using {name}")
@@ -90,7 +95,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
     backend = options.rdzv_backend or "static"
     notes = []
     if fewest < most:
-        notes.append(f"--nnodes {fewest}:{most}: waiting for {most} machines")
+        notes.append(f"--nnodes {fewest}:{most}: waiting for {most} machines, but not for long")
     run_id = options.rdzv_id or "none"
     name = f"local-{unique}" if options.rdzv_id is None else f"{plain(run_id)}-{unique}"
     if backend == "static":

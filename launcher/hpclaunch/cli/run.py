@@ -20,6 +20,7 @@ from hpclaunch.core.model import (
     FORWARDED,
     HEAD,
     JOIN,
+    LAST_CALL,
     PLACEHOLDER,
     Allocation,
     Job,
@@ -42,7 +43,8 @@ def check(options: argparse.Namespace) -> None:
             "the agent never loads; see -r, -t and --log-dir"
         )
     _streams(options, {})
-    _join_timeout(options)
+    _seconds(options, "join_timeout", JOIN)
+    _seconds(options, "last_call_timeout", LAST_CALL)
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with:
@@ -136,7 +138,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         allocation=where,
         job=Job(
             where.places,
-            fewest=_fewest(options, where),
+            **_size(options, where),
             max_restarts=options.max_restarts,
             gpus_per_worker=options.gpus_per_worker,
             isolate=_isolate(options),
@@ -144,7 +146,9 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             preflight=options.preflight,
             slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
-            join=_join_timeout(options),
+            wait=options.wait_for_nodes,
+            join=_seconds(options, "join_timeout", JOIN),
+            last_call=_seconds(options, "last_call_timeout", LAST_CALL),
         ),
         nproc=count.nproc,
         command=what.command,
@@ -182,10 +186,10 @@ def _isolate(options: argparse.Namespace) -> bool:
     return bool(own or options.mps == "on")
 
 
-def _fewest(options: argparse.Namespace, where: Allocation) -> int:
-    """The MIN of --nnodes MIN:MAX: of nodes that are left when others are set aside."""
-    fewest = options.nnodes[0] if options.nnodes else where.nodes
-    return int(min(fewest, where.nodes))
+def _size(options: argparse.Namespace, where: Allocation) -> dict[str, int]:
+    """Of --nnodes MIN:MAX, as far as there are so many."""
+    fewest, most = options.nnodes or (where.nodes, where.nodes)
+    return {"fewest": min(fewest, where.nodes), "most": min(most, where.nodes)}
 
 
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
@@ -203,15 +207,15 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     return binding.threads(binding.bind(mode, cpus, there, [binding.Seat()] * workers), there)
 
 
-def _join_timeout(options: argparse.Namespace) -> float:
-    """Seconds to wait for the other agents."""
-    said = (options.rdzv_conf or {}).get("join_timeout", JOIN)
+def _seconds(options: argparse.Namespace, key: str, default: float) -> float:
+    """Of --rdzv-conf."""
+    said = (options.rdzv_conf or {}).get(key, default)
     try:
         seconds = float(said)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise UsageError(f"--rdzv-conf join_timeout={said}: not a number of seconds")
+        raise UsageError(f"--rdzv-conf {key}={said}: not a number of seconds")
     return seconds
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 
-from .model import EXIT_LOST, Job, Verdict
-from .roster import Peer, Roster, hosts_of
+from .model import Job
+from .roster import Peer
 
 
 def announce(peer: Peer, job: Job) -> str:
@@ -23,20 +23,3 @@ def for_administrator(host: str, why: str, job: str) -> str:
     """
     comment = " ".join(f"job {job}: {why}".split())
     return f"scontrol update NodeName={shlex.quote(host)} Comment={shlex.quote(comment)}"
-
-
-def too_few(roster: Roster, job: Job, restarts: int) -> Verdict | None:
-    """None while enough nodes are left."""
-    left = len({p.place.node for p in roster.fit})
-    fewest = job.fewest or job.nodes
-    if left >= fewest:
-        return None
-    unfit = [p for p in roster if p.unfit]
-    why = f"{hosts_of(unfit)}: {unfit[0].unfit}"
-    if job.nodes == 1:
-        reason = f"{why} (--health off starts in spite of it)"
-    else:
-        reason = f"{why}; {left} of {job.nodes} nodes are left, and the job needs {fewest}"
-        if fewest == job.nodes:
-            reason += f" (--nnodes {max(1, left)}:{job.nodes} goes on without those set aside)"
-    return Verdict(EXIT_LOST, reason, restarts=restarts)

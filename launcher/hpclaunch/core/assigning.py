@@ -15,13 +15,16 @@ def assign(
     job: Job,
     reports: Mapping[int, Report],
     *,
+    groups: Sequence[int],
     number: int,
     restarts: int,
     checkpoint: str,
     preflight: bool = False,
 ) -> dict[int, Assignment]:
-    """The parts of the agents that have reported, by index; the round's store is with rank 0."""
-    seats = ranks.seats((job.places[i], report.nproc) for i, report in reports.items())
+    """The parts of these agents, by index; `groups` are their nodes in the order of the ranks. The
+    round's store is with rank 0.
+    """
+    seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
     store = seats[0].place.index
     address = _store_address(store, job, reports)
     shares = _shares(seats, job, reports)

@@ -49,6 +49,14 @@ class StartWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepWorkers:
+    """Workers may run until then, or longer if another of these comes: the fork server ends them
+    otherwise, whatever has become of this agent. Answered by LeaseOver when it comes to that."""
+
+    until: float  # on this machine's monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to the workers; one that would kill a worker unasked is not sent to it."""
 
@@ -93,6 +101,7 @@ Effect = (
     | ChooseCheckpoint
     | Diagnose
     | StartWorkers
+    | KeepWorkers
     | SignalWorkers
     | StopWorkers
     | KillIdleWorkers

@@ -84,6 +84,11 @@ class WorkersGone:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseOver:
+    """The workers are being ended, since nobody has said in time that they may go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForkServerReplaced:
     """The fork server was killed, with all that it had started, its store and listening socket
     too; a new one is here. Whatever the old one had told came before."""
@@ -120,6 +125,7 @@ Event = (
     | Diagnosed
     | WorkerExited
     | WorkersGone
+    | LeaseOver
     | ForkServerReplaced
     | Signalled
     | TroubleFound

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from . import membership
+from .bond import Bond
 from .effects import (
     CheckHealth,
     Effect,
@@ -34,6 +34,7 @@ from .events import (
     GpusReady,
     HeadReached,
     HealthFound,
+    LeaseOver,
     PeerClosed,
     Received,
     Signalled,
@@ -84,9 +85,8 @@ class Member:
         self.phase = Phase.PREPARING
         self.round = -1
         self.verdict: Verdict | None = None
-        self._head = membership.Contact()
-        self._head_address = ""
-        self._order = (-1, -1)  # term and serial of the newest order obeyed
+        self._head = Bond(job)
+        self._fenced = False  # this round's workers, since the head was not heard
         self._serial = 0
         self._told: tuple[object, ...] = ()  # the news of the last report
         self._store_port = 0
@@ -112,7 +112,7 @@ class Member:
         if not self._is_head and self.phase is not Phase.ENDED:
             deadlines += [self._report_at, self._waiting.next_deadline()]
             if self.verdict is None:
-                deadlines.append(membership.lost_at(self._head, self.job))
+                deadlines.append(self._head.given_up_at())
         return min(deadlines)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -125,11 +125,9 @@ class Member:
                     self._waiting.begin(now)
                 effects += self._prepare()
             case Received(message=Order() as order, address=address) if self._is_mine(order):
-                self._head.hear(now)
                 self._waiting.end()
-                self._head_address = address
-                if (order.term, order.serial) > self._order:
-                    self._order = (order.term, order.serial)
+                if self._head.hear(order, address, now):
+                    effects += [] if self._is_head else self._head.lease(order)
                     effects += self._obey(order, now)
             case HeadReached():
                 self._report_at = now
@@ -152,6 +150,8 @@ class Member:
                 effects += self._worker_exited(event, now)
             case WorkersGone():
                 effects += self._workers_gone()
+            case LeaseOver():
+                effects += self._lease_over(now)
             case ForkServerReplaced():
                 effects += self._forkserver_replaced(now)
             case Signalled(signum=signum):
@@ -181,6 +181,7 @@ class Member:
                 self.phase = Phase.RUNNING
                 self._assignment = part
                 self._exits = Exits()
+                self._fenced = False
                 self._waits_for_gpus = bool(part.shares.of)
                 return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
             case Goal.STOP:
@@ -212,6 +213,14 @@ class Member:
         return []
 
     # Workers
+
+    def _lease_over(self, now: float) -> list[Effect]:
+        if self.phase is not Phase.RUNNING:
+            return []
+        self._fenced = True
+        effects = self._stop(now, lost=True)
+        self._stopping.hurry(now)
+        return effects
 
     def _stop(self, now: float, *, lost: bool = False) -> list[Effect]:
         if self.phase is not Phase.RUNNING:
@@ -301,11 +310,8 @@ class Member:
                 return [Say(reason)]
         if self._is_head or self.verdict is not None:
             return effects
-        head = self.job.places[HEAD].host
-        if ticked and now >= membership.lost_at(self._head, self.job):
-            why = membership.evidence(self._head, now)
-            reason = f"the head on {head} was lost: {why}"
-            return effects + self._end(Verdict(EXIT_LOST, reason), now)
+        if ticked and now >= self._head.given_up_at():
+            return effects + self._end(self._head.verdict(now), now)
         if self._waiting.given_up(now):
             # The head never came, so nothing of ours is running.
             verdict = self._waiting.verdict(now, self._signum, self._trouble)
@@ -322,7 +328,7 @@ class Member:
             serial=self._serial + 1,
             nproc=self.nproc,
             address=self.address,
-            head_address=self._head_address,
+            head_address=self._head.address,
             store_port=self._store_port,
             round=self.round,
             phase=self.phase,
@@ -331,10 +337,13 @@ class Member:
             trouble=self._trouble,
             gpus=self.gpus,
             unfit=self._unfit,
+            heard=self._head.newest[1],
+            fenced=self._fenced,
         )
         if report.news == self._told and now < self._report_at:
             return []
         self._report_at = math.inf if self._is_head else now + self.job.beat
         self._serial += 1
         self._told = report.news
+        self._head.told(report.serial, now)
         return [Send(HEAD, report)]

@@ -3,11 +3,17 @@
 The evidence is judged on one clock, that of the agent which judges. A closed connection is
 evidence at once, but a network may close one and open it again, so that it only shortens the
 time that an agent has to make itself heard.
+
+A **lease** keeps two worlds apart. An agent's workers may run until `silence` after the sending of
+its newest report that the head has answered. The head cannot have heard that report before it was
+sent, so when it gives a silent agent up, the lease is over: the agent's fork server has ended the
+workers, even if the agent itself was stopped.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 
 from .model import Job
@@ -31,6 +37,25 @@ class Contact:
     def close(self, now: float) -> None:
         if self.heard is not None and self.closed is None:
             self.closed = now
+
+
+class Echo:
+    """When the newest of our messages was sent that the other end has answered."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self._sent: deque[tuple[int, float]] = deque(maxlen=64)
+
+    def send(self, serial: int, now: float) -> None:
+        self._sent.append((serial, now))
+
+    def hear(self, serial: int) -> bool:
+        """The other end has had this one; returns whether that is news."""
+        news = False
+        while self._sent and self._sent[0][0] <= serial:
+            self.at = self._sent.popleft()[1]
+            news = True
+        return news
 
 
 def lost_at(contact: Contact, job: Job) -> float:

@@ -30,6 +30,8 @@ class Report:
     trouble: Trouble | None
     gpus: tuple[str, ...] = ()  # the UUIDs of those that its task may use
     unfit: str = ""  # why its node is to be set aside
+    heard: int = 0  # the serial of the newest order that it answers
+    fenced: bool = False  # its workers of that round were ended, since the head was not heard
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -41,6 +43,7 @@ class Report:
             self.stop_signal,
             self.trouble,
             self.unfit,
+            self.fenced,
         )
 
 
@@ -56,6 +59,7 @@ class Order:
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
     lost: bool = False  # with STOP: a worker has failed, and its peers wait for it in vain
+    heard: int = 0  # the serial of the newest report that it answers
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -19,6 +19,8 @@ FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
 PLACEHOLDER = "{checkpoint}"  # in arguments to append: the path to resume from
 
 JOIN = 600.0  # torchrun's join_timeout
+LAST_CALL = 30.0  # and its last_call_timeout
+WAIT = 60.0
 
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
@@ -74,7 +76,10 @@ class Job:
     """What every agent of a job knows from the start; the same on all of them."""
 
     places: tuple[Place, ...]
-    fewest: int = 0  # nodes with which it goes on; 0: all
+    most: int = 0  # nodes that take part at once, the others are spares; 0: all
+    fewest: int = 0  # of these, with how many it goes on; 0: with no fewer
+    wait: float = WAIT  # seconds to wait for lost nodes where fewer are left
+    last_call: float = LAST_CALL  # the same at the start, for more than the fewest
     max_restarts: int = 3
     gpus_per_worker: int = 1
     isolate: bool = False  # every worker sees its own GPUs only, whoever has the others
@@ -83,9 +88,9 @@ class Job:
     slurm_id: str = ""
     grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while
-    beat: float = 1.0  # seconds between two messages of the same content
-    silence: float = 10.0  # seconds without a message after which an agent counts as lost
-    reconnect: float = 1.0  # the same once its connection was closed
+    beat: float = 0.5  # seconds between two messages of the same content
+    silence: float = 3.0  # seconds without a message after which an agent counts as lost
+    reconnect: float = 0.5  # the same once its connection was closed
     join: float = JOIN  # seconds to wait for agents that have never been heard
     unkillable: float = 30.0  # seconds after SIGKILL until a worker counts as unkillable
     parting: float = 10.0  # seconds that the head waits for everybody to confirm the end

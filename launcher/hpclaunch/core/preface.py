@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .events import CheckpointChosen
 from .model import Assignment
@@ -24,6 +24,18 @@ def preface(parts: Sequence[tuple[str, Assignment]], checkpoint: CheckpointChose
     if checkpoint.path:
         lines.append(f"resuming from {checkpoint.path}")
     return lines
+
+
+def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
+    """Who has come and who has gone since the last round; nodes in the order of the ranks."""
+    came = [hosts[node] for node in groups if node not in last]
+    gone = [hosts[node] for node in last if node not in groups]
+    if not last or not (came or gone):
+        return []
+    nodes = f"{len(groups)} node{'' if len(groups) == 1 else 's'}"
+    said = [f"with {some(came, NAMES)}"] if came else []
+    said += [f"without {some(gone, NAMES)}"] if gone else []
+    return [f"going on {' and '.join(said)}: {nodes}"]
 
 
 def layout(parts: Sequence[tuple[str, Assignment]], *, asked: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -29,17 +29,22 @@ def layout(counts: Iterable[int]) -> str:
     return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
 
 
-def seats(roster: Iterable[tuple[Place, int]]) -> tuple[Seat, ...]:
-    """Ranks 0..n-1, each once, contiguous on each node, nodes in Slurm's order.
+def seats(
+    roster: Iterable[tuple[Place, int]], groups: Sequence[int] | None = None
+) -> tuple[Seat, ...]:
+    """Ranks 0..n-1, each once, contiguous on each node.
 
     `roster` gives every agent that takes part with its number of workers, in any order. Agents
-    that share a node share its local ranks; the groups (GROUP_RANK) are the nodes.
+    that share a node share its local ranks; the groups (GROUP_RANK) are the nodes in the order of
+    `groups`, Slurm's if None.
     """
-    ordered = sorted(roster, key=lambda entry: (entry[0].node, entry[0].index))
+    entries = list(roster)
+    nodes = sorted({place.node for place, _ in entries}) if groups is None else groups
+    group_of = {node: group for group, node in enumerate(nodes)}
+    ordered = sorted(entries, key=lambda entry: (group_of[entry[0].node], entry[0].index))
     per_node: Counter[int] = Counter()
     for place, nproc in ordered:
         per_node[place.node] += nproc
-    group_of = {node: group for group, node in enumerate(sorted(per_node))}
     rank = 0
     local: Counter[int] = Counter()
     taken = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -15,18 +16,58 @@ NAMES = 8  # hosts named in a line before it says "and so many more"
 
 @dataclass(slots=True)
 class Peer:
-    """One agent; `report` is None until it is heard, `lost` stays once it is given up."""
+    """One agent; `report` is None until it is heard, `lost` says why it was given up, and `gone`
+    that it will not come back."""
 
     place: Place
     contact: membership.Contact = field(default_factory=membership.Contact)
     report: Report | None = None
     assignment: Assignment | None = None
-    lost: bool = False
+    lost: str = ""
+    gone: bool = False
+    muted: float | None = None  # since when its lease is not renewed: nothing reaches it
+    echo: membership.Echo = field(default_factory=membership.Echo)  # of the orders
 
     @property
     def unfit(self) -> str:
         """Why its node is to be set aside."""
         return "" if self.report is None else self.report.unfit
+
+    @property
+    def out(self) -> str:
+        """Why its node can have no workers."""
+        return self.lost or self.unfit
+
+    def deadline(self, job: Job) -> float:
+        """When to look at it again, if nothing more is heard: `inf` for one that was never."""
+        if self.lost:
+            return math.inf
+        at = membership.lost_at(self.contact, job)
+        if self.muted is not None:
+            return min(at, self.muted + job.silence)
+        return min(at, self._unanswered_at(job))
+
+    def look(self, now: float, job: Job) -> bool:
+        """Whether it has just been lost. One that is heard, but answers nothing, is lost as well,
+        once its lease is over: it is renewed no more.
+        """
+        if now < self.deadline(job):
+            return False
+        if now < membership.lost_at(self.contact, job) and self.muted is None:
+            self.muted = now
+            return False
+        self.lost = f"the agent on {self.host} was lost: {self._evidence(now, job)}"
+        self.gone = self.contact.closed is not None
+        return True
+
+    def _unanswered_at(self, job: Job) -> float:
+        """An answer comes with a beat of its own."""
+        return math.inf if self.echo.at is None else self.echo.at + job.silence + 2 * job.beat
+
+    def _evidence(self, now: float, job: Job) -> str:
+        if now < membership.lost_at(self.contact, job):
+            return "nothing reaches it"
+        return membership.evidence(self.contact, now)
 
     @property
     def host(self) -> str:
@@ -40,12 +81,22 @@ class Peer:
         of the first while that is still leaving, and must not be taken for the one it replaces.
         """
         known = self.report
-        if self.lost or (known is not None and report.incarnation != known.incarnation):
+        if known is not None and report.incarnation != known.incarnation:
             return False
-        self.contact.hear(now)
         if known is not None and report.serial <= known.serial:
             return False
+        self.contact.hear(now)
+        if self.echo.hear(report.heard):
+            self.muted = None
         self.report = report
+        return True
+
+    def come_back(self) -> bool:
+        """One that was lost is heard again, and has no workers any more."""
+        idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
+        if not self.lost or not idle:
+            return False
+        self.lost, self.gone, self.muted = "", False, None
         return True
 
     def settled(self, number: int) -> bool:
@@ -84,11 +135,20 @@ class Roster:
 
     @property
     def fit(self) -> list[Peer]:
-        """Those who are present on nodes that nothing is against: they take the ranks."""
-        return [p for p in self.present if not self.is_aside(p.place.node)]
+        """Those who are here, on nodes that are whole: they can take ranks."""
+        nodes = self.nodes
+        return [p for p in self._peers if p.place.node in nodes]
 
-    def is_aside(self, node: int) -> bool:
-        return any(p.unfit for p in self._peers if p.place.node == node)
+    @property
+    def nodes(self) -> set[int]:
+        """All agents of which are here, and nothing is against them."""
+        return self.possible - {p.place.node for p in self._peers if p.report is None}
+
+    @property
+    def possible(self) -> set[int]:
+        """The nodes that nothing is against, heard of or not yet."""
+        out = {p.place.node for p in self._peers if p.out}
+        return {p.place.node for p in self._peers} - out
 
     @property
     def missing(self) -> list[Peer]:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 from enum import Enum
 
-from . import aside, membership, restarts
+from . import aside, restarts
 from .advice import advise
 from .assigning import assign
-from .effects import ChooseCheckpoint, Diagnose, Effect, Say, Send
+from .effects import ChooseCheckpoint, Effect, Say, Send
 from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
+from .gathering import FIRST_NOTICE, NEXT_NOTICE, Gathering
 from .messages import Order, Report
-from .model import EXIT_LOST, HEAD, Failure, Goal, Job, Phase, Verdict
-from .preface import layout, preface
-from .roster import Peer, Roster, all_in, hosts_of
-
-FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
-NEXT_NOTICE = 60.0
+from .model import HEAD, Failure, Goal, Job, Phase, Verdict
+from .preface import changes, layout, preface
+from .roster import Peer, Roster, all_in
+from .seating import seated
 
 
 class Stage(Enum):
@@ -35,7 +34,7 @@ class Stage(Enum):
 
 _NEXT = {
     Stage.GATHERING: {Stage.CHOOSING, Stage.ENDING},
-    Stage.CHOOSING: {Stage.RUNNING, Stage.ENDING},
+    Stage.CHOOSING: {Stage.RUNNING, Stage.GATHERING, Stage.ENDING},
     Stage.RUNNING: {Stage.STOPPING, Stage.ENDING},
     Stage.STOPPING: {Stage.GATHERING, Stage.ENDING},
     Stage.ENDING: {Stage.ENDED},
@@ -63,25 +62,30 @@ class Head:
         self.restarts = 0
         self.verdict: Verdict | None = None
         self.roster = Roster(job)
+        self._gathering = Gathering(job, self.roster)
         self._measuring = job.preflight  # the next round, or this one, is the preflight
         self._parts: list[Peer] = []  # those who have workers in this round
+        self.groups: list[int] = []  # their nodes in the order of the ranks
         self._failures: dict[int, Failure] = {}  # of this round, by rank
+        self._excused = False  # a node was lost in this round: not the program's fault
         self._checkpoint: CheckpointChosen | None = None
         self._advised = {""}  # what has been said already
+        self._announced: set[int] = set()  # the nodes that were set aside
         self._serial = 0
         self._beat_at = math.inf
+        self._now = 0.0
         self._since = 0.0  # when this stage began
-        self._notice_at = math.inf
+        self._notice_at = math.inf  # about a checkpoint that is long in coming
 
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at]
-        deadlines += [membership.lost_at(p.contact, self.job) for p in self.roster.others]
+        deadlines += [p.deadline(self.job) for p in self.roster.others]
         if self.stage is Stage.CHOOSING and self._checkpoint is None:
             deadlines.append(self._notice_at)
-        if self.stage is Stage.GATHERING and self.roster.missing:
-            deadlines += [self._notice_at, self._since + self.job.join]
+        if self.stage is Stage.GATHERING:
+            deadlines.append(self._gathering.next_deadline())
         if self.stage is Stage.ENDING:
             deadlines.append(self._since + self.job.parting)
         return min(deadlines)
@@ -89,24 +93,30 @@ class Head:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
             return []
+        self._now = now
         effects: list[Effect] = []
+        news = None  # whose report it is, if it is a new one and not our own
         match event:
             case Started():
                 self._since = now
-                self._notice_at = now + FIRST_NOTICE
+                self._gathering.begin(now)
                 self._beat_at = now + self.job.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
-                effects += self._note(self.roster[sender], report, now)
+                if self.roster[sender].accept(report, now):
+                    news = sender if sender != HEAD else None
+                    effects += self._note(self.roster[sender], report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 self.roster[index].contact.close(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
-                effects += self._explain(text, now)
+                effects += self._gathering.explain(text, now)
         if isinstance(event, Tick):
             effects += self._look_for_lost(now)
         while (step := self._step(now)) is not None:
             effects += step
+        if news is not None and not any(isinstance(e, Send) and e.to == news for e in effects):
+            effects.append(self._order(self.roster[news]))  # who hears nothing takes us for lost
         if now >= self._beat_at:
             self._beat_at = now + self.job.beat
             effects += [self._order(p) for p in self.roster.others if p.report]
@@ -115,9 +125,6 @@ class Head:
     # What is known
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
-        new, told = peer.report is None, self.roster.is_aside(peer.place.node)
-        if not peer.accept(report, now):
-            return []
         if report.round == self.round:
             for e in report.exits:
                 if restarts.failed(e) and e.rank not in self._failures:
@@ -132,14 +139,21 @@ class Head:
                         tail=e.tail,
                         with_server=e.with_server,
                     )
+        if peer.assignment is not None:
+            fenced = report.fenced and report.round == self.round
+            self._excused = self._excused or fenced or bool(peer.unfit)
         if self.verdict is None:
             self.verdict = self._verdict_of(report)
         effects: list[Effect] = []
-        if peer.unfit and not told and not self.job.alone:
+        if peer.unfit and peer.place.node not in self._announced and not self.job.alone:
+            self._announced.add(peer.place.node)
             effects.append(Say(aside.announce(peer, self.job)))
-        # A new agent hears at once that the head is there, and where the job stands.
-        if new and peer.place.index != HEAD:
-            effects.append(self._order(peer))
+        if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.lost:
+            self._excused = self._excused or peer.assignment is not None
+            peer.lost, peer.gone = f"the agent on {peer.host} has left: it did not hear us", True
+            effects.append(Say(peer.lost))
+        if peer.come_back():
+            effects.append(Say(f"{peer.host} is back"))
         return effects
 
     def _verdict_of(self, report: Report) -> Verdict | None:
@@ -154,17 +168,11 @@ class Head:
     def _look_for_lost(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for peer in self.roster.others:
-            if now < membership.lost_at(peer.contact, self.job):
+            if not peer.look(now, self.job):
                 continue
-            peer.lost = True
-            if self.stage is Stage.ENDING:
-                continue  # it left before its last word arrived
-            why = membership.evidence(peer.contact, now)
-            reason = f"the agent on {peer.host} was lost: {why}"
-            if self.verdict is None:
-                self.verdict = Verdict(EXIT_LOST, reason, restarts=self.restarts)
-            else:
-                effects.append(Say(reason))
+            self._excused = self._excused or peer.assignment is not None
+            if self.stage is not Stage.ENDING:  # else it left before its last word arrived
+                effects.append(Say(peer.lost))
         return effects
 
     # What to do
@@ -195,61 +203,44 @@ class Head:
                 return None
 
     def _gather(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or aside.too_few(self.roster, self.job, self.restarts)
+        self.verdict = self.verdict or self._gathering.verdict(now, self.restarts)
         if self.verdict is not None:
             return self._end(now)
-        if missing := self.roster.missing:
-            waited = now - self._since
-            names = hosts_of(missing)
-            if waited >= self.job.join:
-                reason = (
-                    f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
-                    "there, and do the hosts see the same secret file?"
-                )
-                self.verdict = Verdict(EXIT_LOST, reason)
-                return self._end(now)
-            if now >= self._notice_at:
-                self._notice_at = now + NEXT_NOTICE
-                return [Diagnose()]
-            return None
-        if not self._all_ready():
-            return None
+        if not self._gathering.ready(now, self._next_groups()):
+            return self._gathering.notice(now) or None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
         self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
 
-    def _all_ready(self) -> bool:
-        """For the round: done with the one before, if there was any."""
-        return all_in(Phase.IDLE, self.round - 1, self.roster.fit)
-
-    def _explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Some agents are still missing, and this may be why."""
-        if not (missing := self.roster.missing):
-            return []
-        here = f"{len(self.roster) - len(missing)} of {len(self.roster)} agents are here"
-        why = f"; {diagnosis}" if diagnosis else ""
-        waited = now - self._since
-        return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]
+    def _next_groups(self) -> list[int]:
+        return seated(self.groups, sorted(self.roster.nodes), self.job.most)
 
     def _choose(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or aside.too_few(self.roster, self.job, self.restarts)
+        self.verdict = self.verdict or self._gathering.verdict(now, self.restarts)
         if self.verdict is not None:
             return self._end(now)
+        if self._gathering.is_short:
+            self._enter(Stage.GATHERING, now)
+            return []
         if self._checkpoint is not None:
             # One whose fork server was killed meanwhile has no store yet; the port of its last one
             # is dead, and whoever began with that would wait for a store that nobody serves.
-            return self._start(self._checkpoint, now) if self._all_ready() else None
+            groups = self._next_groups()
+            ready = self._gathering.ready(now, groups)
+            return self._start(self._checkpoint, groups, now) if ready else None
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
             return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
         return None
 
-    def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
-        self._parts = self.roster.fit
+    def _start(self, checkpoint: CheckpointChosen, groups: list[int], now: float) -> list[Effect]:
+        last, self.groups = self.groups, groups
+        self._parts = [p for p in self.roster if p.place.node in groups]
         assigned = assign(
             self.job,
             {p.place.index: p.report for p in self._parts if p.report is not None},
+            groups=groups,
             number=self.round,
             restarts=self.restarts,
             checkpoint="" if self._measuring else checkpoint.path,
@@ -258,10 +249,13 @@ class Head:
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
         self._failures = {}
+        self._excused = False
         self._enter(Stage.RUNNING, now)
         parts = [(p.host, p.assignment) for p in self._parts if p.assignment is not None]
         lines = layout(parts, asked=self.job.isolate) if self.round == 0 else []
-        return [*(Say(line) for line in lines + preface(parts, checkpoint)), *self._orders()]
+        hosts = {p.place.node: p.host for p in self.roster}
+        lines += changes(last, groups, hosts) + preface(parts, checkpoint)
+        return [*(Say(line) for line in lines), *self._orders()]
 
     def _watch(self, now: float) -> list[Effect] | None:
         failed = any(not f.stopped for f in self._failures.values())
@@ -269,7 +263,7 @@ class Head:
         if done and self._measuring:
             self._measuring = False
             failed = True  # not quite, but this round is to end for the next one as well
-        if self.verdict is not None or failed or (self._lost_node and not done):
+        if self.verdict is not None or failed or (self._excused and not done):
             self._enter(Stage.STOPPING, now)
             return self._orders()
         if not done:
@@ -278,17 +272,12 @@ class Head:
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.restarts)
         return self._end(now)
 
-    @property
-    def _lost_node(self) -> bool:
-        """Whether one that has workers in this round is to be set aside."""
-        return any(p.unfit for p in self._parts)
-
     def _settle(self, now: float) -> list[Effect] | None:
         """No worker of this round may be left anywhere before the next one or the end."""
         if not all(p.settled(self.round) for p in self._parts if not p.lost):
             return None
-        # A node that is set aside is not the program's fault, and cannot be so again and again.
-        program = bool(self._failures) and not self._lost_node
+        # A node that is lost is not the program's fault, though its peers fail of it.
+        program = bool(self._failures) and not self._excused
         if program and self.verdict is None:
             failures = self._failures.values()
             self.verdict = restarts.verdict_for(failures, self.restarts, self.job.max_restarts)
@@ -296,6 +285,7 @@ class Head:
             return self._end(now)
         self.round += 1
         self._enter(Stage.GATHERING, now)
+        self._gathering.begin(now)
         if not program:
             return []
         cause = restarts.in_order(self._failures.values())[0]
@@ -327,17 +317,22 @@ class Head:
     def _order(self, peer: Peer) -> Send:
         assert peer.report is not None, "an agent is answered once it has been heard"
         self._serial += 1
-        needs = self.stage is Stage.RUNNING and peer.report.round < self.round
+        goal, number = _GOAL[self.stage], self.round
+        if peer.lost and goal is not Goal.END:
+            goal, number = Goal.STOP, peer.report.round  # its world has gone on without it
+        needs = goal is Goal.RUN and peer.report.round < self.round
         order = Order(
             term=self.term,
             serial=self._serial,
             incarnation=peer.report.incarnation,
-            goal=_GOAL[self.stage],
-            round=self.round,
+            goal=goal,
+            round=number,
             assignment=peer.assignment if needs else None,
-            verdict=self.verdict if _GOAL[self.stage] is Goal.END else None,
-            lost=self.stage is Stage.STOPPING and self.verdict is None,
+            verdict=self.verdict if goal is Goal.END else None,
+            lost=goal is Goal.STOP and self.verdict is None,
+            heard=0 if peer.lost or peer.muted is not None else peer.report.serial,
         )
+        peer.echo.send(self._serial, self._now)
         return Send(peer.place.index, order)
 
 

@@ -59,6 +59,10 @@ class ForkServer(Helper):
         described = [asdict(w) for w in workers]
         self.ask(op="start", workers=described, env=env, store=store, warm=warm, learn=learn)
 
+    def keep(self, until: float) -> None:
+        """Of the workers, until when they may run."""
+        self.ask(op="keep", until=until)
+
     def signal(self, signum: int) -> None:
         self.ask(op="signal", signum=signum)
 

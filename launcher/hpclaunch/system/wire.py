@@ -8,7 +8,7 @@ import msgspec
 
 from hpclaunch.core.messages import Message, Order, Report
 
-VERSION = 3
+VERSION = 4
 MAX_BYTES = 1 << 20
 
 _KINDS: dict[str, type[Message]] = {"report": Report, "order": Order}

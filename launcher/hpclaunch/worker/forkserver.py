@@ -14,6 +14,7 @@ empty) to be deaf to beside the usual ones. Workers inherit those that the user 
         "out", "err", "cpus"}, ...]}               {"event": "gone"}
                                                    {"event": "store-exit", "code": C}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
+    {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
     {"op": "kill-idle"}   SIGKILL to the groups that have written next to nothing since
     {"op": "kill"}   SIGKILL to everything
@@ -27,7 +28,8 @@ Workers are forked from the template (`template.py`) when they start warm, and f
 otherwise. "store" is where the process that holds the round's TCPStore writes its errors, "" when
 another node has it; the template forks it as well, and is started on its first connection if not
 before. With "learn" it imports what the script did, for the next round. This process itself is one
-thread without torch, CUDA or ZeroMQ.
+thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock) it kills what
+runs, whatever the agent does: others may be about to go on without this node.
 """
 
 import json
@@ -38,6 +40,7 @@ import socket
 import time
 from typing import Any
 
+from .lease import Lease
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SPARED,
@@ -53,7 +56,7 @@ from .processes import (
     written,
 )
 from .store import Store
-from .template import UNSAFE, State, Template
+from .template import UNSAFE, Lessons, State, Template
 
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
 BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop does not wait for it
@@ -69,9 +72,10 @@ class ForkServer:
         self.asked = False  # the template is forking it
         self.early = {}  # pid -> how it ended, before the template has told whose it is
         self.warm = self.curious = False  # how it starts
+        self.lease = Lease()
         self.written = {}  # by the workers up to the last look
         self.store = Store()
-        self.lessons: Any = None  # a pipe from the first worker, which tells what it has imported
+        self.lessons = Lessons()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
@@ -92,14 +96,17 @@ class ForkServer:
                 poll.register(self.template, select.POLLIN)
             elif self.store.wanted:
                 poll.register(self.store, select.POLLIN)
-            if self.lessons is not None:
+            if self.lessons.fileno() >= 0:
                 poll.register(self.lessons, select.POLLIN)
-            ready = {fd for fd, _ in poll.poll()}
+            ready = {fd for fd, _ in poll.poll(self.lease.left() if self.running else None)}
+            if self.running and self.lease.ends():
+                self.tell("lease-over")
+                self.on_kill()
             if self.template.fileno() in ready:
                 self.hear_template()
             elif self.store.wanted and self.store.fileno() in ready:
                 self.template.start()
-            if self.lessons in ready:
+            if self.lessons.fileno() in ready:
                 self.learn()
             if self.wakeup.fileno() in ready:
                 self.wakeup.drain()
@@ -151,6 +158,9 @@ class ForkServer:
         if deaf:
             self.tell("unhandled", signum=signum, ranks=deaf)
 
+    def on_keep(self, until):
+        self.lease.until = until
+
     def on_stop(self):
         self.await_birth()
         self.request = None
@@ -198,27 +208,18 @@ class ForkServer:
         errors = self.store.errors if self.store.wanted else ""
         fds = [self.store.fileno()] if errors else []
         if learn:
-            self.close_lessons()
-            self.lessons, writing = os.pipe()
-            fds.append(writing)
+            fds.append(self.lessons.begin())
         request = {"workers": (), "env": {}, **request}
         self.template.ask("fork", fds, what=what, store=errors, learn=learn, **request)
         if errors:
             self.store.close()
         if learn:
-            os.close(writing)
+            os.close(fds[-1])
 
     def learn(self):
-        """The names come at once, in less than a pipe holds, or never."""
-        names = os.read(self.lessons, 1 << 16).decode().split()
-        self.close_lessons()
+        names = self.lessons.take()
         if self.template.state is State.READY and self.template.learn(names):
             self.template.load()
-
-    def close_lessons(self):
-        if self.lessons is not None:
-            os.close(self.lessons)
-            self.lessons = None
 
     def spawn(self, workers, env):
         for worker in workers:

@@ -117,3 +117,31 @@ class Template:
         if self._ends > MOST_ENDS:
             self.state = State.DEAD
         return said.splitlines()[-1] if said and failed else how
+
+
+class Lessons:
+    """What the first worker has imported, through a pipe."""
+
+    def __init__(self):
+        self._fd = -1
+
+    def fileno(self):
+        """-1 when none are awaited."""
+        return self._fd
+
+    def begin(self):
+        """The end for the worker, to be closed here once it has it."""
+        self._close()
+        self._fd, writing = os.pipe()
+        return writing
+
+    def take(self):
+        """The names come at once, in less than a pipe holds, or never."""
+        names = os.read(self._fd, 1 << 16).decode().split()
+        self._close()
+        return names
+
+    def _close(self):
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1

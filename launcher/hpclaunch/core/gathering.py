@@ -1,0 +1,130 @@
+"""Before a round: who is waited for, for how long, and what the user is told meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from .effects import Diagnose, Effect, Say
+from .model import EXIT_LOST, Job, Phase, Verdict
+from .roster import Peer, Roster, hosts_of
+
+FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
+NEXT_NOTICE = 60.0
+
+
+class Gathering:
+    """Begins with `begin`. Agents that were never heard are waited for at the start of the job;
+    nodes that are lost, where fewer than the fewest are left and one of them may come back.
+    """
+
+    def __init__(self, job: Job, roster: Roster) -> None:
+        self.job = job
+        self.roster = roster
+        self._since = 0.0
+        self._short_since = math.inf  # since too few are left
+        self._notice_at = math.inf
+        self._called = False  # nobody is waited for any more who was never heard
+
+    def begin(self, now: float) -> None:
+        self._since = now
+        self._short_since = math.inf
+        self._notice_at = now + FIRST_NOTICE
+
+    def next_deadline(self) -> float:
+        deadlines = [math.inf]
+        if self._awaits:
+            enough = len(self.roster.nodes) >= self._fewest
+            limit = self.job.last_call if enough else self.job.join
+            deadlines += [self._notice_at, self._since + limit]
+        if self._short_since < math.inf:
+            deadlines += [self._notice_at, self._short_since + self.job.wait]
+        return min(deadlines)
+
+    @property
+    def _fewest(self) -> int:
+        return self.job.fewest or self.job.most or self.job.nodes
+
+    @property
+    def _awaits(self) -> bool:
+        return not self._called and bool(self.roster.missing)
+
+    @property
+    def _may_return(self) -> list[Peer]:
+        """Those who are lost, or were never heard, and are not known to be gone."""
+        return [p for p in self.roster if (p.lost and not p.gone) or p.report is None]
+
+    @property
+    def _left(self) -> int:
+        """Nodes that can take part, or may yet come."""
+        return len(self.roster.nodes if self._called else self.roster.possible)
+
+    @property
+    def is_short(self) -> bool:
+        return self._left < self._fewest
+
+    def ready(self, now: float, groups: Collection[int]) -> bool:
+        """Whether the round can begin on these nodes: all there are done with the one before."""
+        roster = self.roster
+        if self._awaits:
+            here = len(roster.nodes)
+            self._called = here >= self._fewest and now - self._since >= self.job.last_call
+            if not self._called and here < (self.job.most or self.job.nodes):
+                return False
+        if self.is_short:
+            return False
+        reports = [p.report for p in roster if p.place.node in groups]
+        ready = all(r is not None and r.phase is Phase.IDLE for r in reports)
+        self._called = self._called or ready
+        return ready
+
+    def verdict(self, now: float, restarts: int) -> Verdict | None:
+        """Why there is no next round."""
+        waited, missing = now - self._since, self.roster.missing
+        if missing and waited >= self.job.join and len(self.roster.nodes) < self._fewest:
+            reason = (
+                f"no agent came from {hosts_of(missing)} within {waited:.0f} s: is hpclaunch "
+                "running there, and do the hosts see the same secret file?"
+            )
+            return Verdict(EXIT_LOST, reason)
+        if not self.is_short:
+            self._short_since = math.inf
+            return None
+        if self._short_since == math.inf:
+            self._short_since = now
+            self._notice_at = now if self._may_return else math.inf
+        if self._may_return and now < self._short_since + self.job.wait:
+            return None
+        return self._too_few(restarts)
+
+    def _too_few(self, restarts: int) -> Verdict:
+        out, left = [p for p in self.roster if p.out], self._left
+        first = out[0]
+        why = first.lost or f"{hosts_of(p for p in out if not p.lost)}: {first.unfit}"
+        if self.job.nodes == 1:
+            return Verdict(EXIT_LOST, f"{why} (--health off starts in spite of it)")
+        reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
+        reason += str(self._fewest)
+        if self._fewest == self.job.nodes:
+            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without those lost)"
+        return Verdict(EXIT_LOST, reason, restarts=restarts)
+
+    def notice(self, now: float) -> list[Effect]:
+        if now < self._notice_at:
+            return []
+        self._notice_at = now + NEXT_NOTICE
+        if self._short_since == math.inf:
+            return [Diagnose()] if self._awaits else []
+        names, left = hosts_of(self._may_return), self._left
+        most = self._short_since + self.job.wait - now
+        text = f"waiting for {names}: {left} of {self._fewest} nodes are here; {most:.0f} s more"
+        return [Say(text)]
+
+    def explain(self, diagnosis: str, now: float) -> list[Effect]:
+        """Some agents are still missing, and this may be why."""
+        if not (missing := self.roster.missing):
+            return []
+        here = f"{len(self.roster) - len(missing)} of {len(self.roster)} agents are here"
+        why = f"; {diagnosis}" if diagnosis else ""
+        waited = now - self._since
+        return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]

@@ -1,0 +1,185 @@
+"""Stories of lost nodes: spares, fewer nodes, those that come back, and leases in between."""
+
+from __future__ import annotations
+
+from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
+
+from hpclaunch.core.effects import ChooseCheckpoint, KeepWorkers, KillWorkers, Say, StopWorkers
+from hpclaunch.core.events import (
+    CheckpointChosen,
+    HeadReached,
+    LeaseOver,
+    PeerClosed,
+    Started,
+    StoreListening,
+    Tick,
+    WorkerExited,
+    WorkersGone,
+)
+from hpclaunch.core.membership import Echo
+from hpclaunch.core.model import Goal, Phase
+from hpclaunch.core.rounds import Head, Stage
+
+IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
+
+
+def running(hosts, **settings):
+    settings = {"silence": 3.0, "beat": 0.5, "reconnect": 0.5, "wait": 60.0} | settings
+    head = Head(a_job(hosts, **settings))
+    count = len(hosts.split())
+    tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(count)))
+    effects = tell(head, 0.0, CheckpointChosen(""))
+    there = [e.to for e in effects if not isinstance(e, Say) and e.message.assignment]
+    tell(head, 0.1, *(report(i, RUNNING, 0) for i in there))
+    return head
+
+
+def parts(effects):
+    sent = [e for e in effects if not isinstance(e, Say)]
+    return {e.to: e.message.assignment for e in sent if e.message.assignment is not None}
+
+
+def said(effects):
+    return [e.text for e in effects if isinstance(e, Say)]
+
+
+def keep_up(head, now, *agents, number=0):
+    tell(head, now, *(report(i, RUNNING, number) for i in agents))
+
+
+def test_a_spare_takes_the_ranks_of_a_lost_node():
+    head = running("n0 n1 n2", most=2, fewest=2)
+    assert [p.place.index for p in head.roster if p.assignment] == [0, 1]
+    tell(head, 1.0, PeerClosed(1))
+    effects = tell(head, 1.5, Tick())
+    assert said(effects) == ["the agent on n1 was lost: its connection was closed"]
+    assert set(orders(effects)) == {(0, "stop", 0), (2, "stop", 0)}
+    effects = tell(head, 1.6, report(0, IDLE, 0), report(2, IDLE, 0))
+    assert ChooseCheckpoint() in effects
+    effects = tell(head, 1.7, CheckpointChosen("/c/1.pt"))
+    assert "going on with n2 and without n1: 2 nodes" in said(effects)
+    assert {i: (p.first_rank, p.restarts) for i, p in parts(effects).items()} == {
+        0: (0, 0),
+        2: (2, 0),
+    }
+    assert head.restarts == 0
+
+
+def test_a_spare_that_is_lost_disturbs_nobody():
+    head = running("n0 n1 n2", most=2)
+    tell(head, 1.0, PeerClosed(2))
+    effects = tell(head, 1.5, Tick())
+    assert said(effects) == ["the agent on n2 was lost: its connection was closed"]
+    assert head.stage is Stage.RUNNING
+
+
+def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
+    head = running("n0 n1 n2", fewest=2)
+    keep_up(head, 2.9, 0, 1)
+    effects = tell(head, 3.2, Tick())
+    assert said(effects) == ["the agent on n2 was lost: it has been silent for 3 s"]
+    tell(head, 3.3, report(0, IDLE, 0), report(1, IDLE, 0))
+    effects = tell(head, 3.4, CheckpointChosen(""))
+    assert {p.world_size for p in parts(effects).values()} == {4}
+    # Its agent was stopped meanwhile, and does not know: its workers are those of a lost world.
+    effects = tell(head, 5.0, report(2, RUNNING, 0))
+    (answer,) = [e.message for e in effects if getattr(e, "to", None) == 2]
+    assert (answer.goal, answer.round, answer.heard) == (Goal.STOP, 0, 0)  # it renews no lease
+    effects = tell(head, 5.2, report(2, IDLE, 0))
+    assert said(effects) == ["n2 is back"]
+    assert head.stage is Stage.RUNNING  # and takes part from the next round on
+    effects = tell(head, 6.0, report(0, STOPPING, 1, fenced=True))
+    assert head.stage is Stage.STOPPING
+    tell(head, 6.1, *(report(i, IDLE, 1) for i in (0, 1)))
+    effects = tell(head, 6.2, CheckpointChosen(""))
+    assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
+    assert head.restarts == 0
+
+
+def test_too_few_are_left_and_the_job_waits_for_those_that_may_come_back():
+    head = running("n0 n1", fewest=2, wait=90.0)
+    keep_up(head, 3.0, 0)
+    effects = tell(head, 3.2, Tick())
+    effects += tell(head, 3.3, report(0, IDLE, 0))
+    assert said(effects)[-1] == "waiting for n1: 1 of 2 nodes are here; 90 s more"
+    assert said(tell(head, 63.3, Tick())) == ["waiting for n1: 1 of 2 nodes are here; 30 s more"]
+    assert head.verdict is None
+    tell(head, 70.0, report(1, IDLE, 0))
+    assert head.stage is Stage.CHOOSING
+
+
+def test_the_wait_has_an_end():
+    head = running("n0 n1", fewest=2, wait=5.0)
+    keep_up(head, 3.0, 0)
+    tell(head, 3.2, Tick())
+    tell(head, 3.3, report(0, IDLE, 0))
+    tell(head, 8.4, Tick())
+    assert "1 of 2 nodes are left, and the job needs 2" in head.verdict.reason
+
+
+def test_one_that_hears_nothing_is_lost_once_its_lease_is_over():
+    head = running("n0 n1 n2", fewest=2)
+    tell(head, 0.2, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0, heard=10**9))
+    for now in (1.0, 2.0, 3.0, 4.0, 4.4):  # n2 is heard, and answers no order
+        tell(head, now, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0), Tick())
+    effects = tell(head, 5.0, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0), Tick())
+    *_, answer = [e.message for e in effects if getattr(e, "to", None) == 2]
+    assert answer.heard == 0
+    for now in (6.0, 7.0, 7.3):
+        effects = tell(head, now, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0))
+        assert said(effects + tell(head, now, Tick())) == []
+    tell(head, 8.0, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0))
+    assert said(tell(head, 8.0, Tick())) == ["the agent on n2 was lost: nothing reaches it"]
+
+
+def test_a_consequence_of_a_lost_node_costs_no_restart():
+    """Its peers fail long before anybody can know why."""
+    head = running("n0 n1 n2", fewest=2, max_restarts=0)
+    tell(head, 1.0, PeerClosed(2))
+    tell(head, 1.1, report(0, STOPPING, 0, exits=(failed(0),)))
+    tell(head, 1.2, report(0, IDLE, 0, exits=(failed(0),)), report(1, IDLE, 0))
+    assert head.stage is Stage.STOPPING
+    tell(head, 1.5, Tick())
+    assert (head.stage, head.restarts, head.verdict) == (Stage.CHOOSING, 0, None)
+
+
+# A member
+
+
+def member_in_a_round():
+    member = a_member(silence=3.0)
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached())
+    tell(member, 0.5, wait())
+    (sent,) = reports(tell(member, 1.5, Tick()))
+    return member, sent.serial
+
+
+def test_every_answer_renews_the_lease_from_when_the_report_was_sent():
+    member, serial = member_in_a_round()
+    effects = tell(member, 1.9, run(0, heard=serial))
+    assert isinstance(deeds(effects)[0], KeepWorkers)
+    assert 1.5 + 2.5 < deeds(effects)[0].until < 1.5 + 3.0
+    assert not any(isinstance(e, KeepWorkers) for e in tell(member, 2.0, run(0, heard=serial)))
+
+
+def test_at_the_end_of_the_lease_the_workers_are_gone_and_the_member_waits():
+    member, _ = member_in_a_round()
+    tell(member, 2.0, run(0))
+    effects = tell(member, 4.0, LeaseOver())
+    assert deeds(effects) == [StopWorkers(), KillWorkers()]
+    assert reports(effects)[-1].fenced
+    tell(member, 4.1, WorkerExited(2, 137, 9), WorkerExited(3, 137, 9), WorkersGone())
+    (told,) = reports(tell(member, 4.2, StoreListening(4002)))
+    assert (told.phase, told.round, told.fenced) == (IDLE, 0, True)
+    assert all(e.stopped for e in told.exits)
+
+
+def test_an_echo_is_of_the_newest_that_was_answered():
+    echo = Echo()
+    for serial, now in ((1, 0.0), (2, 1.0), (4, 2.0)):
+        echo.send(serial, now)
+    assert echo.hear(3)
+    assert echo.at == 1.0
+    assert not echo.hear(2)
+    assert echo.hear(4)
+    assert echo.at == 2.0
