@@ -23,7 +23,8 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(BIN)/pytest -m 'not frameworks'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks'
+	$(BIN)/pytest -m 'slurm and not frameworks'     # one cluster at a time
 
 frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
 	$(BIN)/pytest -m frameworks

@@ -95,7 +95,7 @@ def test_a_node_that_falls_ill_costs_no_restart():
     assert orders(effects) == [(0, "stop", 0), (1, "stop", 0), (2, "stop", 0)]
     effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
     assert ChooseCheckpoint() in deeds(effects)
-    assert (head.round, head.restarts, head.verdict) == (1, 0, None)
+    assert (head.round, head.budget.total, head.verdict) == (1, 0, None)
 
 
 def test_the_preflight_is_a_round_before_the_first():

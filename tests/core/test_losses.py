@@ -62,7 +62,7 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
         0: (0, 0),
         2: (2, 0),
     }
-    assert head.restarts == 0
+    assert head.budget.total == 0
 
 
 def test_a_spare_that_is_lost_disturbs_nobody():
@@ -93,7 +93,7 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
     tell(head, 6.1, *(report(i, IDLE, 1) for i in (0, 1)))
     effects = tell(head, 6.2, CheckpointChosen(""))
     assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
-    assert head.restarts == 0
+    assert head.budget.total == 0
 
 
 def test_too_few_are_left_and_the_job_waits_for_those_that_may_come_back():
@@ -140,7 +140,7 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
     tell(head, 1.2, report(0, IDLE, 0, exits=(failed(0),)), report(1, IDLE, 0))
     assert head.stage is Stage.STOPPING
     tell(head, 1.5, Tick())
-    assert (head.stage, head.restarts, head.verdict) == (Stage.CHOOSING, 0, None)
+    assert (head.stage, head.budget.total, head.verdict) == (Stage.CHOOSING, 0, None)
 
 
 # A member

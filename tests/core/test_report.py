@@ -2,7 +2,7 @@
 
 from hpclaunch import report
 from hpclaunch.core.model import EXIT_USAGE, Failure, Verdict
-from hpclaunch.core.restarts import verdict_for
+from hpclaunch.core.restarts import Budget
 
 
 def failure(rank, tail="", code=1, signal=0, **fields):
@@ -49,7 +49,9 @@ def test_a_fork_server_that_was_killed():
     """No rank is to blame, nor what it wrote; who kills so is the same."""
     cause = failure(2, code=137, signal=9, with_server=True)
     peer = failure(0, code=1)
-    lines = at_head(verdict_for([peer, cause], used=1, budget=1)).splitlines()
+    budget = Budget(1)
+    assert budget.spend([cause], saves=False) is None
+    lines = at_head(budget.spend([peer, cause], saves=False)).splitlines()
     assert lines[0] == (
         "the fork server on n2 was killed with its workers in round 0, and the only restart is "
         "used up (exit code 137)"

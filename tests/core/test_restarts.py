@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpclaunch.core.model import Failure, WorkerExit
 from hpclaunch.core.restarts import (
     MAX_CONSEQUENCES,
+    Budget,
     failed,
     how,
     in_order,
     signal_name,
-    verdict_for,
 )
 
 
@@ -42,17 +44,84 @@ def test_cause(failures, expected):
     assert [f.rank for f in in_order(failures)] == expected
 
 
+def spent(*rounds, most, saves=False, checkpoints=()):
+    """The budget's word on the last of these rounds, which failed one after the other."""
+    budget, paths = Budget(most), iter(checkpoints)
+    verdict = budget.begin(next(paths, ""))
+    for failures in rounds:
+        assert verdict is None
+        verdict = budget.spend(failures, saves=saves) or budget.begin(next(paths, ""))
+    return verdict
+
+
+def oops(words="ValueError: oops", code=1, **fields):
+    return [replace(failure(0, 1.0, code, **fields), tail=f"Traceback\n{words}\n")]
+
+
+KILLED = [failure(0, 1.0, 137, 9)]
+A, B = oops("ValueError: a"), oops("ValueError: b")
+
+
 @pytest.mark.parametrize(
-    ("used", "budget", "ends"), [(0, 3, False), (2, 3, False), (3, 3, True), (0, 0, True)]
+    ("rounds", "most", "ends"),
+    [
+        ([KILLED], 3, False),
+        ([KILLED] * 3, 3, False),
+        ([KILLED] * 4, 3, True),
+        ([KILLED], 0, True),
+        ([A, B, A], 3, False),
+        ([A, A], 3, True),  # a crash loop
+        ([A, KILLED, A], 3, False),
+    ],
 )
-def test_budget(used, budget, ends):
-    assert (verdict_for([failure(0, 1.0)], used, budget) is not None) is ends
+def test_budget(rounds, most, ends):
+    assert (spent(*rounds, most=most) is not None) is ends
+
+
+@pytest.mark.parametrize(
+    ("rounds", "checkpoints", "ends"),
+    [
+        ([KILLED] * 2, ["", ""], False),
+        ([KILLED] * 3, ["", "", "", ""], True),
+        ([KILLED] * 3, ["", "", "", "1.pt"], False),  # given back
+        ([KILLED] * 3, ["0.pt", "0.pt", "0.pt", "0.pt"], True),  # of an earlier job
+        ([KILLED] * 5, ["", "", "", "1.pt", "1.pt", "1.pt"], True),
+        ([A, A], ["", "", "1.pt"], False),
+        ([A, A], ["", "1.pt", "1.pt"], True),
+    ],
+)
+def test_progress_gives_back_what_was_spent(rounds, checkpoints, ends):
+    assert (spent(*rounds, most=2, saves=True, checkpoints=checkpoints) is not None) is ends
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("ModuleNotFoundError: No module named 'numpyy'", 1),
+        ("ImportError: cannot import name 'x' from 'y'", 1),
+        ("SyntaxError: invalid syntax", 1),
+        ("train.py: error: unrecognized arguments: --lrr", 2),
+        ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", 2),
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(words, code):
+    verdict = spent(oops(words, code), most=3)
+    assert verdict.reason.endswith(f"in round 0, and it would fail again: {words}")
+    assert (verdict.code, verdict.restarts) == (code, 0)
+    assert spent(KILLED, oops(words, code), most=3) is None  # it has worked before
+
+
+def test_a_crash_loop_is_told():
+    assert spent(A, A, most=5).reason == (
+        "rank 0 on n0 exited with code 1 in round 0, and as the round before did, with no "
+        "checkpoint in between: ValueError: a"
+    )
 
 
 def test_the_verdict_has_the_code_of_the_cause():
     """128 + n for signal n, as a shell has it."""
     followers = [failure(1, 5.3), failure(2, 5.4)]
-    verdict = verdict_for([*followers, failure(0, 5.0, 139, 11)], used=2, budget=2)
+    verdict = spent(KILLED, KILLED, [*followers, failure(0, 5.0, 139, 11)], most=2)
     assert verdict.code == 139
     assert verdict.restarts == 2
     assert verdict.cause.rank == 0
@@ -72,12 +141,12 @@ def test_the_verdict_has_the_code_of_the_cause():
     ],
 )
 def test_the_verdict_says_what_was_spent(budget, words):
-    verdict = verdict_for([failure(0, 1.0)], used=budget, budget=budget)
-    assert verdict.reason == f"rank 0 on n0 exited with code 1 in round 0, and {words}"
+    verdict = spent(*[KILLED] * (budget + 1), most=budget)
+    assert verdict.reason == f"rank 0 on n0 was killed by SIGKILL in round 0, and {words}"
 
 
 def test_a_verdict_stays_small_however_many_fail():
-    verdict = verdict_for([failure(rank, float(rank)) for rank in range(4096)], 0, 0)
+    verdict = spent([failure(rank, float(rank)) for rank in range(4096)], most=0)
     assert len(verdict.consequences) == MAX_CONSEQUENCES
 
 

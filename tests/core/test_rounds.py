@@ -375,9 +375,9 @@ def test_a_search_that_takes_long_is_mentioned():
 
 def test_a_script_at_fault_is_advised_upon_once():
     head = running(max_restarts=2)
-    words = "ModuleNotFoundError: No module named 'lightning'"
     said = []
     for number in range(2):
+        words = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {number}.00 GiB"
         exits = (WorkerExit(2, 1, 0, 0.0, stopped=False, tail=words),)
         said += deeds(tell(head, 1.0, report(1, STOPPING, number, exits=exits)))
         said += deeds(tell(head, 1.0, *all_report(IDLE, number)))

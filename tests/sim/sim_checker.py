@@ -116,7 +116,8 @@ class Checker:
         )
         agreed = self.facts.setdefault(part.round, facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
-        self._require(part.restarts <= plan.job.max_restarts, agent, "restarts beyond the budget")
+        within = part.restarts <= plan.job.max_restarts or (plan.saves and part.checkpoint)
+        self._require(within, agent, "restarts beyond the budget")
         free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
         least = part.round - free if plan.survived else 0
         self._require(least <= part.restarts <= part.round, agent, "miscounts its restarts")
@@ -249,6 +250,9 @@ class Checker:
         done = verdict.code == 0 and plan.crashes - len(plan.unfit) <= verdict.restarts <= most
         spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
         fair = (done and plan.crashes - len(plan.unfit) <= budget) or (spent and most > budget)
+        if plan.saves and budget:  # what was spent is given back with every new checkpoint
+            spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
+            fair = done or (spent and most > budget)
         if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
             late = sum(start > plan.job.last_call for start in plan.starts)
             fair, spent = len(plan.unfit) + late > plan.spare, False
@@ -281,7 +285,7 @@ def _state(agent: Agent) -> tuple[object, ...]:
     own = (member.phase, member.round, member.verdict)
     if head is None:
         return (*own, None, -1, 0, None)
-    return (*own, head.stage, head.round, head.restarts, head.verdict)
+    return (*own, head.stage, head.round, head.budget.total, head.verdict)
 
 
 def _seat(

@@ -197,7 +197,7 @@ def draw(seed: int) -> Plan:
     # A pause together with losses, or a closed connection with them, can use up the time that an
     # agent has to be heard: then the job would be right to give it up.
     lossy = not any(f.kind in (Kind.PAUSE, Kind.BLIP) for f in faults)
-    return Plan(
+    plan = Plan(
         seed=seed,
         job=job,
         nprocs=nprocs,
@@ -217,6 +217,7 @@ def draw(seed: int) -> Plan:
         drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
         duplicate=rng.choice((0.0, 0.1, 0.5)),
     )
+    return replace(plan, job=replace(job, saves=plan.saves))
 
 
 def _gpus(rng: Random, job: Job) -> tuple[Job, tuple[tuple[str, ...], ...]]:

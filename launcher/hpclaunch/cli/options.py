@@ -81,8 +81,8 @@ def _add_workers(add: Callable[..., None]) -> None:
         type=values.integer(0),
         default=3,
         metavar="N",
-        help="restarts after failures, for the job as a whole (default: %(default)s; torchrun: 0, "
-        "and for each agent)",
+        help="restarts after failures, for the job as a whole, given back with every new "
+        "checkpoint (default: %(default)s; torchrun: 0, and for each agent)",
     )
     add(
         "--grace",

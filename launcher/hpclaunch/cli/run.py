@@ -144,6 +144,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             isolate=_isolate(options),
             health=options.health == "on",
             preflight=options.preflight,
+            saves=options.checkpoint_dir is not None,
             slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
             wait=options.wait_for_nodes,

@@ -85,6 +85,7 @@ class Job:
     isolate: bool = False  # every worker sees its own GPUs only, whoever has the others
     health: bool = False  # nodes are looked at before every round
     preflight: bool = False  # the first round measures them
+    saves: bool = False  # there is a directory for checkpoints
     slurm_id: str = ""
     grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while

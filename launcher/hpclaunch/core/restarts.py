@@ -9,6 +9,10 @@ from dataclasses import replace
 from .model import Failure, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
+# How the last line of a worker begins that will fail in the same way whenever it is started.
+HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
+USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
+USAGE_WORDS = ("error: ", "can't open file")
 
 
 def failed(e: WorkerExit) -> bool:
@@ -50,19 +54,82 @@ def how(failure: Failure) -> str:
     return f"rank {failure.rank} on {failure.host} {ending}"
 
 
-def verdict_for(failures: Collection[Failure], used: int, budget: int) -> Verdict | None:
-    """None when the job may try again, else how it ends. `used` restarts of `budget` are spent."""
-    if used < budget:
+class Budget:
+    """How often the job may still be started: `spend` after a failed round, `begin` before each.
+
+    A new checkpoint is progress, and gives back what was spent. Whether there is one is known only
+    when the next round begins: where the script saves, what would end the job waits until then.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.total = 0  # restarts of the whole job
+        self._used = 0  # since the last progress
+        self._checkpoint = ""  # with which the last round began
+        self._last = ""  # how the last round failed, in a worker's words
+        self._failed = False  # the last round did
+        self._doom: Verdict | None = None
+
+    def spend(self, failures: Collection[Failure], *, saves: bool) -> Verdict | None:
+        """None when there may be another round, else how the job ends."""
+        first = in_order(failures)[0]
+        words = _words(first)
+        reason = self._exhausted()
+        if self.most and not self.total and _is_hopeless(first, words):
+            return _verdict(failures, f"it would fail again: {words}", 0)
+        if self.most and words and words == self._last:
+            reason = reason or f"as the round before did, with no checkpoint in between: {words}"
+        doom = _verdict(failures, reason, self.total) if reason else None
+        if doom is not None and not (saves and self.most):
+            return doom
+        self._doom, self._last = doom, words
+        self._failed = True
+        self.total += 1
+        self._used += 1
         return None
+
+    def begin(self, checkpoint: str) -> Verdict | None:
+        """The same, now that it is known which one the round would begin with."""
+        progress = bool(checkpoint) and checkpoint != self._checkpoint and self.total > 0
+        self._checkpoint = checkpoint
+        if progress:
+            self._used = int(self._failed)
+        self._failed = False
+        doom, self._doom = (None if progress else self._doom), None
+        return doom
+
+    @property
+    def words(self) -> str:
+        if self._doom is not None:
+            return "it ends here, unless a checkpoint was saved since the last start"
+        return f"restart {self._used} of {self.most}"
+
+    def _exhausted(self) -> str:
+        if self._used < self.most:
+            return ""
+        if not self.most:
+            return "no restarts were allowed (--max-restarts 0)"
+        spent = "the only restart is" if self.most == 1 else f"all {self.most} restarts are"
+        return f"{spent} used up"
+
+
+def _words(first: Failure) -> str:
+    """How the cause has put it; "" where it did not end by itself."""
+    own = not first.signal and not first.with_server
+    lines = first.tail.strip().splitlines() if own else []
+    return lines[-1].strip() if lines else ""
+
+
+def _is_hopeless(first: Failure, words: str) -> bool:
+    usage = first.code == USAGE and any(word in words for word in USAGE_WORDS)
+    return usage or words.startswith(HOPELESS)
+
+
+def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
     first, *later = in_order(failures)
-    if not budget:
-        spent = "no restarts were allowed (--max-restarts 0)"
-    else:
-        spent = "the only restart is" if budget == 1 else f"all {budget} restarts are"
-        spent += " used up"
     return Verdict(
         code=first.code,
-        reason=f"{how(first)} in round {first.round}, and {spent}",
+        reason=f"{how(first)} in round {first.round}, and {reason}",
         cause=first,
         consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
         restarts=used,

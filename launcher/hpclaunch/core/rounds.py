@@ -59,7 +59,7 @@ class Head:
         self.term = 1
         self.stage = Stage.GATHERING
         self.round = 0
-        self.restarts = 0
+        self.budget = restarts.Budget(job.max_restarts)
         self.verdict: Verdict | None = None
         self.roster = Roster(job)
         self._gathering = Gathering(job, self.roster)
@@ -158,11 +158,11 @@ class Head:
 
     def _verdict_of(self, report: Report) -> Verdict | None:
         if report.trouble is not None:
-            return Verdict(report.trouble.code, report.trouble.reason, restarts=self.restarts)
+            return Verdict(report.trouble.code, report.trouble.reason, restarts=self.budget.total)
         if report.stop_signal:
             name = restarts.signal_name(report.stop_signal)
             code = 128 + report.stop_signal
-            return Verdict(code, f"ended by {name} on {report.host}", restarts=self.restarts)
+            return Verdict(code, f"ended by {name} on {report.host}", restarts=self.budget.total)
         return None
 
     def _look_for_lost(self, now: float) -> list[Effect]:
@@ -203,7 +203,7 @@ class Head:
                 return None
 
     def _gather(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or self._gathering.verdict(now, self.restarts)
+        self.verdict = self.verdict or self._gathering.verdict(now, self.budget.total)
         if self.verdict is not None:
             return self._end(now)
         if not self._gathering.ready(now, self._next_groups()):
@@ -217,7 +217,7 @@ class Head:
         return seated(self.groups, sorted(self.roster.nodes), self.job.most)
 
     def _choose(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or self._gathering.verdict(now, self.restarts)
+        self.verdict = self.verdict or self._gathering.verdict(now, self.budget.total)
         if self.verdict is not None:
             return self._end(now)
         if self._gathering.is_short:
@@ -228,7 +228,12 @@ class Head:
             # is dead, and whoever began with that would wait for a store that nobody serves.
             groups = self._next_groups()
             ready = self._gathering.ready(now, groups)
-            return self._start(self._checkpoint, groups, now) if ready else None
+            if not ready:
+                return None
+            self.verdict = None if self._measuring else self.budget.begin(self._checkpoint.path)
+            if self.verdict is not None:
+                return self._end(now)
+            return self._start(self._checkpoint, groups, now)
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
             return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
@@ -242,7 +247,7 @@ class Head:
             {p.place.index: p.report for p in self._parts if p.report is not None},
             groups=groups,
             number=self.round,
-            restarts=self.restarts,
+            restarts=self.budget.total,
             checkpoint="" if self._measuring else checkpoint.path,
             preflight=self._measuring,
         )
@@ -268,8 +273,8 @@ class Head:
             return self._orders()
         if not done:
             return None
-        again = f" after {_count(self.restarts, 'restart')}" if self.restarts else ""
-        self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.restarts)
+        again = f" after {_count(self.budget.total, 'restart')}" if self.budget.total else ""
+        self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
         return self._end(now)
 
     def _settle(self, now: float) -> list[Effect] | None:
@@ -280,7 +285,7 @@ class Head:
         program = bool(self._failures) and not self._excused
         if program and self.verdict is None:
             failures = self._failures.values()
-            self.verdict = restarts.verdict_for(failures, self.restarts, self.job.max_restarts)
+            self.verdict = self.budget.spend(failures, saves=self.job.saves and not self._measuring)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -289,9 +294,7 @@ class Head:
         if not program:
             return []
         cause = restarts.in_order(self._failures.values())[0]
-        self.restarts += 1
-        again = f"restart {self.restarts} of {self.job.max_restarts}"
-        said: list[Effect] = [Say(f"{restarts.how(cause)}; {again}")]
+        said: list[Effect] = [Say(f"{restarts.how(cause)}; {self.budget.words}")]
         # A script that is at fault fails again and again: say what can be done about it now.
         if not cause.signal and (advice := advise(cause)) not in self._advised:
             self._advised.add(advice)
