@@ -35,7 +35,7 @@ PURE = {
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},
-    "system": {"core", "helper"},  # one outside thing per file, but for what all helpers share
+    "system": {"core", "helper"},  # one outside thing per file, but for what several share
     "worker": {"worker"},
     "report": {"core"},
     "config": {"core", "system"},
@@ -70,7 +70,7 @@ def imports(file: Path) -> list[str]:
 
 def room(dotted: str) -> str:
     """'core', 'agent', ... of a name in the package; '__init__' for what the package itself has."""
-    if dotted.startswith("hpclaunch.system.helper"):
+    if dotted.startswith(("hpclaunch.system.helper", "hpclaunch.system.disk")):
         return "helper"
     name = dotted.split(".")[1]
     known = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()

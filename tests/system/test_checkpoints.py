@@ -118,12 +118,6 @@ def test_the_search_runs_beside_the_agent(tmp_path):
     assert answer.disk["writable"]
 
 
-def test_the_room_for_checkpoints_to_come(tmp_path):
-    assert checkpoints.room(tmp_path / "to" / "come")["free"] > 0
-    (tmp_path / "file").touch()
-    assert not checkpoints.room(tmp_path / "file" / "below")["writable"]
-
-
 def test_a_search_that_fails_says_so(tmp_path):
     (tmp_path / "file").touch()
     search = checkpoints.Search(str(tmp_path / "file"))

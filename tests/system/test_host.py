@@ -1,7 +1,7 @@
 """This host, as it is."""
 
 from hpclaunch.core.host import judge_host
-from hpclaunch.system import host
+from hpclaunch.system import disk, host
 
 
 def test_a_look_at_this_host(tmp_path):
@@ -21,6 +21,7 @@ def test_the_limit_of_the_job_counts(monkeypatch):
     assert (found.load, found.synchronised) == (None, None)
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
+def test_a_directory_to_come(tmp_path):
+    assert disk.look(tmp_path / "to" / "come")["free"] > 0
     (tmp_path / "file").write_text("")
-    assert not host.disk(tmp_path / "file" / "below").writable
+    assert not disk.look(tmp_path / "file" / "below")["writable"]

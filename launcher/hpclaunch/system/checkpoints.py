@@ -18,6 +18,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import disk
 from .helper import Helper
 
 SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
@@ -54,23 +55,6 @@ def _candidates(directory: Path) -> list[Path]:
         if stat.S_ISREG(info.st_mode):
             found.append((info.st_mtime_ns, _natural(entry.name), Path(entry.path).absolute()))
     return [path for _, _, path in sorted(found, reverse=True)]
-
-
-def room(directory: Path) -> dict[str, Any]:
-    """Of the file system that a directory is in, or where it would be made: a `Disk`'s fields."""
-    there = directory.absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    try:
-        found = os.statvfs(there)
-    except OSError as e:
-        return {"path": str(directory), "error": e.strerror or str(e)}
-    return {
-        "path": str(directory),
-        "free": found.f_bavail * found.f_frsize,
-        "files": found.f_favail if found.f_files else None,
-        "writable": os.access(there, os.W_OK | os.X_OK),
-    }
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -112,7 +96,7 @@ def incomplete(path: Path) -> str | None:
 class Answer(NamedTuple):
     path: str  # of the newest complete one, "" for none
     passed_over: list[str]  # "name: why", newer ones
-    disk: dict[str, Any]  # see `room`
+    disk: dict[str, Any]  # see `disk.look`
 
 
 class Search(Helper):
@@ -136,6 +120,6 @@ class Search(Helper):
 
 def main(fd: str, _blocked: str, directory: str) -> None:
     chosen, others = newest(Path(directory))
-    answer = {"path": chosen, "passed_over": others, "disk": room(Path(directory))}
+    answer = {"path": chosen, "passed_over": others, "disk": disk.look(Path(directory))}
     with socket.socket(fileno=int(fd)) as channel, contextlib.suppress(BrokenPipeError):
         channel.sendall(json.dumps(answer).encode() + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from .helper import GONE_LIMIT, Helper, numbers
 
@@ -25,6 +24,8 @@ class Worker:
 
 
 class ForkServer(Helper):
+    has_children = True
+
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond the usual ones on which the agent acts."""
         self.handled = tuple(handled)
@@ -74,12 +75,6 @@ class ForkServer(Helper):
 
     def kill(self) -> None:
         self.ask(op="kill")
-
-    def receive(self) -> list[dict[str, Any]]:
-        replies = super().receive()
-        if self.lost:
-            self.end_orphans()
-        return replies
 
     def close(self) -> None:
         """The end: the fork server kills whatever is left, and goes."""

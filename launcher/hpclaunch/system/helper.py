@@ -38,6 +38,8 @@ class Helper:
     `survivors` if something that it had started cannot be killed.
     """
 
+    has_children = False  # which are ours when it is gone, and are ended then
+
     def __init__(
         self,
         module: str,
@@ -80,6 +82,8 @@ class Helper:
             data = b""
         if not data:
             self.lost = True
+            if self.has_children:
+                self._end_orphans()
             _own.discard(self._process.pid)
             return []
         self.heard = True
@@ -93,7 +97,7 @@ class Helper:
             self._process.wait(limit)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self.end_orphans()
+            self._end_orphans()
 
     def abandon(self) -> None:
         """End it, with nothing below it, at once. One that hangs in a driver or a file system
@@ -108,7 +112,7 @@ class Helper:
         self._socket.close()
         _own.discard(self._process.pid)
 
-    def end_orphans(self) -> None:
+    def _end_orphans(self) -> None:
         """After its own death: its children died with it, theirs are ours now."""
         import psutil
 

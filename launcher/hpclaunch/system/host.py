@@ -11,6 +11,8 @@ from pathlib import Path
 
 from hpclaunch.core.host import Disk, Host
 
+from . import disk
+
 SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
 MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
 UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
@@ -27,29 +29,12 @@ def read(
     available, limit = _available(), memory_limit()
     return Host(
         workers,
-        logs=None if logs is None else disk(logs),
+        logs=None if logs is None else Disk(**disk.look(logs)),
         shm=_shm(),
         memory=min((m for m in (available, limit) if m is not None), default=None),
         load=os.getloadavg()[0] if first else None,
         cpus=os.cpu_count() or 1,
         synchronised=clock_is_synchronised() if several else None,
-    )
-
-
-def disk(path: Path) -> Disk:
-    """A directory yet to come is made in the nearest one above it."""
-    directory = path.absolute()
-    while not directory.exists() and directory != directory.parent:
-        directory = directory.parent
-    try:
-        found = os.statvfs(directory)
-    except OSError as e:
-        return Disk(str(path), error=e.strerror or str(e))
-    return Disk(
-        str(path),
-        free=found.f_bavail * found.f_frsize,
-        files=found.f_favail if found.f_files else None,
-        writable=os.access(directory, os.W_OK | os.X_OK),
     )
 
 

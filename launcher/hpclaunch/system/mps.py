@@ -13,7 +13,6 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..core.mps import CONTROL, PIPES, Found, Group
 from .helper import Helper, numbers
@@ -98,6 +97,8 @@ def _short(name: str) -> str:
 class Keeper(Helper):
     """Once it is lost, its daemons are gone too."""
 
+    has_children = True
+
     def __init__(
         self,
         job: str,
@@ -130,12 +131,6 @@ class Keeper(Helper):
     def watch(self, workers: Mapping[int, int]) -> None:
         """Pids by rank, each the leader of its session, of workers that should be clients."""
         self.ask(op="watch", workers=workers)
-
-    def receive(self) -> list[dict[str, Any]]:
-        replies = super().receive()
-        if self.lost:
-            self.end_orphans()
-        return replies
 
     def close(self) -> None:
         """The end of every daemon that it has started; call it when the workers are gone."""

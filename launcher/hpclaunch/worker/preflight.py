@@ -4,10 +4,9 @@
 
 runs on every rank in a worker's environment, by path: so neither the working directory nor the
 script's is in `sys.path`, and its own leaves it at once; `hpclaunch` is the package it lies in.
-Each rank multiplies matrices and copies memory, all at the same time, as in a training. Then pairs
-of ranks exchange data, in rounds (`core/preflight.py`, which also judges). Ranks find each other
-in the round's store and leave JSON there; rank 0 prints a table and the findings, and writes all of
-it to HPCLAUNCH_PREFLIGHT_RESULT:
+All multiply matrices and copy memory at the same time, as in a training; then pairs of ranks
+exchange data, in rounds (`core/preflight.py`, which also judges). They leave JSON in the round's
+store; rank 0 prints a table and the findings, and writes all to HPCLAUNCH_PREFLIGHT_RESULT:
 
     {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
         "text"}, ...], "passed": BOOL}
