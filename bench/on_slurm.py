@@ -34,7 +34,7 @@ class Allocation:
     def __init__(self, cluster: Cluster, nodes: int) -> None:
         self._cluster = cluster
         self._nodes = nodes
-        self._env = cluster.env | {"XDG_STATE_HOME": str(cluster.directory / "home")}
+        self.env = cluster.env | {"XDG_STATE_HOME": str(cluster.directory / "home")}
         wanted = ["--no-shell", f"--nodes={nodes}", f"--cpus-per-task={CPUS}"]
         said = cluster.on(CONTROLLER, ["salloc", *wanted, "--ntasks-per-node=1"])
         self._job = re.search(r"Granted job allocation (\d+)", said)[1]
@@ -58,7 +58,7 @@ class Allocation:
                 endpoint = f"--rdzv-endpoint=n1:{next(PORTS)}"
                 more = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", endpoint]
             start = command(name, workers, more=more)
-            here = replace(start, env=start.env | self._env)
+            here = replace(start, env=start.env | self.env)
             try:
                 with running([here], self._nodes * workers, self.srun) as run:
                     yield run
@@ -70,7 +70,7 @@ class Allocation:
 
     def import_torch(self) -> float:
         alone = self.srun([sys.executable, "-c", "import torch"], Path("/"))
-        return timed(alone, self._env)
+        return timed(alone, self.env)
 
 
 @contextmanager

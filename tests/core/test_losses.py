@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
-from hpclaunch.core.effects import ChooseCheckpoint, KeepWorkers, KillWorkers, Say, StopWorkers
+from hpclaunch.core.effects import (
+    ChooseCheckpoint,
+    KeepWorkers,
+    KillWorkers,
+    Say,
+    Send,
+    StopWorkers,
+)
 from hpclaunch.core.events import (
     CheckpointChosen,
     HeadReached,
@@ -29,13 +36,13 @@ def running(hosts, **settings):
     count = len(hosts.split())
     tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(count)))
     effects = tell(head, 0.0, CheckpointChosen(""))
-    there = [e.to for e in effects if not isinstance(e, Say) and e.message.assignment]
+    there = parts(effects)
     tell(head, 0.1, *(report(i, RUNNING, 0) for i in there))
     return head
 
 
 def parts(effects):
-    sent = [e for e in effects if not isinstance(e, Say)]
+    sent = [e for e in effects if isinstance(e, Send)]
     return {e.to: e.message.assignment for e in sent if e.message.assignment is not None}
 
 
@@ -141,6 +148,40 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
     assert head.stage is Stage.STOPPING
     tell(head, 1.5, Tick())
     assert (head.stage, head.budget.total, head.verdict) == (Stage.CHOOSING, 0, None)
+
+
+def fail(head, number, index, rank, agents):
+    """A worker of this agent is killed; all settle."""
+    exits = (failed(rank, 137, 9),)
+    effects = tell(head, 5.0, report(index, STOPPING, number, exits=exits))
+    effects += tell(head, 5.0, *(report(i, IDLE, number) for i in agents if i != index))
+    effects += tell(head, 5.0, report(index, IDLE, number, exits=exits))
+    return effects + tell(head, 5.0, CheckpointChosen(""))
+
+
+def test_a_node_whose_workers_alone_fail_makes_place_for_a_spare():
+    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0)
+    assert set(parts(fail(head, 0, 1, 2, (0, 1)))) == {0, 1}
+    effects = fail(head, 1, 1, 2, (0, 1))
+    assert "n1 is set aside: its workers have failed again, and there is a spare" in said(effects)
+    assert set(parts(effects)) == {0, 2}
+
+
+def test_without_a_spare_it_is_better_than_nothing():
+    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0, max_restarts=9)
+    fail(head, 0, 1, 2, (0, 1))
+    fail(head, 1, 1, 2, (0, 1))
+    tell(head, 6.0, PeerClosed(2))
+    tell(head, 6.5, Tick())
+    tell(head, 6.6, report(0, IDLE, 2))
+    assert set(parts(tell(head, 6.7, CheckpointChosen("")))) == {0, 1}
+
+
+def test_failures_here_and_there_are_nobodys():
+    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0)
+    fail(head, 0, 1, 2, (0, 1))
+    effects = fail(head, 1, 0, 0, (0, 1))
+    assert set(parts(effects)) == {0, 1}
 
 
 # A member

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from .model import Job
-from .roster import Peer
+from .roster import Peer, Roster
 
 
 def announce(peer: Peer, job: Job) -> str:
@@ -15,6 +15,14 @@ def announce(peer: Peer, job: Job) -> str:
         return said
     line = for_administrator(peer.host, peer.unfit, job.slurm_id)
     return f"{said}\n  for the administrator: {line}"
+
+
+def shun(roster: Roster, host: str) -> str:
+    """Go on without a node whose workers alone have failed in the last rounds."""
+    for peer in roster:
+        if peer.host == host:
+            peer.shunned = "its workers, and no others, have failed again and again"
+    return f"{host} is set aside: its workers have failed again, and there is a spare"
 
 
 def for_administrator(host: str, why: str, job: str) -> str:

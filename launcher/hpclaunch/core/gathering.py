@@ -93,7 +93,9 @@ class Gathering:
         if self._short_since == math.inf:
             self._short_since = now
             self._notice_at = now if self._may_return else math.inf
-        if self._may_return and now < self._short_since + self.job.wait:
+        for peer in self.roster:
+            peer.shunned = ""  # better than nothing
+        if not self.is_short or (self._may_return and now < self._short_since + self.job.wait):
             return None
         return self._too_few(restarts)
 

@@ -11,6 +11,7 @@ from .model import Failure, Verdict, WorkerExit
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
 HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
+SUSPECT = 2  # failures in a row, all on one node
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
 USAGE_WORDS = ("error: ", "can't open file")
 
@@ -68,20 +69,30 @@ class Budget:
         self._checkpoint = ""  # with which the last round began
         self._last = ""  # how the last round failed, in a worker's words
         self._failed = False  # the last round did
+        self._blamed: list[str] = []  # the hosts of the causes, since the last progress
         self._doom: Verdict | None = None
+        self.suspect = ""  # the host to go on without: it may be the node, and there is a spare
 
-    def spend(self, failures: Collection[Failure], *, saves: bool) -> Verdict | None:
+    def spend(
+        self, failures: Collection[Failure], *, saves: bool, spares: bool = False
+    ) -> Verdict | None:
         """None when there may be another round, else how the job ends."""
         first = in_order(failures)[0]
         words = _words(first)
+        self._blamed.append(first.host)
+        self.suspect = (
+            first.host if spares and self._blamed[-SUSPECT:] == SUSPECT * [first.host] else ""
+        )
         reason = self._exhausted()
         if self.most and not self.total and _is_hopeless(first, words):
             return _verdict(failures, f"it would fail again: {words}", 0)
-        if self.most and words and words == self._last:
+        if self.most and words and words == self._last and not self.suspect:
             reason = reason or f"as the round before did, with no checkpoint in between: {words}"
         doom = _verdict(failures, reason, self.total) if reason else None
-        if doom is not None and not (saves and self.most):
-            return doom
+        if doom is not None:
+            self.suspect = ""
+            if not (saves and self.most):
+                return doom
         self._doom, self._last = doom, words
         self._failed = True
         self.total += 1
@@ -94,6 +105,7 @@ class Budget:
         self._checkpoint = checkpoint
         if progress:
             self._used = int(self._failed)
+            self._blamed = self._blamed[-self._used :] if self._used else []
         self._failed = False
         doom, self._doom = (None if progress else self._doom), None
         return doom

@@ -23,6 +23,7 @@ class Peer:
     contact: membership.Contact = field(default_factory=membership.Contact)
     report: Report | None = None
     assignment: Assignment | None = None
+    shunned: str = ""  # why a spare is to be preferred to it
     lost: str = ""
     gone: bool = False
     muted: float | None = None  # since when its lease is not renewed: nothing reaches it
@@ -36,7 +37,7 @@ class Peer:
     @property
     def out(self) -> str:
         """Why its node can have no workers."""
-        return self.lost or self.unfit
+        return self.lost or self.unfit or self.shunned
 
     def deadline(self, job: Job) -> float:
         """When to look at it again, if nothing more is heard: `inf` for one that was never."""

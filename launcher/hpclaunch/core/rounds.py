@@ -285,7 +285,9 @@ class Head:
         program = bool(self._failures) and not self._excused
         if program and self.verdict is None:
             failures = self._failures.values()
-            self.verdict = self.budget.spend(failures, saves=self.job.saves and not self._measuring)
+            saves = self.job.saves and not self._measuring
+            spares = bool(self.roster.nodes.difference(self.groups))
+            self.verdict = self.budget.spend(failures, saves=saves, spares=spares)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -295,6 +297,8 @@ class Head:
             return []
         cause = restarts.in_order(self._failures.values())[0]
         said: list[Effect] = [Say(f"{restarts.how(cause)}; {self.budget.words}")]
+        if self.budget.suspect:
+            said.append(Say(aside.shun(self.roster, self.budget.suspect)))
         # A script that is at fault fails again and again: say what can be done about it now.
         if not cause.signal and (advice := advise(cause)) not in self._advised:
             self._advised.add(advice)
