@@ -38,6 +38,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/on_slurm.py
 	$(BIN)/python bench/on_slurm_losses.py
 	$(BIN)/python bench/idle_agent.py
+	$(BIN)/python bench/head_scale.py
 	$(BIN)/python bench/restarts_never_hang.py
 
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any

@@ -67,6 +67,10 @@ class Agent:
     def clock(self) -> float:
         return self.sim.now + self.sim.plan.clocks[self.index]
 
+    @property
+    def lease_is_over(self) -> bool:
+        return self.clock >= self._lease
+
     def living_workers(self) -> list[Worker]:
         return [w for w in self.workers if w.alive]
 
@@ -192,6 +196,7 @@ class Agent:
         """By the fork server, whatever the agent does."""
         if self.clock < self._lease - 1e-9 or not self._forkserver or not self._running:
             return
+        self._lease = math.inf
         self._answer(events.LeaseOver())
         for worker in self.living_workers():
             self.sim.training.kill(worker)
@@ -212,6 +217,10 @@ class Agent:
 
     def _start_workers(self, part: Assignment) -> None:
         if not self._forkserver:
+            return
+        if self.lease_is_over:
+            self._answer(events.LeaseOver())
+            self._answer(events.WorkersGone())
             return
         rng, plan = self.sim.rng, self.sim.plan
         self._running = True

@@ -96,13 +96,14 @@ class Checker:
 
     def _starts(self, agent: Agent, part: Assignment) -> None:
         plan, index = self.sim.plan, agent.index
+        if agent.lease_is_over:  # the order was old, and nothing is started
+            return
         alive = [w for w in self.sim.training.living() if w.round != part.round]
         # The fork server cannot help those that survive a SIGKILL.
         alive = [w for w in alive if not w.unkillable or w.agent not in self.sim.network.disturbed]
         self._require(not alive, agent, f"starts round {part.round} while {alive} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
-        if part.round < max(self.started, default=0):
-            return  # the order to start was old: its lease is over already
+        self._require(part.round >= max(self.started, default=0), agent, "starts an old round")
         starters = self.started.setdefault(part.round, set())
         self._require(index not in starters, agent, f"starts round {part.round} twice")
         starters.add(index)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from cluster_sim import check, replay
 
-BATCHES, SEEDS = 12, 40
+BATCHES, SEEDS = 50, 40
 
 # Runs that once broke a law, and what was wrong then.
 REGRESSIONS = {

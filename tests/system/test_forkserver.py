@@ -65,6 +65,15 @@ def test_the_end_of_a_lease_is_the_end_of_the_workers(client):
     assert client.until("exit")["code"] == 0
 
 
+def test_nothing_starts_after_its_lease(client):
+    """The order is one that an agent has slept over."""
+    client.server.keep(time.monotonic() - 1.0)
+    client.ask(sh("exit 0"))
+    client.until("lease-over")
+    client.until("gone")
+    assert not client.path(0).exists()
+
+
 def test_a_lease_that_is_renewed(client):
     for _ in range(3):
         client.server.keep(time.monotonic() + 0.2)

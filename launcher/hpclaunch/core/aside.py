@@ -22,6 +22,7 @@ def shun(roster: Roster, host: str) -> str:
     for peer in roster:
         if peer.host == host:
             peer.shunned = "its workers, and no others, have failed again and again"
+    roster.changed()
     return f"{host} is set aside: its workers have failed again, and there is a spare"
 
 

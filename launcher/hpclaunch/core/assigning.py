@@ -28,6 +28,7 @@ def assign(
     store = seats[0].place.index
     address = _store_address(store, job, reports)
     shares = _shares(seats, job, reports)
+    world = sum(seat.nproc for seat in seats)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
     return {
         seat.place.index: Assignment(
@@ -35,7 +36,7 @@ def assign(
             restarts=restarts,
             first_rank=seat.first_rank,
             nproc=seat.nproc,
-            world_size=sum(s.nproc for s in seats),
+            world_size=world,
             first_local_rank=seat.first_local_rank,
             local_world_size=seat.local_world_size,
             group_rank=seat.group_rank,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from .effects import Diagnose, Effect, Say
 from .model import EXIT_LOST, Job, Phase, Verdict
-from .roster import Peer, Roster, hosts_of
+from .roster import Laggards, Peer, Roster, hosts_of
 
 FIRST_NOTICE = 10.0  # seconds until the first word about agents that are missing
 NEXT_NOTICE = 60.0
@@ -24,6 +24,7 @@ class Gathering:
         self._since = 0.0
         self._short_since = math.inf  # since too few are left
         self._notice_at = math.inf
+        self._laggards = Laggards()
         self._called = False  # nobody is waited for any more who was never heard
 
     def begin(self, now: float) -> None:
@@ -34,7 +35,7 @@ class Gathering:
     def next_deadline(self) -> float:
         deadlines = [math.inf]
         if self._awaits:
-            enough = len(self.roster.nodes) >= self._fewest
+            enough = self._may_begin and len(self.roster.nodes) >= self._fewest
             limit = self.job.last_call if enough else self.job.join
             deadlines += [self._notice_at, self._since + limit]
         if self._short_since < math.inf:
@@ -47,7 +48,12 @@ class Gathering:
 
     @property
     def _awaits(self) -> bool:
-        return not self._called and bool(self.roster.missing)
+        return not self._called and bool(self.roster.absent)
+
+    @property
+    def _may_begin(self) -> bool:
+        """No more than a guess, at once: so many agents are here as there have to be nodes."""
+        return len(self.roster) - len(self.roster.absent) >= self._fewest
 
     @property
     def _may_return(self) -> list[Peer]:
@@ -63,28 +69,35 @@ class Gathering:
     def is_short(self) -> bool:
         return self._left < self._fewest
 
-    def ready(self, now: float, groups: Collection[int]) -> bool:
+    def ready(self, now: float, groups: Callable[[], Collection[int]]) -> bool:
         """Whether the round can begin on these nodes: all there are done with the one before."""
         roster = self.roster
         if self._awaits:
+            if not self._may_begin:
+                return False
             here = len(roster.nodes)
             self._called = here >= self._fewest and now - self._since >= self.job.last_call
             if not self._called and here < (self.job.most or self.job.nodes):
                 return False
         if self.is_short:
             return False
-        reports = [p.report for p in roster if p.place.node in groups]
-        ready = all(r is not None and r.phase is Phase.IDLE for r in reports)
+
+        def there() -> list[Peer]:
+            chosen = set(groups())
+            return [p for p in roster if p.place.node in chosen]
+
+        ready = self._laggards.none(there, lambda p: bool(p.out) or _is_idle(p))
         self._called = self._called or ready
         return ready
 
     def verdict(self, now: float, restarts: int) -> Verdict | None:
         """Why there is no next round."""
-        waited, missing = now - self._since, self.roster.missing
-        if missing and waited >= self.job.join and len(self.roster.nodes) < self._fewest:
+        waited, absent = now - self._since, self.roster.absent
+        if absent and waited >= self.job.join and len(self.roster.nodes) < self._fewest:
+            names = hosts_of(self.roster.missing)
             reason = (
-                f"no agent came from {hosts_of(missing)} within {waited:.0f} s: is hpclaunch "
-                "running there, and do the hosts see the same secret file?"
+                f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
+                "there, and do the hosts see the same secret file?"
             )
             return Verdict(EXIT_LOST, reason)
         if not self.is_short:
@@ -95,6 +108,7 @@ class Gathering:
             self._notice_at = now if self._may_return else math.inf
         for peer in self.roster:
             peer.shunned = ""  # better than nothing
+        self.roster.changed()
         if not self.is_short or (self._may_return and now < self._short_since + self.job.wait):
             return None
         return self._too_few(restarts)
@@ -130,3 +144,7 @@ class Gathering:
         why = f"; {diagnosis}" if diagnosis else ""
         waited = now - self._since
         return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]
+
+
+def _is_idle(peer: Peer) -> bool:
+    return peer.report is not None and peer.report.phase is Phase.IDLE

@@ -22,6 +22,21 @@ def failed(e: WorkerExit) -> bool:
     return e.code != 0 and not asked
 
 
+def failure(e: WorkerExit, number: int, host: str, now: float) -> Failure:
+    """On the head's clock."""
+    return Failure(
+        round=number,
+        rank=e.rank,
+        host=host,
+        code=e.code,
+        signal=e.signal,
+        at=now - e.age,
+        stopped=e.stopped,
+        tail=e.tail,
+        with_server=e.with_server,
+    )
+
+
 def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
     """The failures of one round, the cause first.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from . import membership
@@ -114,6 +114,8 @@ class Roster:
 
     def __init__(self, job: Job) -> None:
         self._peers = [Peer(place) for place in job.places]
+        self.absent = {place.index for place in job.places}  # those who were never heard
+        self._possible: frozenset[int] | None = None  # of nodes; None: to be worked out
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers)
@@ -135,31 +137,47 @@ class Roster:
         return [p for p in self._peers[1:] if not p.lost]
 
     @property
-    def fit(self) -> list[Peer]:
-        """Those who are here, on nodes that are whole: they can take ranks."""
-        nodes = self.nodes
-        return [p for p in self._peers if p.place.node in nodes]
-
-    @property
     def nodes(self) -> set[int]:
-        """All agents of which are here, and nothing is against them."""
-        return self.possible - {p.place.node for p in self._peers if p.report is None}
+        """Those that can take part: all of their agents are here, and nothing is against them."""
+        return self.possible - {self._peers[i].place.node for i in self.absent}
 
     @property
     def possible(self) -> set[int]:
         """The nodes that nothing is against, heard of or not yet."""
-        out = {p.place.node for p in self._peers if p.out}
-        return {p.place.node for p in self._peers} - out
+        if self._possible is None:
+            out = {p.place.node for p in self._peers if p.out}
+            self._possible = frozenset(p.place.node for p in self._peers) - out
+        return set(self._possible)
+
+    def changed(self) -> None:
+        """Something has come up against a node, or is over."""
+        self._possible = None
 
     @property
     def missing(self) -> list[Peer]:
         """Those who have never been heard."""
-        return [p for p in self._peers if p.report is None]
+        return [self._peers[i] for i in sorted(self.absent)]
+
+
+class Laggards:
+    """Whether something holds of all of some peers, asked again with every report: those of which
+    it did not hold the last time are looked at first, so that thousands of them cost little.
+    """
+
+    def __init__(self) -> None:
+        self._last: list[Peer] = []
+
+    def none(self, peers: Callable[[], Iterable[Peer]], holds: Callable[[Peer], bool]) -> bool:
+        while self._last and holds(self._last[-1]):
+            self._last.pop()
+        if not self._last:
+            self._last = [p for p in peers() if not holds(p)]
+        return not self._last
 
 
 def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
     """Whether all of them are in this phase of this round."""
-    reports = [p.report for p in peers]
+    reports = (p.report for p in peers)  # the first that is not ends it
     return all(r is not None and r.phase is phase and r.round == number for r in reports)
 
 

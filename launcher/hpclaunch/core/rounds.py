@@ -19,7 +19,7 @@ from .gathering import FIRST_NOTICE, NEXT_NOTICE, Gathering
 from .messages import Order, Report
 from .model import HEAD, Failure, Goal, Job, Phase, Verdict
 from .preface import changes, layout, preface
-from .roster import Peer, Roster, all_in
+from .roster import Laggards, Peer, Roster, all_in
 from .seating import seated
 
 
@@ -67,12 +67,14 @@ class Head:
         self._parts: list[Peer] = []  # those who have workers in this round
         self.groups: list[int] = []  # their nodes in the order of the ranks
         self._failures: dict[int, Failure] = {}  # of this round, by rank
+        self._unsettled = Laggards()
         self._excused = False  # a node was lost in this round: not the program's fault
         self._checkpoint: CheckpointChosen | None = None
         self._advised = {""}  # what has been said already
         self._announced: set[int] = set()  # the nodes that were set aside
         self._serial = 0
         self._beat_at = math.inf
+        self._look_at = math.inf  # nobody is lost before
         self._now = 0.0
         self._since = 0.0  # when this stage began
         self._notice_at = math.inf  # about a checkpoint that is long in coming
@@ -81,7 +83,7 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at]
-        deadlines += [p.deadline(self.job) for p in self.roster.others]
+        deadlines.append(self._look_at)
         if self.stage is Stage.CHOOSING and self._checkpoint is None:
             deadlines.append(self._notice_at)
         if self.stage is Stage.GATHERING:
@@ -107,11 +109,12 @@ class Head:
                     effects += self._note(self.roster[sender], report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 self.roster[index].contact.close(now)
+                self._look_at = min(self._look_at, self.roster[index].deadline(self.job))
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
                 effects += self._gathering.explain(text, now)
-        if isinstance(event, Tick):
+        if isinstance(event, Tick) and now >= self._look_at:
             effects += self._look_for_lost(now)
         while (step := self._step(now)) is not None:
             effects += step
@@ -125,23 +128,18 @@ class Head:
     # What is known
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
+        self.roster.absent.discard(peer.place.index)
+        if peer.place.index != HEAD:
+            self._look_at = min(self._look_at, peer.deadline(self.job))
         if report.round == self.round:
             for e in report.exits:
                 if restarts.failed(e) and e.rank not in self._failures:
-                    self._failures[e.rank] = Failure(
-                        round=self.round,
-                        rank=e.rank,
-                        host=peer.host,
-                        code=e.code,
-                        signal=e.signal,
-                        at=now - e.age,
-                        stopped=e.stopped,
-                        tail=e.tail,
-                        with_server=e.with_server,
-                    )
+                    self._failures[e.rank] = restarts.failure(e, self.round, peer.host, now)
         if peer.assignment is not None:
             fenced = report.fenced and report.round == self.round
             self._excused = self._excused or fenced or bool(peer.unfit)
+        if report.unfit:
+            self.roster.changed()
         if self.verdict is None:
             self.verdict = self._verdict_of(report)
         effects: list[Effect] = []
@@ -151,8 +149,10 @@ class Head:
         if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.lost:
             self._excused = self._excused or peer.assignment is not None
             peer.lost, peer.gone = f"the agent on {peer.host} has left: it did not hear us", True
+            self.roster.changed()
             effects.append(Say(peer.lost))
         if peer.come_back():
+            self.roster.changed()
             effects.append(Say(f"{peer.host} is back"))
         return effects
 
@@ -173,6 +173,8 @@ class Head:
             self._excused = self._excused or peer.assignment is not None
             if self.stage is not Stage.ENDING:  # else it left before its last word arrived
                 effects.append(Say(peer.lost))
+        self.roster.changed()
+        self._look_at = min((p.deadline(self.job) for p in self.roster.others), default=math.inf)
         return effects
 
     # What to do
@@ -206,7 +208,7 @@ class Head:
         self.verdict = self.verdict or self._gathering.verdict(now, self.budget.total)
         if self.verdict is not None:
             return self._end(now)
-        if not self._gathering.ready(now, self._next_groups()):
+        if not self._gathering.ready(now, self._next_groups):
             return self._gathering.notice(now) or None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
@@ -226,14 +228,12 @@ class Head:
         if self._checkpoint is not None:
             # One whose fork server was killed meanwhile has no store yet; the port of its last one
             # is dead, and whoever began with that would wait for a store that nobody serves.
-            groups = self._next_groups()
-            ready = self._gathering.ready(now, groups)
-            if not ready:
+            if not self._gathering.ready(now, self._next_groups):
                 return None
             self.verdict = None if self._measuring else self.budget.begin(self._checkpoint.path)
             if self.verdict is not None:
                 return self._end(now)
-            return self._start(self._checkpoint, groups, now)
+            return self._start(self._checkpoint, self._next_groups(), now)
         if now >= self._notice_at:
             self._notice_at = now + NEXT_NOTICE
             return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
@@ -279,7 +279,9 @@ class Head:
 
     def _settle(self, now: float) -> list[Effect] | None:
         """No worker of this round may be left anywhere before the next one or the end."""
-        if not all(p.settled(self.round) for p in self._parts if not p.lost):
+        if not self._unsettled.none(
+            lambda: self._parts, lambda p: bool(p.lost) or p.settled(self.round)
+        ):
             return None
         # A node that is lost is not the program's fault, though its peers fail of it.
         program = bool(self._failures) and not self._excused

@@ -13,8 +13,8 @@ def seated(last: Sequence[int], fit: Sequence[int], most: int) -> list[int]:
     Without spares the last ones fill the holes. Who is new comes behind.
     """
     size = min(most or len(fit), len(fit))
-    there = set(fit)
-    spares = [node for node in fit if node not in set(last)]
+    there, before = set(fit), set(last)
+    spares = [node for node in fit if node not in before]
     spares.reverse()
     groups: list[int | None] = [node if node in there else None for node in last]
     for group, node in enumerate(groups):

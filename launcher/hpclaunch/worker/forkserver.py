@@ -142,10 +142,10 @@ class ForkServer:
 
     def on_start(self, workers, env, store, warm, learn):
         self.store.begin(store)
-        self.running = True
+        self.running, self.warm, self.curious = True, warm, learn
         self.request = {"workers": workers, "env": dict(os.environ | env)}
-        self.warm, self.curious = warm, learn
-        self.proceed()
+        if self.lease.left() != 0:  # else the order is old, and run() ends what it would begin
+            self.proceed()
 
     def on_signal(self, signum):
         """Pass a signal on to those workers that it would not kill."""

@@ -1,0 +1,101 @@
+"""What a large job costs its head, in CPU seconds: the core, and its messages as bytes.
+
+    python bench/head_scale.py [--agents 256 1024 4096]
+
+Simulated agents, one per node with 8 workers each. A round is from the first report until all have
+their orders; a failure, from its report until all have those of the next round; a beat is one
+report of each agent and its answer. No process, no network.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+
+from hpclaunch.core.effects import Effect, Send
+from hpclaunch.core.events import CheckpointChosen, Received, Started, Tick
+from hpclaunch.core.messages import Report
+from hpclaunch.core.model import Job, Phase, Place, WorkerExit
+from hpclaunch.core.rounds import Head
+from hpclaunch.system import wire
+
+WORKERS = 8
+BEATS = 4
+
+
+class Cluster:
+    def __init__(self, agents: int) -> None:
+        self.head = Head(Job(tuple(Place(i, i, f"n{i}") for i in range(agents)), most=agents))
+        self.reports = [
+            Report(f"n{i}", f"a{i}", 0, WORKERS, "10.0.0.1", "", 4000, -1, Phase.IDLE, (), 0, None)
+            for i in range(agents)
+        ]
+        self.now = 0.0
+        self.bytes = 0
+        self.tell(Started())
+
+    def tell(self, event: object) -> list[Effect]:
+        effects = self.head.handle(event, self.now)
+        self.head.next_deadline()
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.bytes += len(wire.encode(effect.message))
+        return effects
+
+    def report(self, **news: object) -> None:
+        """Of all agents, with this."""
+        self.now += 0.5
+        for index, last in enumerate(self.reports):
+            heard = self.head.roster[index].report
+            report = replace(
+                last, serial=last.serial + 1, heard=heard.serial if heard else 0, **news
+            )
+            self.reports[index] = report
+            self.tell(Received(index, report))
+
+    def start(self, number: int) -> None:
+        self.tell(CheckpointChosen(""))
+        self.report(phase=Phase.RUNNING, round=number)
+
+
+def cost(act: object) -> float:
+    began = time.process_time()
+    act()
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--agents", type=int, nargs="+", default=[256, 1024, 4096])
+    args = parser.parse_args()
+    print(
+        f"{'agents':>8}{'round':>12}{'failure':>12}{'beat':>12}{'of a core':>12}{'bytes/beat':>14}"
+    )
+    for agents in args.agents:
+        cluster = Cluster(agents)
+
+        def begin(cluster: Cluster = cluster) -> None:
+            cluster.report()
+            cluster.start(0)
+
+        def fail(cluster: Cluster = cluster) -> None:
+            exits = (WorkerExit(0, 1, 0, 0.0, stopped=False, tail="oops"),)
+            cluster.reports[0] = replace(cluster.reports[0], exits=exits)
+            cluster.report(phase=Phase.STOPPING)
+            cluster.report(phase=Phase.IDLE)
+            cluster.start(1)
+
+        agreed = cost(begin)
+        cluster.bytes = 0
+        beats = cost(lambda c=cluster: [(c.report(), c.tell(Tick())) for _ in range(BEATS)])
+        size = cluster.bytes / BEATS
+        failed = cost(fail)
+        share = beats / BEATS / cluster.head.job.beat
+        print(
+            f"{agents:8}{agreed:10.3f} s{failed:10.3f} s{beats / BEATS:10.3f} s{share:11.1%}"
+            f"{size:14,.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
