@@ -115,6 +115,16 @@ def test_too_few_are_left_and_the_job_waits_for_those_that_may_come_back():
     assert head.stage is Stage.CHOOSING
 
 
+def test_nobody_waits_where_it_would_be_in_vain():
+    """One node is unfit and stays so; that another one has not come yet changes nothing."""
+    head = Head(a_job("n0 n1 n2", fewest=3, health=True))
+    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, unfit="its disk is full"))
+    assert head.verdict.reason.startswith("n1: its disk is full; 2 of 3 nodes are left")
+    head = Head(a_job("n0 n1 n2", fewest=2, health=True))
+    tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE, unfit="its disk is full"))
+    assert head.verdict is None
+
+
 def test_the_wait_has_an_end():
     head = running("n0 n1", fewest=2, wait=5.0)
     keep_up(head, 3.0, 0)

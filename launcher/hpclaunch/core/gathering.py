@@ -61,6 +61,12 @@ class Gathering:
         return [p for p in self.roster if (p.lost and not p.gone) or p.report is None]
 
     @property
+    def _is_hopeless(self) -> bool:
+        """Too few would be left even if all came back that may."""
+        never = {p.place.node for p in self.roster if p.unfit or p.gone}
+        return self.job.nodes - len(never) < self._fewest
+
+    @property
     def _left(self) -> int:
         """Nodes that can take part, or may yet come."""
         return len(self.roster.nodes if self._called else self.roster.possible)
@@ -105,13 +111,12 @@ class Gathering:
             return None
         if self._short_since == math.inf:
             self._short_since = now
-            self._notice_at = now if self._may_return else math.inf
+            self._notice_at = now
         for peer in self.roster:
             peer.shunned = ""  # better than nothing
         self.roster.changed()
-        if not self.is_short or (self._may_return and now < self._short_since + self.job.wait):
-            return None
-        return self._too_few(restarts)
+        over = self._is_hopeless or now >= self._short_since + self.job.wait
+        return self._too_few(restarts) if over and self.is_short else None
 
     def _too_few(self, restarts: int) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
