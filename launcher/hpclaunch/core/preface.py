@@ -28,8 +28,9 @@ def preface(parts: Sequence[tuple[str, Assignment]], checkpoint: CheckpointChose
 
 def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
     """Who has come and who has gone since the last round; nodes in the order of the ranks."""
-    came = [hosts[node] for node in groups if node not in last]
-    gone = [hosts[node] for node in last if node not in groups]
+    before, now = set(last), set(groups)
+    came = [hosts[node] for node in groups if node not in before]
+    gone = [hosts[node] for node in last if node not in now]
     if not last or not (came or gone):
         return []
     nodes = f"{len(groups)} node{'' if len(groups) == 1 else 's'}"

@@ -241,7 +241,8 @@ class Head:
 
     def _start(self, checkpoint: CheckpointChosen, groups: list[int], now: float) -> list[Effect]:
         last, self.groups = self.groups, groups
-        self._parts = [p for p in self.roster if p.place.node in groups]
+        taking = set(groups)
+        self._parts = [p for p in self.roster if p.place.node in taking]
         assigned = assign(
             self.job,
             {p.place.index: p.report for p in self._parts if p.report is not None},
