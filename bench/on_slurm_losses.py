@@ -2,8 +2,9 @@
 
     python bench/on_slurm_losses.py [--runs 3] [--workers 2] [--torchrun]
 
-Three nodes. One is killed (all of its processes at once), or cut off without a word; with a spare
-the job is of two of them. torchrun, with `--nnodes 2:3`, has a minute each time; as root only.
+Three nodes. One is killed (all of its processes at once), or cut off without a word: that of the
+highest rank, or the head's; with a spare the job is of two of them. torchrun, with `--nnodes 2:3`,
+has a minute each time; as root only.
 """
 
 import argparse
@@ -28,7 +29,7 @@ class Losses:
     held: Allocation
     workers: int
 
-    def measure(self, name: str, how: str, *, spare: bool) -> float | None:
+    def measure(self, name: str, how: str, *, spare: bool, head: bool) -> float | None:
         """Seconds; None if the job did not go on."""
         nnodes = f"{NODES - 1}" if spare else f"{NODES - 1}:{NODES}"
         there = NODES - 1 if spare else NODES
@@ -36,7 +37,7 @@ class Losses:
             if run.met(run.began) is None:
                 return None
             time.sleep(1.0)
-            moment = self._lose(run, how)
+            moment = self._lose(run, how, head=head)
             run.workers = (NODES - 1) * self.workers
             again = run.met(moment)
             return None if again is None else max(r.met for r in again) - moment
@@ -57,10 +58,11 @@ class Losses:
             for process in self.cluster.processes():
                 process.kill()
 
-    def _lose(self, run: Run, how: str) -> float:
-        """The node of the highest rank; returns the moment."""
+    def _lose(self, run: Run, how: str, *, head: bool) -> float:
+        """Returns the moment."""
         pid = run.reports[-1].pid
         (host,) = {p.host for p in self.cluster.processes() if p.pid == pid}
+        host = "n1" if head else host
         processes = self.cluster.processes(host=host)
         moment = time.monotonic()
         if how == "cut off":
@@ -85,18 +87,24 @@ def main() -> None:
     cluster = Cluster(open_to_all=[])
     try:
         cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
-        for how, spare in (("killed", False), ("cut off", False), ("killed", True)):
+        cases = (
+            ("killed", False, False),
+            ("cut off", False, False),
+            ("killed", True, False),
+            ("killed", False, True),
+            ("cut off", False, True),
+        )
+        for how, spare, head in cases:
             for name in [HPCLAUNCH, *([TORCHRUN] if args.torchrun and not spare else [])]:
                 with allocation(cluster, NODES) as held:
                     losses = Losses(cluster, held, args.workers)
-                    times = [losses.measure(name, how, spare=spare) for _ in range(args.runs)]
+                    times = [
+                        losses.measure(name, how, spare=spare, head=head) for _ in range(args.runs)
+                    ]
                 left = "a spare takes over" if spare else f"{NODES - 1} nodes are left"
-                came = sum(t is not None for t in times)
-                print(
-                    f"{name}: a node is {how}, {left}: {median(times):.2f} s, "
-                    f"{came} of {args.runs} came through",
-                    flush=True,
-                )
+                came = f"{sum(t is not None for t in times)} of {args.runs} came through"
+                who = "the head" if head else "a node"
+                print(f"{name}: {who} is {how}, {left}: {median(times):.2f} s, {came}", flush=True)
     finally:
         cluster.down()
 

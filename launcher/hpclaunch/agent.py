@@ -27,7 +27,7 @@ from .health import Health
 from .joining import join
 from .output import Output
 from .sharing import Sharing
-from .system import forkserver, net, wire
+from .system import forkserver
 from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import tail
@@ -52,13 +52,14 @@ class Agent:
         self.forkserver = server
         label = config.allocation.label
         self.output = Output(config.streams, role=config.role, label=label)
-        self.joined = join(config, environ)
-        self.channel = self.joined.channel
+        self.joined = join(config, environ, self.output.say)
+        self.channels = self.joined.channels
         self._poller = zmq.Poller()
         incarnation = os.urandom(8).hex()
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
         index, nproc = self.place.index, config.nproc
-        self.control = Control(config.job, index, nproc, address, incarnation, gpus)
+        port = 0 if self.channels is None else self.channels.port
+        self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.search: Search | None = None
         self.health = Health(config, self._poller, self.output.say, self._note)
@@ -75,8 +76,8 @@ class Agent:
             for source in (self.signals, self.forkserver, self.output.mirror):
                 if source.fileno() >= 0:
                     self._poller.register(source.fileno(), zmq.POLLIN)
-            for socket in self.channel.sockets if self.channel else ():
-                self._poller.register(socket, zmq.POLLIN)
+            if self.channels is not None:
+                self.channels.watch(self._poller)
             for note in self.config.notes:
                 self.output.say(note)
             self._deliver(events.Started())
@@ -94,14 +95,16 @@ class Agent:
             self.forkserver.close()
             self.sharing.close()  # its daemons serve the workers, which are gone now
             self.health.close()
-            if self.channel is not None:
-                self.channel.close()
+            if self.channels is not None:
+                self.channels.close()
 
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
         parts = (self.control, self.output.mirror, self.health)
         deadline = min(part.next_deadline() for part in parts)
+        if self.channels is not None:
+            deadline = min(deadline, self.channels.next_deadline())
         wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
         # Rounded up: to wake a moment early would be to turn in vain until the time has come.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
@@ -133,9 +136,8 @@ class Agent:
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
         if self.search is not None and self.search.fileno() in ready:
             self._on_search(self.search)
-        if self.channel is not None:
-            for item in self.channel.receive():
-                self._on_channel(item)
+        if self.channels is not None:
+            self._deliver(*self.channels.receive(time.monotonic()))
 
     def _deliver(self, *some: events.Event) -> None:
         """Give events to the core and carry out what it asks, and what comes of that."""
@@ -236,34 +238,19 @@ class Agent:
         search.close()
         self.search = None
 
-    def _on_channel(self, item: net.Item) -> None:
-        if isinstance(item, net.Closed):
-            self._deliver(events.PeerClosed(item.index))
-            return
-        if isinstance(item, net.Reached):
-            if self.place.index != HEAD:
-                self._deliver(events.HeadReached())
-            return
-        try:
-            message = wire.decode(item.data)
-        except wire.VersionError as e:
-            if self.channel is not None and self.place.index == HEAD:
-                self.channel.send(item.sender, wire.hello())  # it learns the same in its turn
-            reason = f"{self.place.host} and {item.address} cannot work together: {e}"
-            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
-            return
-        except wire.WireError as e:
-            self.output.say(f"ignored from {item.address}: {e}")
-            return
-        self._deliver(events.Received(item.sender, message, item.address))
-
     # Effects
 
     def _carry_out(self, effect: effects.Effect) -> None:
         match effect:
             case effects.Send(to=to, message=message):
-                if self.channel is not None:
-                    self.channel.send(to, wire.encode(message))
+                if self.channels is not None:
+                    self.channels.send(to, message)
+            case effects.Dial(agents=agents):
+                if self.channels is not None:
+                    self.channels.dial(agents)
+            case effects.Probe():
+                if self.channels is not None:
+                    self.channels.probe(effect, time.monotonic())
             case effects.OpenStore():
                 self.forkserver.listen(loopback=self.config.job.nodes == 1)
             case effects.PrepareGpus(assignment=part):
@@ -333,7 +320,7 @@ class Agent:
         logs = self.config.logs
         if verdict.code:
             where = "" if logs is None else str(logs.path)
-            at_head = self.place.index == HEAD
+            at_head = self.control.leads
             text = report.account(verdict, host=self.place.host, at_head=at_head, log_dir=where)
             if text:
                 self.output.say(text)

@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from .channels import Channels
 from .config import Config
 from .core.errors import UsageError
 from .core.model import HEAD
-from .system import machines, net, route, secret, wire
+from .system import machines, route, secret
 
 
 @dataclass(slots=True)
 class Joined:
-    """An agent's end of the channel, None when it is alone, and its address for the others."""
+    """An agent's channels, None when it is alone, and its address for the others."""
 
-    channel: net.HeadChannel | net.MemberChannel | None
+    channels: Channels | None
     address: str
-    head: str = ""  # its host
+    head: str = ""  # the host of the first one
     head_addresses: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
     fingerprint: str = ""  # of the secret
 
     def diagnosis(self) -> str:
         """Why others may not be heard, as far as this end can tell."""
-        channel = self.channel
-        if channel is None:
+        channels = self.channels
+        if channels is None:
             return ""
-        if isinstance(channel, net.HeadChannel):
-            if not channel.refused:
-                return ""
-            return (
-                f"{channel.refused} connections were refused, since they did not know this job's "
-                f"secret: is the secret file (here {self.fingerprint}) the same on all hosts?"
-            )
-        if channel.reached:
-            return (
-                f"hpclaunch on {self.head} is there, but has no place for this agent: does the "
-                "job have more agents than it says (--nnodes)?"
-            )
-        if channel.refused:
-            return (
-                f"what answers on {self.head} does not know our secret (here {self.fingerprint}): "
-                f"copy the same secret file to all hosts, or set {secret.VARIABLE}"
-            )
+        known = channels.diagnosis(self.fingerprint)
+        if known or not self.head_addresses:
+            return known
         from .system import reach  # only in need
 
-        return reach.explain(self.head, self.head_addresses, self.ports)
+        return reach.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
 
 
-def join(config: Config, environ: Mapping[str, str]) -> Joined:
+def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None]) -> Joined:
     """UsageError when the secret, the names or the ports do not allow it."""
     where = config.allocation
     here = config.job.places[where.index]
@@ -59,24 +45,16 @@ def join(config: Config, environ: Mapping[str, str]) -> Joined:
         if where.alone:
             return Joined(None, address)
         shared = secret.load_or_create(secret.secret_path(environ))
-        port = 0 if where.endpoint is None else where.endpoint[1]
-        keys = net.derive(shared, where.identity, port)
-        channel: net.HeadChannel | net.MemberChannel
-        if where.index == HEAD:
-            channel = net.HeadChannel(keys, len(where.places), wire.MAX_BYTES)
-        else:
-            index = where.index if where.seated else None
-            channel = net.MemberChannel(keys, index, head_addresses, wire.MAX_BYTES)
+        channels = Channels(where, shared, head_addresses, say)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
     except OSError as e:
         raise UsageError(f"{here.host} cannot reach the other hosts: {e}") from e
     return Joined(
-        channel,
+        channels,
         address,
         head=config.job.places[HEAD].host,
         head_addresses=tuple(head_addresses),
-        ports=keys.ports,
         fingerprint=secret.fingerprint(shared),
     )
 

@@ -299,6 +299,7 @@ class TestParsing:
             (["--mps-memory", "04GB"], "mps_memory", "4G"),
             (["--mps-memory", ""], "mps_memory", None),
             (["--wait-for-nodes", "5"], "wait_for_nodes", 5.0),
+            (["--grow", "now"], "grow", "now"),
             (["--health", "off"], "health", "off"),
             (["--preflight"], "preflight", True),
             (["--cold"], "cold", True),

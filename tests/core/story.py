@@ -16,6 +16,8 @@ from hpclaunch.core.member import Member
 from hpclaunch.core.messages import Order, Report
 from hpclaunch.core.model import Assignment, Goal, Job, Phase, Place, Verdict, WorkerExit
 
+EVERYTHING = 10**6  # a serial number or an edition that no story comes to
+
 _serials = itertools.count(1)
 
 
@@ -66,14 +68,17 @@ def end(code: int = 0, reason: str = "all workers ended with 0", **fields: Any) 
     return an_order(Goal.END, verdict=Verdict(code, reason), **fields)
 
 
-def an_order(goal: Goal, number: int = 0, *, serial: int = 0, **fields: Any) -> Received:
+def an_order(
+    goal: Goal, number: int = 0, *, serial: int = 0, sender: int = 0, term: int = 0, **fields: Any
+) -> Received:
+    """Of the head of the first term, unless it says otherwise."""
     fields = {"incarnation": "a1", **fields}
-    order = Order(1, serial or next(_serials), goal=goal, round=number, **fields)
-    return Received(0, order, "10.0.0.1")
+    order = Order(term, serial or next(_serials), goal=goal, round=number, **fields)
+    return Received(sender, order, f"10.0.0.{sender + 1}")
 
 
 def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Received:
-    """An agent with two workers says where it stands."""
+    """An agent with two workers says where it stands. It has heard all that the head has said."""
     defaults: dict[str, Any] = {
         "host": f"n{index}",
         "incarnation": f"a{index}",
@@ -87,6 +92,9 @@ def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Receive
         "exits": (),
         "stop_signal": 0,
         "trouble": None,
+        "heard": EVERYTHING,
+        "edition": EVERYTHING,
+        "port": 7000 + index,
     }
     return Received(index, Report(**defaults | fields), f"10.0.0.{index + 1}")
 
@@ -140,7 +148,7 @@ def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
 def idle(**settings: Any) -> Member:
     """It has met the head and is ready."""
     member = a_member(**settings)
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait())
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     return member
 
 

@@ -119,7 +119,7 @@ def test_the_preflight_is_a_round_before_the_first():
 def test_a_member_is_ready_once_it_has_been_looked_at():
     member = a_member(health=True)
     assert deeds(tell(member, 0.0, Started())) == [OpenStore(), CheckHealth()]
-    tell(member, 0.1, StoreListening(4001), HeadReached(), wait())
+    tell(member, 0.1, StoreListening(4001), HeadReached(0), wait())
     assert member.phase is Phase.PREPARING
     (told,) = reports(tell(member, 0.2, HealthFound("")))
     assert (told.phase, told.unfit) == (Phase.IDLE, "")
@@ -127,7 +127,7 @@ def test_a_member_is_ready_once_it_has_been_looked_at():
 
 def test_a_member_that_falls_ill_stops_its_workers_and_stays_ill():
     member = a_member(health=True)
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait(), HealthFound(""))
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait(), HealthFound(""))
     tell(member, 0.5, run(0))
     effects = tell(member, 1.0, HealthFound(ILL))
     assert deeds(effects) == [StopWorkers()]
@@ -138,7 +138,7 @@ def test_a_member_that_falls_ill_stops_its_workers_and_stays_ill():
 
 def test_workers_wait_for_their_gpus():
     member = a_member()
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(), wait())
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     part = a_part(shares=Shares((Share((0,), 2), Share((0,), 2, leads=False)), isolated=True))
     assert deeds(tell(member, 1.0, an_order(Goal.RUN, assignment=part))) == [PrepareGpus(part)]
     assert deeds(tell(member, 1.1, GpusReady(7))) == []  # of another round

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
+from hpclaunch.core.bond import DYING
 from hpclaunch.core.effects import (
     ChooseCheckpoint,
     KeepWorkers,
@@ -13,6 +14,7 @@ from hpclaunch.core.effects import (
     StopWorkers,
 )
 from hpclaunch.core.events import (
+    AgentGone,
     CheckpointChosen,
     HeadReached,
     LeaseOver,
@@ -25,13 +27,15 @@ from hpclaunch.core.events import (
 )
 from hpclaunch.core.membership import Echo
 from hpclaunch.core.model import Goal, Phase
-from hpclaunch.core.rounds import Head, Stage
+from hpclaunch.core.rounds import Head
+from hpclaunch.core.stages import Stage
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
+DEAD = "its connection was closed and cannot be made again"
 
 
 def running(hosts, **settings):
-    settings = {"silence": 3.0, "beat": 0.5, "reconnect": 0.5, "wait": 60.0} | settings
+    settings = {"silence": 3.0, "beat": 0.5, "wait": 60.0} | settings
     head = Head(a_job(hosts, **settings))
     count = len(hosts.split())
     tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(count)))
@@ -58,11 +62,13 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
     head = running("n0 n1 n2", most=2, fewest=2)
     assert [p.place.index for p in head.roster if p.assignment] == [0, 1]
     tell(head, 1.0, PeerClosed(1))
-    effects = tell(head, 1.5, Tick())
-    assert said(effects) == ["the agent on n1 was lost: its connection was closed"]
+    effects = tell(head, 1.1, AgentGone(1))
+    assert said(effects) == [f"the agent on n1 was lost: {DEAD}"]
     assert set(orders(effects)) == {(0, "stop", 0), (2, "stop", 0)}
-    effects = tell(head, 1.6, report(0, IDLE, 0), report(2, IDLE, 0))
-    assert ChooseCheckpoint() in effects
+    effects = tell(head, 1.2, report(0, IDLE, 0), report(2, IDLE, 0))
+    assert ChooseCheckpoint() not in effects  # its workers may take that long to be gone
+    assert head.next_deadline() == 1.1 + DYING
+    assert ChooseCheckpoint() in tell(head, 1.1 + DYING, Tick())
     effects = tell(head, 1.7, CheckpointChosen("/c/1.pt"))
     assert "going on with n2 and without n1: 2 nodes" in said(effects)
     assert {i: (p.first_rank, p.restarts) for i, p in parts(effects).items()} == {
@@ -75,8 +81,8 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
 def test_a_spare_that_is_lost_disturbs_nobody():
     head = running("n0 n1 n2", most=2)
     tell(head, 1.0, PeerClosed(2))
-    effects = tell(head, 1.5, Tick())
-    assert said(effects) == ["the agent on n2 was lost: its connection was closed"]
+    effects = tell(head, 1.1, AgentGone(2))
+    assert said(effects) == [f"the agent on n2 was lost: {DEAD}"]
     assert head.stage is Stage.RUNNING
 
 
@@ -91,7 +97,7 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
     # Its agent was stopped meanwhile, and does not know: its workers are those of a lost world.
     effects = tell(head, 5.0, report(2, RUNNING, 0))
     (answer,) = [e.message for e in effects if getattr(e, "to", None) == 2]
-    assert (answer.goal, answer.round, answer.heard) == (Goal.STOP, 0, 0)  # it renews no lease
+    assert (answer.goal, answer.round, answer.keep) == (Goal.STOP, 0, 0)  # it renews no lease
     effects = tell(head, 5.2, report(2, IDLE, 0))
     assert said(effects) == ["n2 is back"]
     assert head.stage is Stage.RUNNING  # and takes part from the next round on
@@ -136,17 +142,41 @@ def test_the_wait_has_an_end():
 
 def test_one_that_hears_nothing_is_lost_once_its_lease_is_over():
     head = running("n0 n1 n2", fewest=2)
-    tell(head, 0.2, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0, heard=10**9))
-    for now in (1.0, 2.0, 3.0, 4.0, 4.4):  # n2 is heard, and answers no order
-        tell(head, now, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0), Tick())
-    effects = tell(head, 5.0, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0), Tick())
-    *_, answer = [e.message for e in effects if getattr(e, "to", None) == 2]
-    assert answer.heard == 0
+
+    def beat(now):  # n2 is heard, and answers no order
+        return tell(head, now, report(1, RUNNING, 0), report(2, RUNNING, 0, heard=0), Tick())
+
+    keep_up(head, 0.2, 1, 2)
+    for now in (1.0, 2.0, 3.0, 4.0, 4.4):
+        beat(now)
+    *_, answer = [e.message for e in beat(5.0) if getattr(e, "to", None) == 2]
+    assert answer.keep == 0
     for now in (6.0, 7.0, 7.3):
-        effects = tell(head, now, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0))
-        assert said(effects + tell(head, now, Tick())) == []
-    tell(head, 8.0, report(1, RUNNING, 0, heard=10**9), report(2, RUNNING, 0))
-    assert said(tell(head, 8.0, Tick())) == ["the agent on n2 was lost: nothing reaches it"]
+        assert said(beat(now)) == []
+    assert said(beat(8.0)) == ["the agent on n2 was lost: nothing reaches it"]
+
+
+def test_those_who_died_count_for_the_head_that_they_followed():
+    """They have followed no other since, and never will."""
+    head = running("n0 n1 n2", fewest=1)
+    tell(head, 1.0, *(event(i) for i in (1, 2) for event in (PeerClosed, AgentGone)))
+    tell(head, 1.5, report(0, IDLE, 0))
+    assert set(parts(tell(head, 1.6, CheckpointChosen("")))) == {0}
+    tell(head, 99.9, Tick())
+    assert head.authority.holds(100.0)
+
+
+def test_those_who_are_silent_may_follow_another():
+    head = running("n0 n1 n2", fewest=1, wait=30.0)
+    keep_up(head, 3.0, 0)
+    tell(head, 3.2, Tick())
+    assert not head.authority.holds(0.1 + head.job.promise)
+    assert said(tell(head, 8.0, report(0, IDLE, 0), Tick())) == []
+    words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
+    assert said(tell(head, 11.0, Tick())) == [words]
+    assert head.stage is Stage.GATHERING
+    tell(head, 41.0, Tick())
+    assert head.verdict.reason.startswith("n1, n2 cannot be reached, and those who are left are")
 
 
 def test_a_consequence_of_a_lost_node_costs_no_restart():
@@ -156,7 +186,8 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
     tell(head, 1.1, report(0, STOPPING, 0, exits=(failed(0),)))
     tell(head, 1.2, report(0, IDLE, 0, exits=(failed(0),)), report(1, IDLE, 0))
     assert head.stage is Stage.STOPPING
-    tell(head, 1.5, Tick())
+    tell(head, 1.3, AgentGone(2))
+    tell(head, 1.3 + DYING, Tick())
     assert (head.stage, head.budget.total, head.verdict) == (Stage.CHOOSING, 0, None)
 
 
@@ -182,7 +213,7 @@ def test_without_a_spare_it_is_better_than_nothing():
     fail(head, 0, 1, 2, (0, 1))
     fail(head, 1, 1, 2, (0, 1))
     tell(head, 6.0, PeerClosed(2))
-    tell(head, 6.5, Tick())
+    tell(head, 6.1, AgentGone(2))
     tell(head, 6.6, report(0, IDLE, 2))
     assert set(parts(tell(head, 6.7, CheckpointChosen("")))) == {0, 1}
 
@@ -199,7 +230,7 @@ def test_failures_here_and_there_are_nobodys():
 
 def member_in_a_round():
     member = a_member(silence=3.0)
-    tell(member, 0.0, Started(), StoreListening(4001), HeadReached())
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0))
     tell(member, 0.5, wait())
     (sent,) = reports(tell(member, 1.5, Tick()))
     return member, sent.serial
@@ -207,10 +238,10 @@ def member_in_a_round():
 
 def test_every_answer_renews_the_lease_from_when_the_report_was_sent():
     member, serial = member_in_a_round()
-    effects = tell(member, 1.9, run(0, heard=serial))
-    assert isinstance(deeds(effects)[0], KeepWorkers)
-    assert 1.5 + 2.5 < deeds(effects)[0].until < 1.5 + 3.0
-    assert not any(isinstance(e, KeepWorkers) for e in tell(member, 2.0, run(0, heard=serial)))
+    effects = tell(member, 1.9, run(0, heard=serial, keep=2.75))
+    assert deeds(effects)[0] == KeepWorkers(1.5 + 2.75)
+    effects = tell(member, 2.0, run(0, heard=serial, keep=2.75), wait(0, heard=serial + 1))
+    assert not any(isinstance(e, KeepWorkers) for e in effects)  # nothing new, or no lease
 
 
 def test_at_the_end_of_the_lease_the_workers_are_gone_and_the_member_waits():

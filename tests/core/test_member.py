@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell
+from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell, wait
 
 from hpclaunch.core.effects import (
     KillIdleWorkers,
@@ -17,7 +17,8 @@ from hpclaunch.core.effects import (
     StopWorkers,
 )
 from hpclaunch.core.events import (
-    PeerClosed,
+    AgentGone,
+    HeadClosed,
     Signalled,
     Started,
     StoreListening,
@@ -111,10 +112,19 @@ def test_a_round_is_run_once():
     assert tell(member, 2.1, run(0)) == []
 
 
-def test_an_order_for_another_round_leaves_this_one_alone():
+def test_an_order_for_a_round_before_leaves_this_one_alone():
     member = running()
-    assert deeds(tell(member, 2.0, stop(7))) == []
+    tell(member, 2.0, stop(0), WorkersGone(), StoreListening(4002), run(1))
+    assert deeds(tell(member, 2.1, stop(0))) == []
     assert member.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("order", [run, stop, wait])
+def test_who_hears_that_the_others_are_further_leaves_its_round(order):
+    member = running()
+    assert deeds(tell(member, 2.0, order(2))) == [StopWorkers()]
+    tell(member, 2.1, WorkersGone(), StoreListening(4002), run(3))
+    assert (member.phase, member.round) == (Phase.RUNNING, 3)
 
 
 # Grace, and the end of grace
@@ -143,24 +153,25 @@ def test_a_lost_round_does_not_wait_for_workers_that_save_nothing():
 
 
 @pytest.mark.parametrize(
-    ("event", "kills"),
+    ("events", "kills"),
     [
-        (WorkerExited(3, 1, 0), [KillIdleWorkers()]),
-        (stop(0, serial=900_000, lost=True), [KillIdleWorkers()]),
-        (stop(0, serial=900_000), []),
-        (TERM, []),
-        (end(143, "ended by SIGTERM on n0", serial=900_000), []),
-        (TroubleFound(Trouble(EXIT_LOST, "the disk is full")), []),
-        (PeerClosed(0), []),
+        ([WorkerExited(3, 1, 0)], [KillIdleWorkers()]),
+        ([stop(0, serial=900_000, lost=True)], [KillIdleWorkers()]),
+        ([HeadClosed(0), AgentGone(0)], [KillIdleWorkers()]),
+        ([stop(0, serial=900_000)], []),
+        ([TERM], []),
+        ([end(143, "ended by SIGTERM on n0", serial=900_000)], []),
+        ([TroubleFound(Trouble(EXIT_LOST, "the disk is full"))], []),
     ],
-    ids=["failed here", "failed elsewhere", "ended elsewhere", "signal", "end", "trouble", "head"],
+    ids=["failed here", "failed elsewhere", "head", "ended elsewhere", "signal", "end", "trouble"],
 )
-def test_only_a_lost_round_hurries(event, kills):
-    member = running(grace=20.0, stuck=5.0, reconnect=1.0)
-    tell(member, 2.0, event, Tick())
+def test_only_a_lost_round_hurries(events, kills):
+    member = running(grace=20.0, stuck=5.0)
+    tell(member, 2.0, *events, Tick())
     tell(member, 3.0, Tick())
     assert member.phase is Phase.STOPPING
-    assert deeds(tell(member, 7.5, Tick())) == kills
+    asked = deeds(tell(member, 7.5, Tick()))
+    assert [e for e in asked if isinstance(e, KillIdleWorkers)] == kills
 
 
 def test_a_lost_round_that_is_ended_as_well():

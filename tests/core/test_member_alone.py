@@ -7,27 +7,29 @@ import itertools
 import pytest
 from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
 
-from hpclaunch.core.effects import Diagnose, Say, StopWorkers
+from hpclaunch.core.effects import Diagnose, Dial, Probe, Say, StopWorkers
 from hpclaunch.core.events import (
+    AgentGone,
     Diagnosed,
+    HeadClosed,
     HeadReached,
-    PeerClosed,
     Started,
     StoreListening,
     Tick,
     TroubleFound,
     WorkerExited,
 )
+from hpclaunch.core.following import NOBODY
 from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
 
 
 def test_the_head_never_comes():
     member = a_member(join=120.0)
     tell(member, 0.0, Started(), StoreListening(4001))
-    assert deeds(tell(member, 10.0, Tick())) == [Diagnose()]
+    assert Diagnose() in tell(member, 10.0, Tick())
     (said,) = deeds(tell(member, 10.0, Diagnosed("")))
     assert said == Say("n1 has waited 10 s for the head on n0")
-    assert deeds(tell(member, 70.0, Tick())) == [Diagnose()]
+    assert Diagnose() in tell(member, 70.0, Tick())
     (said,) = deeds(tell(member, 70.0, Diagnosed("n0 refuses the connection")))
     assert said == Say("n1 has waited 70 s for the head on n0: n0 refuses the connection")
     tell(member, 120.0, Tick())
@@ -40,7 +42,7 @@ def test_the_head_never_comes():
 def test_a_diagnosis_that_comes_too_late_is_not_said():
     member = a_member()
     tell(member, 0.0, Started(), StoreListening(4001))
-    tell(member, 10.0, Tick(), HeadReached(), wait())
+    tell(member, 10.0, Tick(), HeadReached(0), wait())
     assert deeds(tell(member, 10.1, Diagnosed("n0 refuses the connection"))) == []
 
 
@@ -62,57 +64,65 @@ def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words
 
 
 def test_a_silent_head_is_lost():
-    member = running(silence=10.0)  # last heard at 1.0
-    assert deeds(tell(member, 10.9, Tick())) == []
-    assert deeds(tell(member, 11.0, Tick())) == [StopWorkers()]
-    assert member.verdict.code == EXIT_LOST
-    assert member.verdict.reason == "the head on n0 was lost: it has been silent for 10 s"
-
-
-def test_a_closed_connection_shortens_the_wait():
-    member = running(silence=10.0, reconnect=1.0)
-    tell(member, 2.0, PeerClosed(0))
-    tell(member, 2.9, Tick())
+    """The workers are left to their lease, which is over by then."""
+    member = running(silence=10.0, wait=60.0)  # last heard at 1.0, and the promise is of 13 s
+    assert deeds(tell(member, 13.9, Tick())) == []
+    assert {Dial((0,)), Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
+    (said,) = [e.text for e in tell(member, 19.0, Tick()) if isinstance(e, Say)]
+    assert said == (
+        "n1 waits for a head: the one on n0 was lost (it has been silent for 13 s), and there is "
+        "no majority for another; 55 s more"
+    )
+    tell(member, 73.9, Tick())
     assert member.verdict is None
-    tell(member, 3.0, Tick())
-    assert member.verdict.reason == "the head on n0 was lost: its connection was closed"
+    assert StopWorkers() in tell(member, 74.0, Tick())
+    assert member.verdict.code == EXIT_LOST
+    assert member.verdict.reason == (
+        "the head on n0 was lost: it has been silent for 13 s, and those who were left could not "
+        "agree on another (too few of them)"
+    )
+
+
+def test_a_dead_head_is_lost_at_once():
+    member = running(silence=10.0)
+    assert deeds(tell(member, 2.0, HeadClosed(0))) == [Probe(0)]
+    effects = tell(member, 2.1, AgentGone(0))
+    assert StopWorkers() in effects
+    assert reports(effects)[-1].seeking == 1
 
 
 def test_a_connection_made_again_is_a_sign_of_life():
-    """The next order comes with the head's next beat, which may take longer than `reconnect`."""
-    member = running(silence=10.0, reconnect=1.0)
-    tell(member, 2.0, PeerClosed(0))
-    assert len(reports(tell(member, 2.1, HeadReached()))) == 1
-    tell(member, 3.0, Tick())
-    assert member.verdict is None
+    """The refusal that was found before is of no use any more."""
+    member = running(silence=10.0)
+    tell(member, 2.0, HeadClosed(0))
+    assert len(reports(tell(member, 2.1, HeadReached(0)))) == 1
+    assert deeds(tell(member, 2.2, AgentGone(0))) == []
     tell(member, 3.05, wait())
-    tell(member, 12.0, Tick())
-    assert member.verdict is None
+    effects = tell(member, 16.0, Tick())
+    assert (deeds(effects), reports(effects)[-1].seeking) == ([], NOBODY)
 
 
-def test_another_members_connection_is_not_the_heads():
-    member = running(reconnect=1.0)
-    tell(member, 2.0, PeerClosed(2))
-    tell(member, 5.0, Tick())
-    assert member.verdict is None
+def test_another_agents_death_is_not_the_heads():
+    member = running(hosts="n0 n1 n2")
+    assert deeds(tell(member, 2.0, HeadClosed(2), AgentGone(2), Tick())) == []
+    assert member.phase is Phase.RUNNING
 
 
 def test_after_a_pause_what_was_heard_comes_before_the_clock():
     """Only a Tick tells the time: other events may have orders waiting behind them."""
     member = running(silence=10.0)
-    effects = tell(member, 12.0, WorkerExited(2, 0, 0), wait(), Tick())
+    effects = tell(member, 15.0, WorkerExited(2, 0, 0), wait(), Tick())
     assert deeds(effects) == []
     assert member.verdict is None
 
 
 def test_waiting_for_workers_without_a_head_does_not_spin():
     """With a verdict, the head's silence is no deadline any more."""
-    member = running(silence=10.0, grace=20.0)
-    tell(member, 11.0, Tick())
-    assert member.phase is Phase.STOPPING
-    assert member.next_deadline() > 11.0
-    tell(member, 12.0, Tick())
-    assert member.next_deadline() > 12.0
+    member = running(silence=10.0, grace=20.0, parting=10.0)
+    for now in (14.0, 24.0, 25.0):
+        tell(member, now, Tick())
+        assert member.next_deadline() > now
+    assert (member.phase, member.verdict.code) == (Phase.STOPPING, EXIT_LOST)
 
 
 # Beats

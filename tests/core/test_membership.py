@@ -9,7 +9,7 @@ from story import a_job
 
 from hpclaunch.core.membership import Contact, evidence, lost_at
 
-JOB = a_job(silence=10.0, reconnect=1.0)
+JOB = a_job(silence=10.0)
 
 
 def contact(*history):
@@ -26,12 +26,7 @@ TABLE = {
     "never heard, and closed": ([("closed", 3.0)], math.inf),
     "heard": ([("heard", 5.0)], 15.0),
     "heard again": ([("heard", 5.0), ("heard", 6.0)], 16.0),
-    "closed": ([("heard", 5.0), ("closed", 7.0)], 8.0),
-    "closed twice counts from the first": (
-        [("heard", 5.0), ("closed", 7.0), ("closed", 7.9)],
-        8.0,
-    ),
-    "closed after a long silence": ([("heard", 5.0), ("closed", 14.5)], 15.0),
+    "a closed connection says little": ([("heard", 5.0), ("closed", 7.0)], 15.0),
     "closed, then heard": ([("heard", 5.0), ("closed", 7.0), ("heard", 7.5)], 17.5),
 }
 
@@ -42,6 +37,10 @@ def test_lost_at(history, expected):
 
 
 def test_evidence():
-    assert evidence(contact(("heard", 5.0)), 15.0) == "it has been silent for 10 s"
-    closed = contact(("heard", 5.0), ("closed", 7.0))
-    assert evidence(closed, 8.0) == "its connection was closed"
+    heard, closed = contact(("heard", 5.0)), contact(("heard", 5.0), ("closed", 7.0))
+    silent = "it has been silent for 10 s"
+    assert evidence(heard, gone=False, now=15.0) == silent
+    assert evidence(closed, gone=False, now=15.0) == silent
+    dead = "its connection was closed and cannot be made again"
+    assert evidence(closed, gone=True, now=8.0) == dead
+    assert evidence(contact(), gone=True, now=8.0) == "it is down"

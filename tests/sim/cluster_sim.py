@@ -9,6 +9,7 @@ The same seed is the same run, to the last message.
 from __future__ import annotations
 
 import heapq
+import itertools
 import signal
 from collections.abc import Callable
 from random import Random
@@ -16,7 +17,7 @@ from random import Random
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
 from sim_network import Network
-from sim_plan import LOSSES, Fault, Kind, Plan, draw
+from sim_plan import DISRUPTIONS, Fault, Kind, Plan, draw
 from sim_training import Training
 
 from hpclaunch.core import effects, events
@@ -54,7 +55,8 @@ class Simulation:
             # A fault of a process that is not there yet befalls it once it is.
             at = max(fault.at, self.plan.starts[fault.agent] + 0.0001)
             self.after(at, lambda fault=fault: self._strike(fault))
-        while self._queue and self._queue[0][0] < self.plan.bound:
+        bound = self.plan.bound
+        while self._queue and self._queue[0][0] < bound:
             self.now, _, action = heapq.heappop(self._queue)
             action()
             if not any(a.living for a in self.agents) and self.now > max(self.plan.starts):
@@ -65,19 +67,23 @@ class Simulation:
         agent = self.agents[fault.agent]
         if not agent.living:
             return
+        if fault.kind in DISRUPTIONS:
+            self.checker.strikes(agent)
         if self._record:
-            lasting = f" for {fault.lasts:.1f} s" if fault.kind in (Kind.PAUSE, *LOSSES) else ""
+            lasting = (
+                f" for {fault.lasts:.1f} s" if fault.kind in (Kind.PAUSE, *DISRUPTIONS) else ""
+            )
             self.say(f"agent {fault.agent}: {fault.kind.name}{lasting}")
         match fault.kind:
             case Kind.PAUSE:
                 agent.pause(fault.lasts)
             case Kind.STALL:
-                self.network.disturb(fault.agent)
+                self.network.disturbed.add(fault.agent)
                 agent.pause(fault.lasts)
             case Kind.BLIP:
-                for member in range(1, len(self.agents)):
-                    if fault.agent in (0, member):
-                        self.network.blip(member)
+                for pair in sorted(self.network.up):
+                    if fault.agent in pair:
+                        self.network.blip(pair)
             case Kind.USR1:
                 agent.signal(signal.SIGUSR1)
             case Kind.SIGTERM:
@@ -91,10 +97,20 @@ class Simulation:
             case Kind.TROUBLE:
                 agent.trouble()
             case Kind.KILL_AGENT:
-                self.network.disturb(fault.agent)
+                self.network.disturbed.add(fault.agent)
                 agent.kill()
+            case Kind.RESTART_AGENT:
+                self.network.disturbed.add(fault.agent)
+                agent.kill()
+                self.after(fault.lasts, lambda: self._restart(fault.agent))
+            case Kind.PARTITION:
+                groups: dict[int, list[int]] = {}
+                for place in self.plan.job.places:
+                    groups.setdefault(fault.groups[place.node], []).append(place.index)
+                for one, other in itertools.combinations(groups.values(), 2):
+                    self.network.separate(one, other, fault.lasts)
             case Kind.CUT:
-                self.network.cut_off(fault.agent, fault.lasts)
+                self.network.separate([fault.agent], range(len(self.agents)), fault.lasts)
             case Kind.MUTE:
                 self.network.silence(fault.agent, fault.lasts, mute=True)
             case Kind.DEAF:
@@ -109,6 +125,11 @@ class Simulation:
                 agent.break_node()
             case Kind.UNKILLABLE:
                 agent.make_unkillable()
+
+    def _restart(self, index: int) -> None:
+        self.checker.forget(index)
+        self.agents[index] = Agent(self, index, again=True)
+        self.agents[index].start()
 
     # The transcript
 

@@ -10,6 +10,7 @@ from sim_training import Worker
 
 from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
+from hpclaunch.core.messages import Order
 from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Assignment, Phase, Trouble, Verdict
 
 if TYPE_CHECKING:
@@ -32,14 +33,15 @@ _SOURCES = (
     | events.TroubleFound,
     events.CheckpointChosen | events.Diagnosed,
     events.Received,
-    events.PeerClosed | events.HeadReached,
+    events.PeerClosed | events.HeadClosed | events.HeadReached | events.AgentGone,
 )
 
 
 class Agent:
-    def __init__(self, sim: Simulation, index: int) -> None:
+    def __init__(self, sim: Simulation, index: int, *, again: bool = False) -> None:
         self.sim = sim
         self.index = index
+        self.name = f"a{index}" + ("+" if again else "")
         self.host = sim.plan.job.places[index].host
         self.living = False
         self.killed = False
@@ -60,7 +62,7 @@ class Agent:
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
         self.control = Control(
-            plan.job, index, plan.nprocs[index], address, f"a{index}", plan.gpus[index]
+            plan.job, index, plan.nprocs[index], address, self.name, plan.gpus[index]
         )
 
     @property
@@ -81,6 +83,8 @@ class Agent:
             return
         self.living = True
         self.deliver(events.Started())
+        if self.index:
+            self.sim.network.dial(self.index, (0,))
         self.sim.network.process_started(self.index)
 
     def deliver(self, event: events.Event) -> None:
@@ -90,7 +94,7 @@ class Agent:
             self._inbox.append(event)
             return
         self.sim.note(self.index, "<-", event)
-        if isinstance(event, events.Received) and self.index:
+        if isinstance(event, events.Received) and isinstance(event.message, Order):
             self.told = True
         if isinstance(event, events.ForkServerReplaced):
             self._forkserver, self._running, self.port = True, False, 0
@@ -158,6 +162,10 @@ class Agent:
         match effect:
             case effects.Send(to=to, message=message):
                 self.sim.network.send(self.index, to, message)
+            case effects.Dial(agents=agents):
+                self.sim.network.dial(self.index, agents)
+            case effects.Probe(agent=agent):
+                self.sim.network.probe(self.index, agent)
             case effects.OpenStore():
                 if self._forkserver:
                     self.port = self.sim.fresh_port()

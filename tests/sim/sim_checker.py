@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core import effects, events
-from hpclaunch.core.model import EXIT_LOST, Assignment, Phase, Place
-from hpclaunch.core.rounds import Stage
+from hpclaunch.core.messages import Hint
+from hpclaunch.core.model import Assignment, Grow, Phase, Place
+from hpclaunch.core.rounds import Head
+from hpclaunch.core.stages import Stage
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
     from sim_agent import Agent
 
-HEAD = 0
 RUNNING = Phase.RUNNING
 
 
@@ -39,19 +40,30 @@ class Before:
 class Checker:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.newest: dict[tuple[int, int], tuple[int, int]] = {}  # (to, sender) -> term, serial
+        self.newest: dict[tuple[object, ...], tuple[int, int]] = {}  # (to, sender, kind) -> number
         self.hasty: set[int] = set()  # whose deadline had passed already after their last step
-        self.facts: dict[int, tuple[object, ...]] = {}  # of each round, the same for everybody
-        self.started: dict[int, set[int]] = {}  # which agents have started it
+        self.facts: dict[
+            tuple[int, int], tuple[object, ...]
+        ] = {}  # of each round, the same for all
+        self.started: dict[tuple[int, int], set[int]] = {}  # which agents have started it
         self.lost: set[int] = set()  # rounds in which something did fail
-        self.aside: set[int] = set()  # nodes that the head has set aside
+        self.aside: dict[int, set[int]] = {}  # nodes that a head has set aside
+        self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
+        self.ended_apart = False  # a head was struck while it told the others the end
+
+    def forget(self, index: int) -> None:
+        """Another process is there in its place."""
+        self.newest = {key: n for key, n in self.newest.items() if index not in key[:2]}
+        for starters in self.started.values():
+            starters.discard(index)
+        self.hasty.discard(index)
 
     # Every step
 
     def before(self, agent: Agent, event: events.Event) -> Before:
         stale = False
-        if isinstance(event, events.Received):
-            key = (agent.index, event.sender)
+        if isinstance(event, events.Received) and not isinstance(event.message, Hint):
+            key = (agent.index, event.sender, type(event.message))
             number = (getattr(event.message, "term", 0), event.message.serial)
             stale = number <= self.newest.get(key, (-1, -1))
             self.newest[key] = max(number, self.newest.get(key, number))
@@ -92,7 +104,9 @@ class Checker:
         if control.head is not None:
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
-            self.aside = {p.place.node for p in control.head.roster if p.unfit and not p.assignment}
+            self.aside[agent.index] = {
+                p.place.node for p in control.head.roster if p.unfit and not p.assignment
+            }
 
     def _starts(self, agent: Agent, part: Assignment) -> None:
         plan, index = self.sim.plan, agent.index
@@ -100,11 +114,15 @@ class Checker:
             return
         alive = [w for w in self.sim.training.living() if w.round != part.round]
         # The fork server cannot help those that survive a SIGKILL.
-        alive = [w for w in alive if not w.unkillable or w.agent not in self.sim.network.disturbed]
+        alive = [w for w in alive if not (w.unkillable and plan.losses)]
         self._require(not alive, agent, f"starts round {part.round} while {alive} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
-        self._require(part.round >= max(self.started, default=0), agent, "starts an old round")
-        starters = self.started.setdefault(part.round, set())
+        head = next(h for h in self._heads() if h.roster[index].assignment == part)
+        newest = max(self.started, default=(0, 0))
+        others = any(a.living and a is not agent for a in self.sim.agents)
+        old = (head.term, part.round) < newest and others  # else nobody is left to tell it
+        self._require(not old, agent, "starts an old round")
+        starters = self.started.setdefault((head.term, part.round), set())
         self._require(index not in starters, agent, f"starts round {part.round} twice")
         starters.add(index)
         facts = (
@@ -115,15 +133,15 @@ class Checker:
             part.store_port,
             part.checkpoint,
         )
-        agreed = self.facts.setdefault(part.round, facts)
+        # A head that is cut off with half of the nodes may have had rounds of the same number.
+        agreed = self.facts.setdefault((part.round, head.term), facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         within = part.restarts <= plan.job.max_restarts or (plan.saves and part.checkpoint)
         self._require(within, agent, "restarts beyond the budget")
         free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
-        least = part.round - free if plan.survived else 0
+        steady = plan.survived and plan.job.grow is Grow.NEVER
+        least = part.round - free if steady else 0
         self._require(least <= part.restarts <= part.round, agent, "miscounts its restarts")
-        head = self.sim.agents[HEAD].control.head
-        assert head is not None, "the first agent is the head"
         taking = [p.place for p in head.roster if p.assignment is not None]
         groups = list(dict.fromkeys(p.node for p in taking))
         groups = sorted(groups, key=head.groups.index)
@@ -138,7 +156,7 @@ class Checker:
             part.group_world_size,
         )
         self._require(seat == expected, agent, f"sits on {seat} instead of {expected}")
-        sound = {p.node for p in taking}.isdisjoint(self.aside)
+        sound = {p.node for p in taking}.isdisjoint(self.aside.get(head.me, ()))
         self._require(sound, agent, "runs with a node that was set aside")
         self._shares(agent, part)
         host = min(taking, key=lambda p: (groups.index(p.node), p.index)).index
@@ -149,6 +167,9 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+
+    def _heads(self) -> list[Head]:
+        return [a.control.head for a in self.sim.agents if a.control.head is not None]
 
     def _shares(self, agent: Agent, part: Assignment) -> None:
         """Of this agent's GPUs, each worker's are there and are its own, or it knows better."""
@@ -175,10 +196,13 @@ class Checker:
 
     def _nobody_lost_in_error(self, agent: Agent) -> None:
         head = agent.control.head
-        assert head is not None
+        if head is None or not head.authority.holds(agent.clock):
+            return
         for index, peer in enumerate(head.roster):
-            lost = peer.lost and self.sim.agents[index].living
-            plan, disturbed = self.sim.plan, index in self.sim.network.disturbed
+            there = self.sim.agents[index].living and self.sim.agents[index].told
+            lost = peer.lost and there and not peer.lost.endswith("before")
+            plan = self.sim.plan
+            disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
             error = lost and not disturbed and not (plan.drop or plan.slow)
             self._require(not error, agent, f"gave agent {index} up in error")
 
@@ -187,18 +211,24 @@ class Checker:
         assert agent.control.member.verdict is not None
         left = [w for w in agent.living_workers() if not w.unkillable]
         self._require(not left, agent, f"leaves while its own {left} run")
-        head, cut = sim.agents[HEAD], sim.network.disturbed
-        lossy = sim.plan.drop or sim.plan.slow
-        if head.killed or lossy or agent.index in cut or not (agent.told or agent.index == HEAD):
-            return
         reason = agent.control.member.verdict.reason
-        given_up = reason.startswith("the head on") and head.living
+        given_up = reason.startswith("the head on")
+        late = given_up and any(not without for _, without in self.left)
+        if not late:
+            self.left.append((agent.index, given_up))
+        lossy = sim.plan.drop or sim.plan.slow or sim.plan.losses
+        if lossy or not agent.told:
+            return
         self._require(not given_up, agent, f"gave a living head up: {reason}")
         for other in sim.agents:
-            if other.index in cut:
-                continue
             running = [w for w in other.living_workers() if not w.unkillable]
             self._require(not running, agent, f"leaves while {running} run")
+
+    def strikes(self, agent: Agent) -> None:
+        """A fault is about to befall this agent."""
+        head = agent.control.head
+        ending = head is not None and head.stage in (Stage.ENDING, Stage.ENDED)
+        self.ended_apart = self.ended_apart or ending or any(not a.living for a in self.sim.agents)
 
     # The end
 
@@ -206,38 +236,34 @@ class Checker:
         sim = self.sim
         for agent in sim.agents:
             self._require(not agent.living, agent, f"has not left after {sim.now:.0f} s")
-        head = sim.agents[HEAD]
-        if head.killed:
-            state = head.control.head
-            told = state is not None and state.stage in (Stage.ENDING, Stage.ENDED)
-            codes = {EXIT_LOST}
-            if told and state is not None and state.verdict is not None:
-                codes.add(state.verdict.code)
-            self._codes_within(codes)
+        if sim.plan.orderly:
+            lost = {sim.plan.job.places[f.agent].node for f in sim.plan.faults}
+            for agent in sim.agents:
+                left = sim.plan.job.places[agent.index].node not in lost
+                good = agent.verdict is not None and agent.verdict.code == 0
+                self._require(good or not left, agent, f"does not go on: {agent.verdict}")
+        # Who never met a head or was cut off can only say that.
+        apart = sim.network.disturbed
+        lossy = sim.plan.drop or sim.plan.slow
+        together = [
+            a
+            for a in sim.agents
+            if a.verdict and a.index not in apart and a.told
+            if a.index in {index for index, _ in self.left}
+            if not (lossy and a.verdict.reason.startswith("the head on"))
+        ]
+        if self.ended_apart or not together:
             return
-        assert head.verdict is not None, "a head that left on its own has a verdict"
-        self._codes_within({head.verdict.code})
-        if head.verdict.code == 0:
+        codes = {a.verdict.code for a in together if a.verdict}
+        verdicts = {a.index: a.verdict for a in together}
+        self._require(len(codes) == 1, together[0], f"leaves with others: {verdicts}")
+        if codes == {0}:
             last = sim.training.rounds[max(sim.training.rounds)]
             done = len(last.exits) == last.world_size
             done = done and all(code == 0 for code, _, _ in last.exits.values())
-            self._require(done, head, f"calls {last.exits} a success")
+            self._require(done, together[0], f"calls {last.exits} a success")
         if sim.plan.survived:
-            self._fair(head)
-
-    def _codes_within(self, codes: set[int]) -> None:
-        sim = self.sim
-        for agent in sim.agents:
-            if agent.killed or agent.verdict is None:
-                continue
-            # Who never met the head or was cut off from it can only say that.
-            lossy = sim.plan.drop or sim.plan.slow
-            given_up = agent.verdict.reason.startswith("the head on")
-            alone = agent.index in sim.network.disturbed or not agent.told or (lossy and given_up)
-            alone = alone and agent.index != HEAD
-            if not alone:
-                said = agent.verdict
-                self._require(said.code in codes, agent, f"left with {said}, not {codes}")
+            self._fair(sim.agents[0])
 
     def _fair(self, head: Agent) -> None:
         """Where only workers and fork servers failed, the outcome follows from how often they did.

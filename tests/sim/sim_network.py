@@ -1,4 +1,4 @@
-"""The agents' network: one connection between each agent and the head.
+"""The agents' network: connections of agents to those that they report to.
 
 It keeps no promise that the protocol does not ask for: a message may be late, twice, after a
 younger one, or lost. A connection that is closed is reported to both ends, a cut to neither.
@@ -6,31 +6,55 @@ younger one, or lost. A connection that is closed is reported to both ends, a cu
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.events import HeadReached, PeerClosed, Received
-from hpclaunch.core.messages import Message
+from hpclaunch.core.events import AgentGone, HeadClosed, HeadReached, PeerClosed, Received
+from hpclaunch.core.messages import Message, Report
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
 
-HEAD = 0
 RECONNECT = (0.1, 0.4)  # seconds until a closed connection is there again
+LOOKS = (0.01, 0.1, 0.4, 1.0)  # seconds after which a host is asked once more
 
 
 class Network:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.up = [False] * len(sim.plan.starts)  # the connection of each agent to the head
-        self.cut: set[int] = set()
-        self.silent: set[tuple[int, bool]] = set()  # (agent, whether it is mute, or else deaf)
-        self.disturbed: set[int] = set()  # those that may take each other for lost with the head
+        self.up: set[tuple[int, int]] = set()  # connections: who reports, to whom
+        self.wanted: set[tuple[int, int]] = set()
+        self.cut: dict[tuple[int, int], int] = {}  # one way, and how many faults have cut it
+        self.disturbed: set[int] = set()  # those that may take each other for lost
+
+    def dial(self, index: int, agents: Collection[int]) -> None:
+        new = {(index, agent) for agent in agents}
+        for pair in [p for p in self.wanted if p[0] == index and p not in new]:
+            self.wanted.discard(pair)
+            self.up.discard(pair)
+        for pair in sorted(new - self.wanted):
+            self.wanted.add(pair)
+            self._soon(pair, 0.0, 0.02)
+
+    def _soon(self, pair: tuple[int, int], least: float, most: float) -> None:
+        wait = self.sim.rng.uniform(least, most)
+        self.sim.after(wait, lambda: self.connect(*pair))
+
+    def connect(self, client: int, server: int) -> None:
+        pair, agents = (client, server), self.sim.agents
+        if pair in self.up or pair not in self.wanted or self._is_cut(*pair):
+            return
+        if agents[client].living and agents[server].living:
+            self.up.add(pair)
+            agents[client].deliver(HeadReached(server))
+
+    def _is_cut(self, one: int, other: int) -> bool:
+        return (one, other) in self.cut or (other, one) in self.cut
 
     def send(self, sender: int, to: int, message: Message) -> None:
         plan, rng = self.sim.plan, self.sim.rng
-        if not self.up[max(sender, to)] or rng.random() < plan.drop:
-            return
-        if (sender, True) in self.silent or (to, False) in self.silent:
+        pair = (sender, to) if isinstance(message, Report) else (to, sender)
+        if pair not in self.up or rng.random() < plan.drop or (sender, to) in self.cut:
             return
         for _ in range(2 if rng.random() < plan.duplicate else 1):
             self.sim.after(self._delay(), lambda: self._arrive(sender, to, message))
@@ -42,62 +66,75 @@ class Network:
         return rng.uniform(0.5, 1.5) * self.sim.plan.delay
 
     def _arrive(self, sender: int, to: int, message: Message) -> None:
-        if max(sender, to) not in self.cut:
+        if (sender, to) not in self.cut:
             host = self.sim.plan.job.places[sender].host
             self.sim.agents[to].deliver(Received(sender, message, f"addr-{host}"))
 
     def process_started(self, index: int) -> None:
-        for member in self._connections_of(index):
-            self.sim.after(self.sim.rng.uniform(0.0, 0.2), lambda m=member: self.connect(m))
-
-    def connect(self, member: int) -> None:
-        ends = (self.sim.agents[HEAD], self.sim.agents[member])
-        if self.up[member] or member in self.cut or not all(end.living for end in ends):
-            return
-        self.up[member] = True
-        self.sim.agents[member].deliver(HeadReached())
+        for pair in sorted(self.wanted):
+            if index in pair:
+                self._soon(pair, 0.0, 0.2)
 
     def process_ended(self, index: int) -> None:
         """What it sent before is still on its way; its peers learn of the end in their time."""
-        for member in self._connections_of(index):
-            if self.up[member]:
-                self.up[member] = False
-                self._report_close(member if index == HEAD else HEAD, index)
+        for pair in sorted(self.up):
+            if index in pair:
+                self.up.discard(pair)
+                self._report_close(pair, ended=index)
 
-    def blip(self, member: int) -> None:
-        if not self.up[member]:
+    def blip(self, pair: tuple[int, int]) -> None:
+        if pair not in self.up:
             return
-        self.up[member] = False
-        self._report_close(HEAD, member)
-        self._report_close(member, HEAD)
-        self.sim.after(self.sim.rng.uniform(*RECONNECT), lambda: self.connect(member))
+        self.up.discard(pair)
+        self._report_close(pair)
+        self._soon(pair, *RECONNECT)
 
-    def cut_off(self, index: int, lasts: float) -> None:
-        self.disturb(index)
-        for member in self._connections_of(index):
-            self.cut.add(member)
-            self.up[member] = False
-            self.sim.after(lasts, lambda m=member: self._heal(m))
+    def _report_close(self, pair: tuple[int, int], ended: int = -1) -> None:
+        client, server = pair
+        for to, event in ((client, HeadClosed(server)), (server, PeerClosed(client))):
+            if to != ended:
+                wait = self.sim.rng.uniform(0.0, 0.05)
+                self.sim.after(wait, lambda to=to, event=event: self._tell_close(pair, to, event))
 
-    def _heal(self, member: int) -> None:
-        self.cut.discard(member)
-        self.sim.after(self.sim.rng.uniform(*RECONNECT), lambda: self.connect(member))
+    def _tell_close(self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed) -> None:
+        if not self._is_cut(*pair):
+            self.sim.agents[to].deliver(event)
+
+    def probe(self, asker: int, about: int) -> None:
+        """Its host refuses the connection, once its process is dead."""
+
+        def look() -> None:
+            if not (self.sim.agents[about].living or self._is_cut(asker, about)):
+                self.sim.agents[asker].deliver(AgentGone(about))
+
+        for wait in LOOKS:
+            self.sim.after(wait, look)
+
+    # Faults
+
+    def separate(self, one: Collection[int], other: Collection[int], lasts: float) -> None:
+        """No message between the two, either way."""
+        pairs = [(a, b) for a in one for b in other] + [(b, a) for a in one for b in other]
+        self.disturbed.update(one, other if len(one) > 1 else ())
+        self._cut([(a, b) for a, b in pairs if a != b], lasts)
 
     def silence(self, index: int, lasts: float, *, mute: bool) -> None:
-        self.disturb(index)
-        self.silent.add((index, mute))
-        self.sim.after(lasts, lambda: self.silent.discard((index, mute)))
+        """One way only."""
+        self.disturbed.add(index)
+        others = [i for i in range(len(self.sim.agents)) if i != index]
+        self._cut([(index, i) if mute else (i, index) for i in others], lasts, one_way=True)
 
-    def disturb(self, index: int) -> None:
-        self.disturbed.update([index, *(self._connections_of(index) if index == HEAD else ())])
+    def _cut(self, pairs: list[tuple[int, int]], lasts: float, *, one_way: bool = False) -> None:
+        for pair in pairs:
+            self.cut[pair] = self.cut.get(pair, 0) + 1
+            if not one_way:
+                self.up.discard(pair)
+        self.sim.after(lasts, lambda: self._heal(pairs))
 
-    def _report_close(self, to: int, about: int) -> None:
-        def tell() -> None:
-            if to not in self.cut and about not in self.cut:
-                self.sim.agents[to].deliver(PeerClosed(about))
-
-        self.sim.after(self.sim.rng.uniform(0.0, 0.05), tell)
-
-    def _connections_of(self, index: int) -> list[int]:
-        members = range(1, len(self.up))
-        return list(members) if index == HEAD else [index]
+    def _heal(self, pairs: list[tuple[int, int]]) -> None:
+        for pair in pairs:
+            self.cut[pair] -= 1
+            if not self.cut[pair]:
+                del self.cut[pair]
+                self._soon(pair, *RECONNECT)
+                self._soon(pair[::-1], *RECONNECT)

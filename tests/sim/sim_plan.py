@@ -7,13 +7,15 @@ generator while the job runs.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from hpclaunch.core.model import Job, Phase, Place
+from hpclaunch.core.model import Grow, Job, Phase, Place
 
 MAX_AGENTS = 16
+ORDERLY = 12.0  # seconds between two losses, for everybody to be over the first
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
 
 
@@ -31,6 +33,8 @@ class Kind(Enum):
     MUTE = "for a while no message from the agent"
     DEAF = "for a while no message to the agent"
     KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
+    RESTART_AGENT = "the same, and it is started again after a while"
+    PARTITION = "for a while the nodes are in two or three groups that cannot reach one another"
     # What ends the job.
     SIGTERM = "SIGTERM to one agent"
     SIGINT = "SIGINT twice to one agent"
@@ -43,10 +47,11 @@ class Kind(Enum):
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
 LOSSES = (Kind.STALL, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.KILL_AGENT)
+DISRUPTIONS = (*LOSSES, Kind.RESTART_AGENT, Kind.PARTITION)
 SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
-FATAL = tuple(kind for kind in Kind if kind not in (*SURVIVED, *LOSSES))
+FATAL = tuple(kind for kind in Kind if kind not in (*SURVIVED, *DISRUPTIONS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Fault:
     kind: Kind
     agent: int
     lasts: float = 0.0
+    groups: tuple[int, ...] = ()  # of a partition: in which one each node is
     phase: Phase | None = None  # it strikes once the agent is in it without living workers
 
 
@@ -105,8 +111,26 @@ class Plan:
         return self.kinds <= set(SURVIVED) and not (self.drop or self.slow)
 
     @property
+    def orderly(self) -> bool:
+        """One node after the other is lost for good, and those that are left can always go on."""
+        lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
+        if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
+            return False
+        if any(f.kind not in (Kind.KILL_AGENT, Kind.CUT, Kind.USR1) for f in self.faults):
+            return False
+        nodes = [self.job.places[f.agent].node for f in lost]
+        times = [max(self.starts) + 2.0, *(f.at for f in lost)]
+        apart = all(b - a > ORDERLY for a, b in itertools.pairwise(times))
+        left = self.job.nodes
+        for fault in lost:
+            if fault.kind is Kind.CUT and (left < 3 or fault.lasts < 1e6):
+                return False
+            left -= 1
+        return apart and len(set(nodes)) == len(nodes) and len(nodes) <= self.spare
+
+    @property
     def losses(self) -> int:
-        return sum(fault.kind in LOSSES for fault in self.faults)
+        return sum(fault.kind in DISRUPTIONS for fault in self.faults)
 
     @property
     def bound(self) -> float:
@@ -189,6 +213,21 @@ def draw(seed: int) -> Plan:
         faults = [
             replace(f, lasts=min(f.lasts, 30.0)) if f.kind is Kind.STALL else f for f in faults
         ]
+    apart = Random(f"{seed} partitions")
+    if apart.random() < 0.25:
+        faults += [
+            Fault(
+                at=apart.uniform(0.0, span),
+                kind=apart.choice((Kind.PARTITION, Kind.PARTITION, Kind.RESTART_AGENT)),
+                agent=apart.randrange(
+                    1, len(places)
+                ),  # Slurm starts no task again, least the first
+                lasts=apart.choice((apart.uniform(1.0, 8.0), apart.uniform(5.0, 40.0))),
+                groups=tuple(apart.randrange(apart.choice((2, 2, 3))) for _ in range(job.nodes)),
+            )
+            for _ in range(apart.choice((1, 1, 2, 3)))
+        ]
+    job = replace(job, grow=apart.choice(list(Grow)))
     job = replace(job, most=out.choice((0, 0, max(1, job.nodes - 1))), wait=out.choice((0.0, 10.0)))
     if out.random() < 0.3:
         job = replace(job, fewest=max(1, job.nodes // 2))
@@ -217,7 +256,37 @@ def draw(seed: int) -> Plan:
         drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
         duplicate=rng.choice((0.0, 0.1, 0.5)),
     )
-    return replace(plan, job=replace(job, saves=plan.saves))
+    plan = replace(plan, job=replace(job, saves=plan.saves))
+    more = Random(f"{seed} one by one")
+    return _one_by_one(more, plan) if job.nodes > 1 and more.random() < 0.1 else plan
+
+
+def _one_by_one(rng: Random, plan: Plan) -> Plan:
+    """Nodes are lost for good, in a calm cluster: whoever is left has to go on."""
+    nodes = plan.job.nodes
+    lost = rng.sample(range(nodes), rng.randint(1, min(4, nodes - 1)))
+    if rng.random() < 0.6:
+        lost = sorted({0, *lost})  # one head after the other
+        lost = lost[: nodes - 1]
+    faults, at = [], 3.0
+    for number, node in enumerate(lost):
+        agents = [p.index for p in plan.job.places if p.node == node]
+        may_cut = nodes - number > 2 and len(agents) == 1
+        at += ORDERLY + rng.uniform(1.0, 5.0)
+        kind = rng.choice((Kind.KILL_AGENT, Kind.CUT)) if may_cut else Kind.KILL_AGENT
+        faults.append(Fault(at, kind, agents[0], 1e6))
+    return replace(
+        plan,
+        job=replace(plan.job, fewest=1, preflight=False, stuck=1.0, wait=10.0),
+        starts=tuple(rng.uniform(0.0, 1.0) for _ in plan.starts),
+        faults=tuple(faults),
+        crashes=0,
+        work=rng.uniform(0.5, at + 20.0),
+        stubborn=0.0,
+        savers=0.0,
+        slow=0.0,
+        drop=0.0,
+    )
 
 
 def _gpus(rng: Random, job: Job) -> tuple[Job, tuple[tuple[str, ...], ...]]:

@@ -258,6 +258,11 @@ class Job:
         found = self.directory.glob("told-*.json")
         return dict(sorted((int(p.stem[5:]), json.loads(p.read_text())) for p in found))
 
+    def forget(self) -> None:
+        """What was told so far."""
+        for told in self.directory.glob("told-*"):
+            told.unlink()
+
     def until_all_run(self, world: int) -> None:
         """Wait until all workers of `scripts/tell.py` are there."""
         try:

@@ -184,6 +184,14 @@ def _add_health(add: Callable[..., None]) -> None:
         "are left (default: %(default)g)",
     )
     add(
+        "--grow",
+        choices=("now", "checkpoint", "never"),
+        metavar="WHEN",
+        help="when a node that has come (back) ends the round, to take part in the next: now, once "
+        "there is a new checkpoint, or never (default: checkpoint with --checkpoint-dir, else "
+        "never: it waits for a restart)",
+    )
+    add(
         "--health",
         choices=("on", "off"),
         default="on",

@@ -25,6 +25,7 @@ OURS = frozenset(
         "--mps-threads",
         "--mps-memory",
         "--wait-for-nodes",
+        "--grow",
         "--health",
         "--preflight",
         "--checkpoint-dir",

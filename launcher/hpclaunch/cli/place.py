@@ -29,7 +29,7 @@ def locate(
         where = slurm.allocation(environ, unique=unique)
         # A step of one task that names a meeting point is one machine of several such steps.
         if not (where.alone and step and several and named):
-            return where, _contradictions(options, where)
+            return where, _contradictions(options, environ, where)
     if several:
         return _machines(options, unique)
     if options.node_rank:
@@ -47,10 +47,13 @@ def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allo
     return where, [note] if first else []
 
 
-def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]:
+def _contradictions(
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
+) -> list[str]:
     """Slurm holds; one line for each thing that was said otherwise."""
     here = where.places[where.index]
-    notes = _seen_by_head(options, where.nodes, here.host) if where.index == HEAD else []
+    first = where.index == HEAD
+    notes = _seen_by_head(options, environ, where.nodes, here.host) if first else []
     # The head cannot see that `--node-rank` was the same on all nodes; the second node can.
     if options.node_rank is not None and here.node < 2 and options.node_rank != here.node:
         notes.append(
@@ -60,7 +63,9 @@ def _contradictions(options: argparse.Namespace, where: Allocation) -> list[str]
     return notes
 
 
-def _seen_by_head(options: argparse.Namespace, nodes: int, name: str) -> list[str]:
+def _seen_by_head(
+    options: argparse.Namespace, environ: Mapping[str, str], nodes: int, name: str
+) -> list[str]:
     notes = []
     if options.nnodes is not None:
         fewest, most = options.nnodes
@@ -70,6 +75,10 @@ def _seen_by_head(options: argparse.Namespace, nodes: int, name: str) -> list[st
         elif nodes > most:
             spares = f"{nodes - most} of the {nodes} nodes {'is a' if nodes - most == 1 else 'are'}"
             notes.append(f"--nnodes {said}: {spares} spare{'s' if nodes - most > 1 else ''}")
+        if fewest < nodes and slurm.ends_with_a_node(environ):
+            notes.append(
+                "a node that Slurm finds down ends this step: add --no-kill to srun, and to sbatch"
+            )
     option, host = _meeting_point(options)
     if host and not _is_here(host, name):
         notes.append(f"{option} {host} is not the first node of this step: using {name}")

@@ -23,6 +23,7 @@ from hpclaunch.core.model import (
     LAST_CALL,
     PLACEHOLDER,
     Allocation,
+    Grow,
     Job,
     Trouble,
 )
@@ -148,6 +149,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
             wait=options.wait_for_nodes,
+            grow=_grow(options),
+            one_head=where.endpoint is not None,
             join=_seconds(options, "join_timeout", JOIN),
             last_call=_seconds(options, "last_call_timeout", LAST_CALL),
         ),
@@ -191,6 +194,13 @@ def _size(options: argparse.Namespace, where: Allocation) -> dict[str, int]:
     """Of --nnodes MIN:MAX, as far as there are so many."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
     return {"fewest": min(fewest, where.nodes), "most": min(most, where.nodes)}
+
+
+def _grow(options: argparse.Namespace) -> Grow:
+    if options.grow == "checkpoint" and options.checkpoint_dir is None:
+        raise UsageError("--grow checkpoint needs --checkpoint-dir")
+    saves = options.checkpoint_dir is not None
+    return Grow(options.grow or ("checkpoint" if saves else "never"))
 
 
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:

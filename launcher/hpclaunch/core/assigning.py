@@ -8,7 +8,7 @@ from itertools import groupby
 from . import ranks
 from .devices import Shares, Task, share_out
 from .messages import Report
-from .model import HEAD, Assignment, Job
+from .model import Assignment, Job
 
 
 def assign(
@@ -16,6 +16,7 @@ def assign(
     reports: Mapping[int, Report],
     *,
     groups: Sequence[int],
+    head: int,
     number: int,
     restarts: int,
     checkpoint: str,
@@ -26,7 +27,7 @@ def assign(
     """
     seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
     store = seats[0].place.index
-    address = _store_address(store, job, reports)
+    address = _store_address(store, head, job, reports)
     shares = _shares(seats, job, reports)
     world = sum(seat.nproc for seat in seats)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
@@ -66,13 +67,13 @@ def _shares(
     return shares
 
 
-def _store_address(store: int, job: Job, reports: Mapping[int, Report]) -> str:
+def _store_address(store: int, head: int, job: Job, reports: Mapping[int, Report]) -> str:
     """Where all workers can reach the store.
 
     The best address of the head is one at which another node did reach it.
     """
-    if store == HEAD:
-        node = job.places[HEAD].node
+    if store == head:
+        node = job.places[head].node
         for index, r in reports.items():
             if r.head_address and job.places[index].node != node:
                 return r.head_address

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import math
+
 from . import membership
 from .effects import Effect, KeepWorkers
 from .messages import Order
-from .model import EXIT_LOST, HEAD, Job, Verdict
+from .model import Job
 
 DYING = 0.25  # seconds that killed workers may take to be gone
 
 
 class Bond:
-    """Until `begin`, as for the head itself, there are no deadlines and no leases."""
+    """Until the first order there are no deadlines and no leases."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.address = ""  # where the head was reached
-        self.newest = (-1, -1)  # term and serial of the newest order obeyed
+        self.newest = -1  # serial of the newest order
+        self.gone = False  # the head is proven dead
+        self._kept = -math.inf  # until when the workers may run
         self._contact = membership.Contact()
         self._echo = membership.Echo()  # of the reports
 
     def hear(self, order: Order, address: str, now: float) -> bool:
-        """Whether it is news."""
-        self._contact.hear(now)
-        self.address = address
-        if (order.term, order.serial) <= self.newest:
+        """Whether it is news: what is old says nothing about the head either."""
+        if order.serial <= self.newest:
             return False
-        self.newest = (order.term, order.serial)
+        self._contact.heard = now  # on a connection that may be closed by now
+        self.address = address
+        self.newest = order.serial
         return True
+
+    @property
+    def met(self) -> bool:
+        return self._contact.heard is not None
+
+    @property
+    def closed(self) -> bool:
+        return self._contact.closed is not None
 
     def lease(self, order: Order) -> list[Effect]:
         """See membership.py."""
-        if not self._echo.hear(order.heard) or self._echo.at is None:
+        self._echo.hear(order.heard)
+        until = -math.inf if self._echo.at is None else self._echo.at + order.keep
+        if not order.keep or until <= self._kept:
             return []
-        return [KeepWorkers(self._echo.at + self.job.silence - DYING)]
+        self._kept = until
+        return [KeepWorkers(until)]
 
     def told(self, serial: int, now: float) -> None:
         """A report was sent."""
@@ -46,12 +61,10 @@ class Bond:
         self._contact.close(now)
 
     def given_up_at(self) -> float:
-        """A head that was only cut off may come back; one that has closed its connection is gone.
-        `inf` for one that was never heard.
-        """
-        lost = membership.lost_at(self._contact, self.job)
-        return lost if self._contact.closed is not None else lost + self.job.wait
+        """Until then we follow no other; `inf` for one that was never heard."""
+        if self.gone:
+            return -math.inf
+        return math.inf if self._contact.heard is None else self._contact.heard + self.job.promise
 
-    def verdict(self, now: float) -> Verdict:
-        why = membership.evidence(self._contact, now)
-        return Verdict(EXIT_LOST, f"the head on {self.job.places[HEAD].host} was lost: {why}")
+    def evidence(self, now: float) -> str:
+        return membership.evidence(self._contact, self.gone, now)

@@ -1,4 +1,4 @@
-"""One agent's whole core: its own side, and the head as well where it is the head.
+"""One agent's whole core: its own side, and the head as well while it leads.
 
 Both sides talk in the same messages whether or not they share a process; the ones that stay in
 this process are delivered here, at once and in order.
@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 
-from .effects import Effect, Exit, Send
-from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
+from .candidacy import Candidacy
+from .effects import Effect, Exit, Say, Send
+from .events import (
+    AgentGone,
+    CheckpointChosen,
+    Diagnosed,
+    Event,
+    PeerClosed,
+    Received,
+    Started,
+    Tick,
+)
 from .member import Member
 from .messages import Report
 from .model import HEAD, Job, Phase
-from .rounds import Head, Stage
+from .rounds import Head
+from .stages import Stage
 
 
 class Control:
@@ -31,46 +42,91 @@ class Control:
         address: str,
         incarnation: str,
         gpus: tuple[str, ...] = (),
+        port: int = 0,
     ) -> None:
+        self.job = job
         self.index = index
-        self.member = Member(job, index, nproc, address, incarnation, gpus)
+        self.member = Member(job, index, nproc, address, incarnation, gpus, port)
         self.head = Head(job) if index == HEAD else None
+        following = self.member.following
+        self._candidacy = Candidacy(job, following.line, index, following)
         self.exited = False
+
+    @property
+    def leads(self) -> bool:
+        return self.head is not None
 
     def next_deadline(self) -> float:
         mine = self.member.next_deadline()
-        return mine if self.head is None else min(mine, self.head.next_deadline())
+        if self.head is None:
+            return mine
+        deadlines = [mine, self.head.next_deadline()]
+        if not self.member.following.deposed:
+            deadlines.append(self.head.deposed_at)
+        return min(deadlines)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.exited:
             return []
-        queue: deque[Event] = deque([event])
-        effects: list[Effect] = []
-        while queue:
-            for effect in self._route(queue.popleft(), now):
-                if isinstance(effect, Send) and effect.to == self.index:
-                    queue.append(Received(self.index, effect.message))
-                else:
-                    effects.append(effect)
+        outside: list[Effect] = []
+        self._deliver(self._depose(now), outside, now)
+        self._deliver(self._route(event, now), outside, now)
+        if self.head is None and self.member.verdict is None:
+            self._deliver(self._succeed(now), outside, now)
+        self._deliver(self._depose(now), outside, now)
         if self._over():
             self.exited = True
             assert self.member.verdict is not None, "an agent ends with a verdict"
-            effects.append(Exit(self.member.verdict))
-        return effects
+            outside.append(Exit(self.member.verdict))
+        return outside
+
+    def _deliver(self, effects: list[Effect], outside: list[Effect], now: float) -> None:
+        """Messages to ourselves, and what comes of them; the rest is for the outside."""
+        todo = deque(effects)
+        while todo:
+            effect = todo.popleft()
+            if isinstance(effect, Send) and effect.to == self.index:
+                todo += self._route(Received(self.index, effect.message), now)
+            else:
+                outside.append(effect)
 
     def _over(self) -> bool:
         over = self.member.phase is Phase.ENDED
         return over and (self.head is None or self.head.stage is Stage.ENDED)
 
     def _route(self, event: Event, now: float) -> list[Effect]:
-        head: list[Effect] = []
-        if self.head is not None:
-            if isinstance(event, Started | Tick | PeerClosed):
-                head = self.head.handle(event, now)
-            elif isinstance(event, CheckpointChosen | Diagnosed) or _is_report(event):
+        if self.head is None:
+            if isinstance(event, Received) and isinstance(event.message, Report):
+                return self._candidacy.hear(event.sender, event.message, now)
+            return self.member.handle(event, now)
+        match event:
+            case CheckpointChosen() | Diagnosed() | Received(message=Report()):
                 return self.head.handle(event, now)
-        return head + self.member.handle(event, now)
+            case Started() | Tick() | PeerClosed() | AgentGone():
+                return self.head.handle(event, now) + self.member.handle(event, now)
+        effects = self.member.handle(event, now)
+        following = self.member.following
+        if following.term > self.head.term:  # another leads, since it has a quorum
+            self.head = None
+            following.deposed = False
+            here, there = self.job.places[self.index].host, following.host
+            effects.append(Say(f"{here} leads no more: {there} does, with those who were cut off"))
+        return effects
 
+    # Who leads
 
-def _is_report(event: Event) -> bool:
-    return isinstance(event, Received) and isinstance(event.message, Report)
+    def _depose(self, now: float) -> list[Effect]:
+        """A head without a quorum may meet one that has it; until then it stays in office."""
+        following = self.member.following
+        if self.head is None:
+            return []
+        deposed, was = now >= self.head.deposed_at, following.deposed
+        following.deposed = deposed
+        return following.found() if was and not deposed else []
+
+    def _succeed(self, now: float) -> list[Effect]:
+        election = self._candidacy.elected(now)
+        if election is None:
+            return []
+        self.head = Head(self.job, me=self.index, term=election.term, roll=election.roll)
+        return self.head.take_over(election, now)

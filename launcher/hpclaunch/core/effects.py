@@ -15,6 +15,23 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Dial:
+    """Be connected to these agents, and to no others, as one who reports to them."""
+
+    agents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether an agent is dead, at once or in a second: its host refuses a connection to
+    where it listened. AgentGone if so; nothing comes otherwise. Port 0: where is not known."""
+
+    agent: int
+    address: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStore:
     """Open a fresh socket for the next round's store; answered by StoreListening."""
 
@@ -95,6 +112,8 @@ class Exit:
 
 Effect = (
     Send
+    | Dial
+    | Probe
     | OpenStore
     | CheckHealth
     | PrepareGpus

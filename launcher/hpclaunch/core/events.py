@@ -24,12 +24,28 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HeadReached:
-    """A connection to the head was made: what was said before may be lost."""
+    """A connection to an agent that we report to was made: what was said before may be lost."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadClosed:
+    """Such a connection was closed from its side."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerClosed:
-    """The connection to an agent was closed from its side."""
+    """An agent that reports to us has closed its connection."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGone:
+    """It is dead: its host refuses the connection, or is known to be down."""
 
     index: int
 
@@ -117,7 +133,9 @@ Event = (
     Started
     | Received
     | HeadReached
+    | HeadClosed
     | PeerClosed
+    | AgentGone
     | StoreListening
     | HealthFound
     | GpusReady

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 
+from .authority import Authority
 from .effects import Diagnose, Effect, Say
 from .model import EXIT_LOST, Job, Phase, Verdict
 from .roster import Laggards, Peer, Roster, hosts_of
@@ -18,23 +19,41 @@ class Gathering:
     nodes that are lost, where fewer than the fewest are left and one of them may come back.
     """
 
-    def __init__(self, job: Job, roster: Roster) -> None:
+    def __init__(self, job: Job, roster: Roster, authority: Authority) -> None:
         self.job = job
         self.roster = roster
+        self.authority = authority
         self._since = 0.0
         self._short_since = math.inf  # since too few are left
         self._notice_at = math.inf
         self._laggards = Laggards()
+        self._busy = Laggards()
         self._called = False  # nobody is waited for any more who was never heard
+        self._succeeding = False  # but for those on the roll of another head
+        self._not_before = -math.inf
+        self._paused = False
+        self._awaited_at = -math.inf  # somebody was who had never been heard
 
     def begin(self, now: float) -> None:
         self._since = now
         self._short_since = math.inf
         self._notice_at = now + FIRST_NOTICE
 
+    def take_over(self, now: float, *, begun: bool) -> None:
+        """From another head, before or after the job's first round has begun."""
+        self.begin(now)
+        self._called = self._succeeding = begun
+
+    def pause(self, until: float) -> None:
+        """Workers of one that has died may be there until then."""
+        self._not_before = until
+        self._paused = True
+
     def next_deadline(self) -> float:
-        deadlines = [math.inf]
-        if self._awaits:
+        deadlines = [self._not_before if self._paused else math.inf]
+        if self._short_since == math.inf:
+            deadlines.append(self._quorum_at)
+        if self._awaits and not self._paused:
             enough = self._may_begin and len(self.roster.nodes) >= self._fewest
             limit = self.job.last_call if enough else self.job.join
             deadlines += [self._notice_at, self._since + limit]
@@ -69,15 +88,28 @@ class Gathering:
     @property
     def _left(self) -> int:
         """Nodes that can take part, or may yet come."""
-        return len(self.roster.nodes if self._called else self.roster.possible)
+        settled = self._called and not self._succeeding
+        return len(self.roster.nodes if settled else self.roster.possible)
 
     @property
     def is_short(self) -> bool:
         return self._left < self._fewest
 
+    @property
+    def _quorum_at(self) -> float:
+        """When it is told that there is none. Before everybody is here nobody asks for it."""
+        asked = not self._awaits and self.authority.until < math.inf
+        begin = max(self._since, self._awaited_at, self.authority.until)
+        return begin + self.job.silence if asked else math.inf
+
     def ready(self, now: float, groups: Callable[[], Collection[int]]) -> bool:
         """Whether the round can begin on these nodes: all there are done with the one before."""
         roster = self.roster
+        if self._awaits:
+            self._awaited_at = now
+        self._paused = now < self._not_before
+        if self._paused or (self._succeeding and not self._inherited()):
+            return False
         if self._awaits:
             if not self._may_begin:
                 return False
@@ -92,11 +124,18 @@ class Gathering:
             chosen = set(groups())
             return [p for p in roster if p.place.node in chosen]
 
-        ready = self._laggards.none(there, lambda p: bool(p.out) or _is_idle(p))
+        ready = self._laggards.none(there, lambda p: bool(p.out) or self._is_idle(p))
         self._called = self._called or ready
+        self._succeeding = self._succeeding and not ready
         return ready
 
-    def verdict(self, now: float, restarts: int) -> Verdict | None:
+    def _inherited(self) -> bool:
+        """Whether nothing of the last round is left, on nodes that are out of the next one too."""
+        return not self.roster.absent and self._busy.none(
+            lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
+        )
+
+    def verdict(self, now: float, restarts: int, *, ticked: bool) -> Verdict | None:
         """Why there is no next round."""
         waited, absent = now - self._since, self.roster.absent
         if absent and waited >= self.job.join and len(self.roster.nodes) < self._fewest:
@@ -106,7 +145,7 @@ class Gathering:
                 "there, and do the hosts see the same secret file?"
             )
             return Verdict(EXIT_LOST, reason)
-        if not self.is_short:
+        if not self.is_short and self._has_quorum(now, ticked=ticked):
             self._short_since = math.inf
             return None
         if self._short_since == math.inf:
@@ -115,8 +154,22 @@ class Gathering:
         for peer in self.roster:
             peer.shunned = ""  # better than nothing
         self.roster.changed()
-        over = self._is_hopeless or now >= self._short_since + self.job.wait
-        return self._too_few(restarts) if over and self.is_short else None
+        over = now >= self._short_since + self.job.wait
+        if self.is_short:
+            return self._too_few(restarts) if over or self._is_hopeless else None
+        return self._no_quorum(now, restarts) if over else None
+
+    def _no_quorum(self, now: float, restarts: int) -> Verdict:
+        names = hosts_of(self.authority.missing(now))
+        reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
+        reason += "the others may have gone on without them"
+        return Verdict(EXIT_LOST, reason, restarts=restarts)
+
+    def _has_quorum(self, now: float, *, ticked: bool) -> bool:
+        """Or may have, until a message that is on its way is read or time is up."""
+        if self._short_since < math.inf:
+            return self.authority.holds(now)
+        return not ticked or now < self._quorum_at
 
     def _too_few(self, restarts: int) -> Verdict:
         out, left = [p for p in self.roster if p.out], self._left
@@ -136,8 +189,12 @@ class Gathering:
         self._notice_at = now + NEXT_NOTICE
         if self._short_since == math.inf:
             return [Diagnose()] if self._awaits else []
-        names, left = hosts_of(self._may_return), self._left
         most = self._short_since + self.job.wait - now
+        if not self.is_short:
+            names = hosts_of(self.authority.missing(now))
+            text = f"waiting for {names}: too few are left to go on without them; {most:.0f} s more"
+            return [Say(text)]
+        names, left = hosts_of(self._may_return), self._left
         text = f"waiting for {names}: {left} of {self._fewest} nodes are here; {most:.0f} s more"
         return [Say(text)]
 
@@ -150,6 +207,6 @@ class Gathering:
         waited = now - self._since
         return [Say(f"waiting for {hosts_of(missing)} since {waited:.0f} s; {here}{why}")]
 
-
-def _is_idle(peer: Peer) -> bool:
-    return peer.report is not None and peer.report.phase is Phase.IDLE
+    def _is_idle(self, peer: Peer) -> bool:
+        report = peer.report
+        return report is not None and report.phase is Phase.IDLE and self.authority.follows(report)

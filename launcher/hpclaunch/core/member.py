@@ -1,5 +1,7 @@
 """One agent's own side: it obeys the head's orders and reports where it stands.
 
+Which head that is, or who else is asked to lead, is the matter of following.py.
+
     PREPARING -> IDLE -> RUNNING -> DONE -> PREPARING ...
                             |                  ^
                             +---> STOPPING ----+        and from anywhere to ENDED
@@ -15,12 +17,10 @@ from __future__ import annotations
 
 import math
 
-from .bond import Bond
 from .effects import (
-    CheckHealth,
     Effect,
-    OpenStore,
     PrepareGpus,
+    Probe,
     Say,
     Send,
     SignalWorkers,
@@ -28,14 +28,15 @@ from .effects import (
     StopWorkers,
 )
 from .events import (
+    AgentGone,
     Diagnosed,
     Event,
     ForkServerReplaced,
     GpusReady,
+    HeadClosed,
     HeadReached,
     HealthFound,
     LeaseOver,
-    PeerClosed,
     Received,
     Signalled,
     Started,
@@ -46,11 +47,11 @@ from .events import (
     WorkersGone,
 )
 from .exits import Exits
-from .messages import Order, Report
+from .following import NOBODY, Following
+from .messages import Hint, Order, Report
 from .model import (
     EXIT_LOST,
     FORWARDED,
-    HEAD,
     Assignment,
     Goal,
     Job,
@@ -58,7 +59,9 @@ from .model import (
     Trouble,
     Verdict,
 )
+from .readiness import Readiness
 from .stopping import Stopping
+from .succession import Line
 from .waiting import Waiting
 
 
@@ -74,6 +77,7 @@ class Member:
         address: str,
         incarnation: str,
         gpus: tuple[str, ...] = (),
+        port: int = 0,
     ) -> None:
         self.job = job
         self.index = index
@@ -82,17 +86,15 @@ class Member:
         self.address = address
         self.incarnation = incarnation
         self.gpus = gpus
+        self.port = port
         self.phase = Phase.PREPARING
         self.round = -1
         self.verdict: Verdict | None = None
-        self._head = Bond(job)
+        self.following = Following(job, Line(job.places), index)
         self._fenced = False  # this round's workers, since the head was not heard
         self._serial = 0
         self._told: tuple[object, ...] = ()  # the news of the last report
-        self._store_port = 0
-        self._listening = False  # a store could begin at that port
-        self._looked = False  # at this node's health, since the last round
-        self._unfit = ""
+        self._readiness = Readiness(job)
         self._waits_for_gpus = False
         self._assignment: Assignment | None = None
         self._exits = Exits()
@@ -105,14 +107,14 @@ class Member:
     @property
     def _is_head(self) -> bool:
         """Whether the head lives in this very process: then nothing between us can be lost."""
-        return self.index == HEAD
+        return self.following.leads
 
     def next_deadline(self) -> float:
         deadlines = [self._stopping.next_deadline()]
-        if not self._is_head and self.phase is not Phase.ENDED:
+        if self.phase is not Phase.ENDED:
             deadlines += [self._report_at, self._waiting.next_deadline()]
             if self.verdict is None:
-                deadlines.append(self._head.given_up_at())
+                deadlines.append(self.following.next_deadline())
         return min(deadlines)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -124,19 +126,22 @@ class Member:
                 if not self._is_head:
                     self._waiting.begin(now)
                 effects += self._prepare()
-            case Received(message=Order() as order, address=address) if self._is_mine(order):
-                self._waiting.end()
-                if self._head.hear(order, address, now):
-                    effects += [] if self._is_head else self._head.lease(order)
-                    effects += self._obey(order, now)
-            case HeadReached():
+            case Received(message=Order() as order) if order.incarnation == self.incarnation:
+                effects += self._hear(event, order, now)
+            case Received(message=Hint() as hint) if self.verdict is None:
+                effects += self.following.hint(hint, now)
+            case HeadReached(index=index):
                 self._report_at = now
-                self._head.reopen()
-            case PeerClosed(index=index) if index == HEAD:
-                self._head.close(now)
+                if index == self.following.head:
+                    self.following.bond.reopen()
+            case HeadClosed(index=index) if index == self.following.head:
+                self.following.bond.close(now)
+                effects.append(Probe(index))
+            case AgentGone(index=index) if self.verdict is None:
+                effects += self.following.agent_gone(index, now)
+                effects += self._stop(now, lost=True) if self.following.bond.gone else []
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
-                self._store_port = port
-                self._listening = True
+                self._readiness.listening(port)
                 self._prepared()
             case HealthFound(unfit=unfit):
                 effects += self._health_found(unfit, now)
@@ -158,22 +163,31 @@ class Member:
                 effects += self._signalled(signum, now)
             case TroubleFound(trouble=trouble) if self._trouble is None:
                 self._trouble = trouble
-                self._waiting.hurry(now)
+                self._hurry(now)
                 effects += self._stop(now)
         effects += self._deadlines(now, ticked=isinstance(event, Tick))
         return effects + self._report(now)
 
     # Orders
 
-    def _is_mine(self, order: Order) -> bool:
-        """Not for one that an earlier launch in the same job step had in my place."""
-        return order.incarnation == self.incarnation
+    def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
+        following, before = self.following, self.following.head
+        if not following.hear(event.sender, order, event.address, now):
+            return []
+        self._waiting.end()
+        effects = following.found()
+        if following.head != before:  # a world without us, and we are to be in the next one
+            effects += self._prepare() if self.phase is Phase.DONE else self._stop(now, lost=True)
+        effects += [] if self._is_head else following.bond.lease(order)
+        return effects + self._obey(order, now)
 
     def _obey(self, order: Order, now: float) -> list[Effect]:
+        if self.phase is Phase.RUNNING and order.round > self.round:
+            return self._stop(now, lost=True)  # the others are further already
         match order.goal:
             case Goal.RUN:
                 part = order.assignment
-                willing = not (self._signum or self._trouble or self._unfit)
+                willing = not (self._signum or self._trouble or self._readiness.unfit)
                 ready = self.phase is Phase.IDLE and willing
                 if part is None or part.round <= self.round or not ready:
                     return []
@@ -182,6 +196,8 @@ class Member:
                 self._assignment = part
                 self._exits = Exits()
                 self._fenced = False
+                if part.hosts_store and part.store_port != self._readiness.store_port:
+                    return self._forkserver_replaced(now)  # which the head has not heard yet
                 self._waits_for_gpus = bool(part.shares.of)
                 return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
             case Goal.STOP:
@@ -250,31 +266,23 @@ class Member:
 
     def _prepare(self) -> list[Effect]:
         self.phase = Phase.PREPARING
-        self._looked = not self.job.health
-        return self._open_store() + ([] if self._looked else [CheckHealth()])
-
-    def _open_store(self) -> list[Effect]:
-        self.phase = Phase.PREPARING
-        self._listening = False
-        return [OpenStore()]
+        return self._readiness.begin()
 
     def _prepared(self) -> None:
-        if self.phase is Phase.PREPARING and self._listening and self._looked:
+        if self.phase is Phase.PREPARING and self._readiness.full:
             self.phase = Phase.IDLE
 
     def _health_found(self, unfit: str, now: float) -> list[Effect]:
-        """A node that was found unfit stays so: its workers would fail again, or hang."""
-        self._unfit = self._unfit or unfit
-        if self.phase is Phase.PREPARING:
-            self._looked = True
-            self._prepared()
+        self._readiness.looked(unfit)
+        self._prepared()
         return self._stop(now, lost=True) if unfit else []
 
     def _forkserver_replaced(self, now: float) -> list[Effect]:
         if self.phase is Phase.DONE:
             return []  # its workers need nothing more, and the next round begins with a store
         if self.phase in (Phase.PREPARING, Phase.IDLE):
-            return self._open_store()
+            self.phase = Phase.PREPARING
+            return self._readiness.open_store()
         assert self._assignment is not None, "there are workers in a round only"
         stopped = self.phase is not Phase.RUNNING
         if self._exits.lose(self._assignment, now, stopped=stopped) and not stopped:
@@ -288,11 +296,15 @@ class Member:
             return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
         again = bool(self._signum)
         self._signum = self._signum or signum
-        self._waiting.hurry(now)
+        self._hurry(now)
         if again and self.phase is Phase.STOPPING:
             self._stopping.hurry(now)  # asked twice
             return []
         return self._stop(now)
+
+    def _hurry(self, now: float) -> None:
+        self._waiting.hurry(now)
+        self.following.hurry()
 
     # Time
 
@@ -308,42 +320,54 @@ class Member:
             if self.verdict is not None:
                 self.phase = Phase.ENDED
                 return [Say(reason)]
-        if self._is_head or self.verdict is not None:
+        if self.verdict is not None or not ticked:
             return effects
-        if ticked and now >= self._head.given_up_at():
-            return effects + self._end(self._head.verdict(now), now)
+        effects += self.following.tick(now)
+        verdict = self.following.verdict(now)
         if self._waiting.given_up(now):
             # The head never came, so nothing of ours is running.
             verdict = self._waiting.verdict(now, self._signum, self._trouble)
+        if verdict is not None:
             return effects + self._end(verdict, now)
-        return effects + self._waiting.notice(now)
+        if notice := self._waiting.notice(now):
+            effects += notice  # it may have died before we came, and another leads
+            effects += self.following.look_around(now)
+        return effects
 
     # Reports
 
     def _report(self, now: float) -> list[Effect]:
         """At once when there is news, and at every beat."""
+        following, part = self.following, self._assignment
         report = Report(
             host=self.place.host,
             incarnation=self.incarnation,
             serial=self._serial + 1,
             nproc=self.nproc,
             address=self.address,
-            head_address=self._head.address,
-            store_port=self._store_port,
+            head_address=following.bond.address,
+            store_port=self._readiness.store_port,
             round=self.round,
             phase=self.phase,
             exits=self._exits.told(now),
             stop_signal=self._signum,
             trouble=self._trouble,
             gpus=self.gpus,
-            unfit=self._unfit,
-            heard=self._head.newest[1],
+            unfit=self._readiness.unfit,
+            heard=following.bond.newest,
             fenced=self._fenced,
+            group=part.group_rank if part is not None else -1,
+            term=following.term,
+            seeking=following.seeking,
+            edition=-1 if following.roll is None else following.roll.edition,
+            roll=following.roll if following.seeking != NOBODY else None,
+            port=self.port,
         )
         if report.news == self._told and now < self._report_at:
             return []
-        self._report_at = math.inf if self._is_head else now + self.job.beat
+        alone = following.asked == (self.index,)
+        self._report_at = math.inf if alone else now + self.job.beat
         self._serial += 1
         self._told = report.news
-        self._head.told(report.serial, now)
-        return [Send(HEAD, report)]
+        following.bond.told(report.serial, now)
+        return [Send(agent, report) for agent in following.asked]

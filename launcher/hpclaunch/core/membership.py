@@ -1,8 +1,8 @@
 """Who is there: pure functions of what was heard from an agent, and when.
 
-The evidence is judged on one clock, that of the agent which judges. A closed connection is
-evidence at once, but a network may close one and open it again, so that it only shortens the
-time that an agent has to make itself heard.
+The evidence is judged on one clock, that of the agent which judges. A closed connection alone says
+little, for a network may close one and open it again, or close it and go silent. But it is a
+reason to ask the other's host, whose kernel refuses a connection once the agent is dead.
 
 A **lease** keeps two worlds apart. An agent's workers may run until `silence` after the sending of
 its newest report that the head has answered. The head cannot have heard that report before it was
@@ -62,13 +62,13 @@ def lost_at(contact: Contact, job: Job) -> float:
     """When this agent counts as lost if nothing more is heard: `inf` for one never heard."""
     if contact.heard is None:
         return math.inf
-    silent = contact.heard + job.silence
-    return silent if contact.closed is None else min(silent, contact.closed + job.reconnect)
+    return contact.heard + job.silence
 
 
-def evidence(contact: Contact, now: float) -> str:
+def evidence(contact: Contact, gone: bool, now: float) -> str:
     """Why an agent counts as lost, in words."""
-    if contact.closed is not None:
-        return "its connection was closed"
+    if gone:
+        closed = contact.closed is not None
+        return "its connection was closed and cannot be made again" if closed else "it is down"
     assert contact.heard is not None, "an agent that was never heard cannot be lost"
     return f"it has been silent for {now - contact.heard:.0f} s"

@@ -1,7 +1,8 @@
-"""What agents say to one another: two messages, each the whole state of its sender.
+"""What agents say to one another: messages that are each the whole state of their sender.
 
 An agent sends a `Report` whenever its state changes and again at every beat; the head answers
-with an `Order`. Neither is a step of a conversation: losing one, receiving one twice or late
+with an `Order`. One that has lost its head asks others to lead, and those that cannot answer with
+a `Hint`. None is a step of a conversation: losing one, receiving one twice or late
 does no harm, since the next one says everything again and `serial` tells which is newer.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .electorate import Roll
 from .model import Assignment, Goal, Phase, Trouble, Verdict, WorkerExit
 
 
@@ -32,6 +34,12 @@ class Report:
     unfit: str = ""  # why its node is to be set aside
     heard: int = 0  # the serial of the newest order that it answers
     fenced: bool = False  # its workers of that round were ended, since the head was not heard
+    group: int = -1  # its node's group in that round
+    term: int = 0  # the newest whose head it has followed
+    seeking: int = -1  # the term that it asks the receiver to begin
+    edition: int = -1  # of the newest roll that it has
+    roll: Roll | None = None  # that one, while it seeks
+    port: int = 0  # where it listens, for as long as it lives
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -44,6 +52,9 @@ class Report:
             self.trouble,
             self.unfit,
             self.fenced,
+            self.term,
+            self.seeking,
+            self.edition,
         )
 
 
@@ -60,6 +71,8 @@ class Order:
     verdict: Verdict | None = None  # with END
     lost: bool = False  # with STOP: a worker has failed, and its peers wait for it in vain
     heard: int = 0  # the serial of the newest report that it answers
+    keep: float = 0.0  # seconds from the sending of that report that workers may run
+    roll: Roll | None = None  # if the agent has an older one
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -67,4 +80,16 @@ class Order:
         return (self.term, self.goal, self.round)
 
 
-Message = Report | Order
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """To an agent that asks the wrong one to lead."""
+
+    term: int
+    led: bool  # the head of that term is heard here; else it is asked for here
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        return (self.term, self.led)
+
+
+Message = Report | Order | Hint

@@ -12,7 +12,7 @@ from enum import Enum
 
 from .devices import NO_SHARES, Shares
 
-HEAD = 0  # the index of the head: the first agent in Slurm's order
+HEAD = 0  # the index of the first head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # end the job in order
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # are passed on to the workers
 
@@ -71,6 +71,14 @@ class Allocation:
         return sum(place.node == mine for place in self.places)
 
 
+class Grow(str, Enum):
+    """When a node that has come, or come back, ends the round, to take part in the next one."""
+
+    NOW = "now"
+    CHECKPOINT = "checkpoint"  # as soon as a new one is there
+    NEVER = "never"  # it takes part when the round has ended for another reason
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What every agent of a job knows from the start; the same on all of them."""
@@ -79,6 +87,7 @@ class Job:
     most: int = 0  # nodes that take part at once, the others are spares; 0: all
     fewest: int = 0  # of these, with how many it goes on; 0: with no fewer
     wait: float = WAIT  # seconds to wait for lost nodes where fewer are left
+    grow: Grow = Grow.NEVER
     last_call: float = LAST_CALL  # the same at the start, for more than the fewest
     max_restarts: int = 3
     gpus_per_worker: int = 1
@@ -91,7 +100,7 @@ class Job:
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while
     beat: float = 0.5  # seconds between two messages of the same content
     silence: float = 3.0  # seconds without a message after which an agent counts as lost
-    reconnect: float = 0.5  # the same once its connection was closed
+    one_head: bool = False  # no other agent can be reached by all should it be lost
     join: float = JOIN  # seconds to wait for agents that have never been heard
     unkillable: float = 30.0  # seconds after SIGKILL until a worker counts as unkillable
     parting: float = 10.0  # seconds that the head waits for everybody to confirm the end
@@ -103,6 +112,12 @@ class Job:
     @property
     def alone(self) -> bool:
         return len(self.places) == 1
+
+    @property
+    def promise(self) -> float:
+        """For how many seconds an agent follows no other head than the one that it has heard. A
+        head learns of it with up to two beats of delay."""
+        return self.silence + 3 * self.beat
 
 
 @dataclass(frozen=True, slots=True)

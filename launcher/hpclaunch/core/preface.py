@@ -30,7 +30,7 @@ def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]
     """Who has come and who has gone since the last round; nodes in the order of the ranks."""
     before, now = set(last), set(groups)
     came = [hosts[node] for node in groups if node not in before]
-    gone = [hosts[node] for node in last if node not in now]
+    gone = [hosts[node] for node in last if node not in now and node in hosts]
     if not last or not (came or gone):
         return []
     nodes = f"{len(groups)} node{'' if len(groups) == 1 else 's'}"

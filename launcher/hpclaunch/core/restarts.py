@@ -6,6 +6,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import replace
 
+from .messages import Report
 from .model import Failure, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
@@ -70,6 +71,16 @@ def how(failure: Failure) -> str:
     return f"rank {failure.rank} on {failure.host} {ending}"
 
 
+def asked_for(report: Report, restarts: int) -> Verdict | None:
+    """How the job ends because of what an agent, and not a worker, reports; None if it does not."""
+    if report.trouble is not None:
+        return Verdict(report.trouble.code, report.trouble.reason, restarts=restarts)
+    if report.stop_signal:
+        reason = f"ended by {signal_name(report.stop_signal)} on {report.host}"
+        return Verdict(128 + report.stop_signal, reason, restarts=restarts)
+    return None
+
+
 class Budget:
     """How often the job may still be started: `spend` after a failed round, `begin` before each.
 
@@ -80,7 +91,7 @@ class Budget:
     def __init__(self, most: int) -> None:
         self.most = most
         self.total = 0  # restarts of the whole job
-        self._used = 0  # since the last progress
+        self.used = 0  # since the last progress
         self._checkpoint = ""  # with which the last round began
         self._last = ""  # how the last round failed, in a worker's words
         self._failed = False  # the last round did
@@ -111,7 +122,7 @@ class Budget:
         self._doom, self._last = doom, words
         self._failed = True
         self.total += 1
-        self._used += 1
+        self.used += 1
         return None
 
     def begin(self, checkpoint: str) -> Verdict | None:
@@ -119,20 +130,24 @@ class Budget:
         progress = bool(checkpoint) and checkpoint != self._checkpoint and self.total > 0
         self._checkpoint = checkpoint
         if progress:
-            self._used = int(self._failed)
-            self._blamed = self._blamed[-self._used :] if self._used else []
+            self.used = int(self._failed)
+            self._blamed = self._blamed[-self.used :] if self.used else []
         self._failed = False
         doom, self._doom = (None if progress else self._doom), None
         return doom
+
+    def inherit(self, total: int, used: int) -> None:
+        """From another head."""
+        self.total, self.used = total, used
 
     @property
     def words(self) -> str:
         if self._doom is not None:
             return "it ends here, unless a checkpoint was saved since the last start"
-        return f"restart {self._used} of {self.most}"
+        return f"restart {self.used} of {self.most}"
 
     def _exhausted(self) -> str:
-        if self._used < self.most:
+        if self.used < self.most:
             return ""
         if not self.most:
             return "no restarts were allowed (--max-restarts 0)"

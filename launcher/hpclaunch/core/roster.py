@@ -26,6 +26,7 @@ class Peer:
     shunned: str = ""  # why a spare is to be preferred to it
     lost: str = ""
     gone: bool = False
+    kept_word: bool = False  # it died while it followed us, and has followed nobody else
     muted: float | None = None  # since when its lease is not renewed: nothing reaches it
     echo: membership.Echo = field(default_factory=membership.Echo)  # of the orders
 
@@ -43,6 +44,8 @@ class Peer:
         """When to look at it again, if nothing more is heard: `inf` for one that was never."""
         if self.lost:
             return math.inf
+        if self.gone:
+            return -math.inf
         at = membership.lost_at(self.contact, job)
         if self.muted is not None:
             return min(at, self.muted + job.silence)
@@ -54,11 +57,19 @@ class Peer:
         """
         if now < self.deadline(job):
             return False
-        if now < membership.lost_at(self.contact, job) and self.muted is None:
+        silent = self.gone or now >= membership.lost_at(self.contact, job)
+        if not silent and self.muted is None:
             self.muted = now
             return False
         self.lost = f"the agent on {self.host} was lost: {self._evidence(now, job)}"
-        self.gone = self.contact.closed is not None
+        return True
+
+    def die(self, now: float, job: Job) -> bool:
+        """It is proven dead; returns whether that is news."""
+        if self.gone or not (self.lost or self.contact.closed is not None or self.report is None):
+            return False  # it has been heard since
+        promised = self.echo.at is not None and now < self.echo.at + job.promise
+        self.gone, self.kept_word = True, promised
         return True
 
     def _unanswered_at(self, job: Job) -> float:
@@ -66,38 +77,47 @@ class Peer:
         return math.inf if self.echo.at is None else self.echo.at + job.silence + 2 * job.beat
 
     def _evidence(self, now: float, job: Job) -> str:
-        if now < membership.lost_at(self.contact, job):
+        if not self.gone and now < membership.lost_at(self.contact, job):
             return "nothing reaches it"
-        return membership.evidence(self.contact, now)
+        return membership.evidence(self.contact, self.gone, now)
 
     @property
     def host(self) -> str:
         """As the agent itself calls it, which outside of Slurm nobody knows beforehand."""
         return self.place.host if self.report is None else self.report.host
 
-    def accept(self, report: Report, now: float) -> bool:
-        """Note a report; False for one that is old, or from a start of the agent that is over.
+    def accept(self, report: Report, now: float, *, follows: bool = True) -> bool:
+        """Note a report; False for one that is old, or from a start of the agent that is over. One
+        that follows another head answers the orders of that one.
 
         Two launches in one job step have the same keys: an agent of the second may meet the head
         of the first while that is still leaving, and must not be taken for the one it replaces.
         """
         known = self.report
         if known is not None and report.incarnation != known.incarnation:
-            return False
+            if not self.lost:
+                return False
+            self.contact, self.echo, known = membership.Contact(), membership.Echo(), None
         if known is not None and report.serial <= known.serial:
             return False
         self.contact.hear(now)
-        if self.echo.hear(report.heard):
+        if follows and self.echo.hear(report.heard):
             self.muted = None
         self.report = report
         return True
+
+    @property
+    def has_workers(self) -> bool:
+        """Or may have: it was not heard."""
+        busy = (Phase.RUNNING, Phase.STOPPING)
+        return self.report is None or self.report.phase in busy
 
     def come_back(self) -> bool:
         """One that was lost is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
         if not self.lost or not idle:
             return False
-        self.lost, self.gone, self.muted = "", False, None
+        self.lost, self.gone, self.kept_word, self.muted = "", False, False, None
         return True
 
     def settled(self, number: int) -> bool:
@@ -110,9 +130,10 @@ class Peer:
 
 
 class Roster:
-    """All agents of the job, in Slurm's order; the first is the head."""
+    """All agents of the job, in Slurm's order; `me` is the one that leads."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, me: int) -> None:
+        self.me = me
         self._peers = [Peer(place) for place in job.places]
         self.absent = {place.index for place in job.places}  # those who were never heard
         self._possible: frozenset[int] | None = None  # of nodes; None: to be worked out
@@ -134,7 +155,7 @@ class Roster:
     @property
     def others(self) -> list[Peer]:
         """Those who are present beside the head."""
-        return [p for p in self._peers[1:] if not p.lost]
+        return [p for p in self._peers if not p.lost and p.place.index != self.me]
 
     @property
     def nodes(self) -> set[int]:

@@ -1,96 +1,118 @@
 """The head: the state machine of a job's rounds.
 
-Every transition is in `_NEXT` and `_step`. The head keeps the newest report of every agent and
-decides from that state alone, never from the fact that a message arrived; so it does not matter
-whether a message came once, twice or late.
+Every transition is in `NEXT` (stages.py) and `_step`. The head keeps the newest report of every
+agent and decides from that state alone, never from the fact that a message arrived; so it does not
+matter whether a message came once, twice or late.
 """
 
 from __future__ import annotations
 
 import math
-from enum import Enum
 
-from . import aside, restarts
+from . import aside, inheritance, restarts
 from .advice import advise
 from .assigning import assign
-from .effects import ChooseCheckpoint, Effect, Say, Send
-from .events import CheckpointChosen, Diagnosed, Event, PeerClosed, Received, Started, Tick
+from .authority import Authority
+from .bond import DYING
+from .candidacy import Election
+from .census import Census
+from .effects import ChooseCheckpoint, Effect, Probe, Say, Send
+from .electorate import Roll
+from .events import (
+    AgentGone,
+    CheckpointChosen,
+    Diagnosed,
+    Event,
+    PeerClosed,
+    Received,
+    Started,
+    Tick,
+)
 from .gathering import FIRST_NOTICE, NEXT_NOTICE, Gathering
-from .messages import Order, Report
-from .model import HEAD, Failure, Goal, Job, Phase, Verdict
-from .preface import changes, layout, preface
+from .growing import Growing
+from .messages import Report
+from .model import Failure, Job, Phase, Verdict
+from .ordering import Ordering
+from .preface import NAMES, changes, layout, preface
 from .roster import Laggards, Peer, Roster, all_in
 from .seating import seated
-
-
-class Stage(Enum):
-    GATHERING = "gathering"  # until every agent is ready for the round
-    CHOOSING = "choosing"  # which checkpoint it starts from
-    RUNNING = "running"
-    STOPPING = "stopping"  # until no worker of the round is left anywhere
-    ENDING = "ending"  # until every agent has the verdict
-    ENDED = "ended"
-
-
-_NEXT = {
-    Stage.GATHERING: {Stage.CHOOSING, Stage.ENDING},
-    Stage.CHOOSING: {Stage.RUNNING, Stage.GATHERING, Stage.ENDING},
-    Stage.RUNNING: {Stage.STOPPING, Stage.ENDING},
-    Stage.STOPPING: {Stage.GATHERING, Stage.ENDING},
-    Stage.ENDING: {Stage.ENDED},
-    Stage.ENDED: set(),
-}
-
-_GOAL = {
-    Stage.GATHERING: Goal.WAIT,
-    Stage.CHOOSING: Goal.WAIT,
-    Stage.RUNNING: Goal.RUN,
-    Stage.STOPPING: Goal.STOP,
-    Stage.ENDING: Goal.END,
-    Stage.ENDED: Goal.END,
-}
+from .stages import GOAL, NEXT, Stage
+from .succession import Line
+from .wording import some
 
 
 class Head:
     """`handle(event, now) -> effects`; the job is over once `stage` is ENDED."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, me: int = 0, term: int = 0, roll: Roll | None = None) -> None:
         self.job = job
-        self.term = 1
+        self.me = me
+        self.line = Line(job.places)
         self.stage = Stage.GATHERING
         self.round = 0
         self.budget = restarts.Budget(job.max_restarts)
         self.verdict: Verdict | None = None
-        self.roster = Roster(job)
-        self._gathering = Gathering(job, self.roster)
+        self.roster = Roster(job, me)
+        self.census = Census(job, self.roster)
+        self.authority = Authority(job, self.line, me, self.roster, roll)
+        self._ordering = Ordering(self.authority, term)
+        self._gathering = Gathering(job, self.roster, self.authority)
+        self._office_since = math.inf
+        self._unsaid = inheritance.Unsaid()
+        self._succeeds = False  # another head, and has begun no round yet
         self._measuring = job.preflight  # the next round, or this one, is the preflight
         self._parts: list[Peer] = []  # those who have workers in this round
         self.groups: list[int] = []  # their nodes in the order of the ranks
         self._failures: dict[int, Failure] = {}  # of this round, by rank
         self._unsettled = Laggards()
-        self._excused = False  # a node was lost in this round: not the program's fault
         self._checkpoint: CheckpointChosen | None = None
+        self._growing = Growing(job, self.roster)
         self._advised = {""}  # what has been said already
-        self._announced: set[int] = set()  # the nodes that were set aside
-        self._serial = 0
         self._beat_at = math.inf
-        self._look_at = math.inf  # nobody is lost before
         self._now = 0.0
+        self._ticked = False  # what only time can tell
         self._since = 0.0  # when this stage began
         self._notice_at = math.inf  # about a checkpoint that is long in coming
+
+    @property
+    def term(self) -> int:
+        return self._ordering.term
 
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
-        deadlines = [self._beat_at]
-        deadlines.append(self._look_at)
+        deadlines = [self._beat_at, self.census.look_at]
         if self.stage is Stage.CHOOSING and self._checkpoint is None:
             deadlines.append(self._notice_at)
         if self.stage is Stage.GATHERING:
             deadlines.append(self._gathering.next_deadline())
+        if self.stage is Stage.RUNNING:
+            deadlines.append(self.authority.until)
         if self.stage is Stage.ENDING:
             deadlines.append(self._since + self.job.parting)
         return min(deadlines)
+
+    @property
+    def deposed_at(self) -> float:
+        """Another may lead from then on, since we had no quorum."""
+        return max(self.authority.until, self._office_since + self.job.silence)
+
+    def take_over(self, election: Election, now: float) -> list[Effect]:
+        """From a head that is lost, with the reports of those who ask for it."""
+        there, here = (self.job.places[agent].host for agent in (election.old, self.me))
+        self._unsaid.keep(f"the head on {there} was lost: {here} leads now")
+        self.authority.dead_head = election.old if election.old in election.gone else None
+        self.budget.inherit(election.roll.restarts, election.roll.spent)
+        self._succeeds, self._measuring = True, False
+        self._now = self._since = self._office_since = now
+        begun = election.roll.round >= 0
+        self.round = election.roll.round + inheritance.PASSED if begun else 0
+        self._gathering.take_over(now, begun=begun)
+        self._gathering.pause(inheritance.enrol(self.job, self.roster, election, now, begun=begun))
+        for peer in self.roster:
+            self.census.expect(peer)
+        self._beat_at = now + self.job.beat
+        return self.authority.renew(now) + self._orders()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.stage is Stage.ENDED:
@@ -100,87 +122,85 @@ class Head:
         news = None  # whose report it is, if it is a new one and not our own
         match event:
             case Started():
-                self._since = now
+                self._since = self._office_since = now
                 self._gathering.begin(now)
+                effects += self.authority.renew(now)
                 self._beat_at = now + self.job.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
-                if self.roster[sender].accept(report, now):
-                    news = sender if sender != HEAD else None
-                    effects += self._note(self.roster[sender], report, now)
+                peer = self.roster[sender]
+                if peer.accept(report, now, follows=self.authority.follows(report)):
+                    news = sender if sender != self.me else None
+                    effects += self._note(peer, report, now)
             case PeerClosed(index=index) if index < len(self.roster):
-                self.roster[index].contact.close(now)
-                self._look_at = min(self._look_at, self.roster[index].deadline(self.job))
+                peer = self.roster[index]
+                peer.contact.close(now)
+                if not peer.lost and peer.report is not None:
+                    effects.append(Probe(index, peer.report.address, peer.report.port))
+            case AgentGone(index=index) if self.roster[index].die(now, self.job):
+                self._gathering.pause(now + DYING)
+                effects += self.census.look(now) + self.authority.renew(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._checkpoint = event
+            case CheckpointChosen() if self.stage is Stage.RUNNING:
+                self._growing.chosen(event.path)
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
                 effects += self._gathering.explain(text, now)
-        if isinstance(event, Tick) and now >= self._look_at:
-            effects += self._look_for_lost(now)
-        while (step := self._step(now)) is not None:
-            effects += step
+        if isinstance(event, Tick) and now >= self.census.look_at:
+            effects += self.census.look(now)
+        beat = now >= self._beat_at
+        if beat:
+            self._beat_at = now + self.job.beat
+            effects += self.authority.renew(now)
+            self._keep_roll(now)
+        self._ticked = isinstance(event, Tick)
+        effects += self._advance(now)
         if news is not None and not any(isinstance(e, Send) and e.to == news for e in effects):
             effects.append(self._order(self.roster[news]))  # who hears nothing takes us for lost
-        if now >= self._beat_at:
-            self._beat_at = now + self.job.beat
+        if beat and self.stage is Stage.RUNNING:
+            effects += self._grow(now)
+        if beat:
             effects += [self._order(p) for p in self.roster.others if p.report]
+        return self._unsaid.pass_on(effects, elected=self.authority.holds(now))
+
+    def _grow(self, now: float) -> list[Effect]:
+        hosts = self._growing.newcomers(self.groups)
+        if not hosts or self._measuring or self.census.hit:
+            return []
+        if not self._growing.is_time:
+            return self._growing.look(now)
+        self.census.hit = True
+        return [Say(f"ending the round, to go on with {some(hosts, NAMES)}"), *self._advance(now)]
+
+    def _advance(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while (step := self._step(now)) is not None:
+            effects += step
         return effects
+
+    def _keep_roll(self, now: float) -> None:
+        """Of those who are there, once the first round has begun."""
+        if self.authority.holds(now) and self.groups and self.stage is not Stage.ENDING:
+            self.authority.write(self.round, self.budget.total, self.budget.used)
+            self.authority.settle()
 
     # What is known
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
-        self.roster.absent.discard(peer.place.index)
-        if peer.place.index != HEAD:
-            self._look_at = min(self._look_at, peer.deadline(self.job))
         if report.round == self.round:
             for e in report.exits:
                 if restarts.failed(e) and e.rank not in self._failures:
                     self._failures[e.rank] = restarts.failure(e, self.round, peer.host, now)
-        if peer.assignment is not None:
-            fenced = report.fenced and report.round == self.round
-            self._excused = self._excused or fenced or bool(peer.unfit)
-        if report.unfit:
-            self.roster.changed()
         if self.verdict is None:
-            self.verdict = self._verdict_of(report)
-        effects: list[Effect] = []
-        if peer.unfit and peer.place.node not in self._announced and not self.job.alone:
-            self._announced.add(peer.place.node)
-            effects.append(Say(aside.announce(peer, self.job)))
-        if report.phase is Phase.ENDED and self.stage is not Stage.ENDING and not peer.lost:
-            self._excused = self._excused or peer.assignment is not None
-            peer.lost, peer.gone = f"the agent on {peer.host} has left: it did not hear us", True
-            self.roster.changed()
-            effects.append(Say(peer.lost))
-        if peer.come_back():
-            self.roster.changed()
-            effects.append(Say(f"{peer.host} is back"))
-        return effects
-
-    def _verdict_of(self, report: Report) -> Verdict | None:
-        if report.trouble is not None:
-            return Verdict(report.trouble.code, report.trouble.reason, restarts=self.budget.total)
-        if report.stop_signal:
-            name = restarts.signal_name(report.stop_signal)
-            code = 128 + report.stop_signal
-            return Verdict(code, f"ended by {name} on {report.host}", restarts=self.budget.total)
-        return None
-
-    def _look_for_lost(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for peer in self.roster.others:
-            if not peer.look(now, self.job):
-                continue
-            self._excused = self._excused or peer.assignment is not None
-            if self.stage is not Stage.ENDING:  # else it left before its last word arrived
-                effects.append(Say(peer.lost))
-        self.roster.changed()
-        self._look_at = min((p.deadline(self.job) for p in self.roster.others), default=math.inf)
-        return effects
+            self.verdict = restarts.asked_for(report, self.budget.total)
+        if report.term > self.term and self.authority.holds(now):
+            self._ordering.term = self.line.next_term(report.term, self.me)  # it led, in vain
+        heard = self.authority.note(peer, now)
+        return heard + self.census.note(peer, report, self.round)
 
     # What to do
 
     def _enter(self, stage: Stage, now: float) -> None:
-        assert stage in _NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
+        assert stage in NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
         self.stage = stage
         self._since = now
 
@@ -205,22 +225,32 @@ class Head:
                 return None
 
     def _gather(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or self._gathering.verdict(now, self.budget.total)
-        if self.verdict is not None:
+        if self._is_given_up(now):
             return self._end(now)
-        if not self._gathering.ready(now, self._next_groups):
+        if not self._is_ready(now):
             return self._gathering.notice(now) or None
         self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
         self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
 
+    def _is_given_up(self, now: float) -> bool:
+        why = self._gathering.verdict(now, self.budget.total, ticked=self._ticked)
+        self.verdict = self.verdict or why
+        return self.verdict is not None
+
+    def _is_ready(self, now: float) -> bool:
+        ready = self._gathering.ready(now, self._next_groups)
+        return ready and self.authority.holds(now)
+
     def _next_groups(self) -> list[int]:
-        return seated(self.groups, sorted(self.roster.nodes), self.job.most)
+        last = self.groups
+        if self._succeeds:
+            last = inheritance.groups(self.roster, self.authority.roll)
+        return seated(last, sorted(self.roster.nodes), self.job.most)
 
     def _choose(self, now: float) -> list[Effect] | None:
-        self.verdict = self.verdict or self._gathering.verdict(now, self.budget.total)
-        if self.verdict is not None:
+        if self._is_given_up(now):
             return self._end(now)
         if self._gathering.is_short:
             self._enter(Stage.GATHERING, now)
@@ -228,7 +258,7 @@ class Head:
         if self._checkpoint is not None:
             # One whose fork server was killed meanwhile has no store yet; the port of its last one
             # is dead, and whoever began with that would wait for a store that nobody serves.
-            if not self._gathering.ready(now, self._next_groups):
+            if not self._is_ready(now):
                 return None
             self.verdict = None if self._measuring else self.budget.begin(self._checkpoint.path)
             if self.verdict is not None:
@@ -240,6 +270,10 @@ class Head:
         return None
 
     def _start(self, checkpoint: CheckpointChosen, groups: list[int], now: float) -> list[Effect]:
+        self.round = max(self.round, inheritance.after_all(self.roster))
+        if self._succeeds:
+            self._succeeds = False
+            self.groups = inheritance.groups(self.roster, self.authority.roll)
         last, self.groups = self.groups, groups
         taking = set(groups)
         self._parts = [p for p in self.roster if p.place.node in taking]
@@ -247,6 +281,7 @@ class Head:
             self.job,
             {p.place.index: p.report for p in self._parts if p.report is not None},
             groups=groups,
+            head=self.me,
             number=self.round,
             restarts=self.budget.total,
             checkpoint="" if self._measuring else checkpoint.path,
@@ -254,8 +289,10 @@ class Head:
         )
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
+        self._keep_roll(now)
+        self._growing.begin()
         self._failures = {}
-        self._excused = False
+        self.census.hit = False
         self._enter(Stage.RUNNING, now)
         parts = [(p.host, p.assignment) for p in self._parts if p.assignment is not None]
         lines = layout(parts, asked=self.job.isolate) if self.round == 0 else []
@@ -269,10 +306,12 @@ class Head:
         if done and self._measuring:
             self._measuring = False
             failed = True  # not quite, but this round is to end for the next one as well
-        if self.verdict is not None or failed or (self._excused and not done):
+        if self._ticked and not self.authority.holds(now):
+            self.census.hit, done = True, False  # it is not for us to say so
+        if self.verdict is not None or failed or (self.census.hit and not done):
             self._enter(Stage.STOPPING, now)
             return self._orders()
-        if not done:
+        if not done or not self.authority.holds(now):
             return None
         again = f" after {_count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
@@ -285,7 +324,7 @@ class Head:
         ):
             return None
         # A node that is lost is not the program's fault, though its peers fail of it.
-        program = bool(self._failures) and not self._excused
+        program = bool(self._failures) and not self.census.hit
         if program and self.verdict is None:
             failures = self._failures.values()
             saves = self.job.saves and not self._measuring
@@ -299,17 +338,18 @@ class Head:
         if not program:
             return []
         cause = restarts.in_order(self._failures.values())[0]
-        said: list[Effect] = [Say(f"{restarts.how(cause)}; {self.budget.words}")]
+        said = [f"{restarts.how(cause)}; {self.budget.words}"]
         if self.budget.suspect:
-            said.append(Say(aside.shun(self.roster, self.budget.suspect)))
+            said.append(aside.shun(self.roster, self.budget.suspect))
         # A script that is at fault fails again and again: say what can be done about it now.
         if not cause.signal and (advice := advise(cause)) not in self._advised:
             self._advised.add(advice)
-            said.append(Say(f"advice: {advice}"))
-        return said
+            said.append(f"advice: {advice}")
+        return [Say(line) for line in said]
 
     def _end(self, now: float) -> list[Effect]:
         self._enter(Stage.ENDING, now)
+        self.census.ending = True
         return self._orders()
 
     def _all_told(self) -> bool:
@@ -325,25 +365,7 @@ class Head:
         return [self._order(p) for p in told if p.report is not None]
 
     def _order(self, peer: Peer) -> Send:
-        assert peer.report is not None, "an agent is answered once it has been heard"
-        self._serial += 1
-        goal, number = _GOAL[self.stage], self.round
-        if peer.lost and goal is not Goal.END:
-            goal, number = Goal.STOP, peer.report.round  # its world has gone on without it
-        needs = goal is Goal.RUN and peer.report.round < self.round
-        order = Order(
-            term=self.term,
-            serial=self._serial,
-            incarnation=peer.report.incarnation,
-            goal=goal,
-            round=number,
-            assignment=peer.assignment if needs else None,
-            verdict=self.verdict if goal is Goal.END else None,
-            lost=goal is Goal.STOP and self.verdict is None,
-            heard=0 if peer.lost or peer.muted is not None else peer.report.serial,
-        )
-        peer.echo.send(self._serial, self._now)
-        return Send(peer.place.index, order)
+        return self._ordering.order(peer, GOAL[self.stage], self.round, self.verdict, self._now)
 
 
 def _count(n: int, noun: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hpclaunch.core.effects import Effect, Send
+from hpclaunch.core.effects import Effect, KeepWorkers, Send
 from hpclaunch.core.events import Event, Received, Tick
 from hpclaunch.core.model import HEAD
 
@@ -42,7 +42,7 @@ class Journal:
 
         Ticks and the beats that say nothing new are left out: they are nearly all there is.
         """
-        if isinstance(value, Tick):
+        if isinstance(value, Tick | KeepWorkers):
             return
         if isinstance(value, Received | Send):
             key = (kind, value.sender if isinstance(value, Received) else value.to)

@@ -1,9 +1,11 @@
-"""The agents' channel: ZeroMQ with CURVE, authenticated both ways.
+"""The agents' channels: ZeroMQ with CURVE, authenticated both ways.
 
-Only who holds the keys of this job step completes a handshake. That is also how the head is found
+Only who holds the keys of this job step completes a handshake. That is also how an agent is found
 without configuration: it listens on the first free one of a few ports that all derive from the
-secret, the others try them all, and just one answers with the right key. Whatever else listens
-on the others is never spoken to.
+secret and its index, the others try them all, and just one answers with the right key. Whatever
+else listens on the others is never spoken to.
+
+Every agent listens, since the head may be lost, and each reports to the head at the other end.
 
 An agent's routing id is its index. One that has none yet (`index` None) brings a random name, and
 the head seats it: first come, first served.
@@ -21,6 +23,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -44,17 +47,18 @@ _REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """CURVE key pairs in Z85, of the head and of all who join it; never printed."""
+    """CURVE key pairs in Z85, of one agent as a head and of all who join it; never printed."""
 
     head_public: bytes
     head_secret: bytes = field(repr=False)
     member_public: bytes
     member_secret: bytes = field(repr=False)
-    ports: tuple[int, ...]  # where the head may listen, in order of preference
+    ports: tuple[int, ...]  # where that agent may listen, in order of preference
 
 
-def derive(secret: bytes, identity: str, port: int = 0) -> Keys:
-    """The keys and ports of one job step; another job's, of the same user too, are unrelated.
+def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
+    """The keys and ports of an agent in one job step; another job's, of the same user too, are
+    unrelated.
 
     `port` is the user's own choice, which comes first.
     """
@@ -63,9 +67,9 @@ def derive(secret: bytes, identity: str, port: int = 0) -> Keys:
     def stream(purpose: str) -> bytes:
         return hmac.digest(secret, f"hpclaunch/1 {identity} {purpose}".encode(), "sha256")
 
-    head_secret = z85.encode(stream("head"))
+    head_secret = z85.encode(stream(f"head {agent}"))
     member_secret = z85.encode(stream("member"))
-    draws = stream("ports")
+    draws = stream(f"ports {agent}")
     ports = [port] if port else []
     ports += [
         PORTS[int.from_bytes(draws[i : i + 4], "big") % len(PORTS)]
@@ -91,7 +95,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A member's connection to the head is there; messages before it may have gone nowhere."""
+    """Our connection to an agent is there; messages before it may have gone nowhere."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +113,11 @@ Item = Arrived | Reached | Closed
 class Channel(ABC):
     """What both sides share: sockets to poll, and what they have to tell."""
 
-    def __init__(self, kind: int, max_bytes: int, refusals: int) -> None:
-        self.context = zmq.Context()
+    def __init__(
+        self, kind: int, max_bytes: int, refusals: int, context: zmq.Context[Any] | None
+    ) -> None:
+        self.context = context or zmq.Context()
+        self._owns_context = context is None
         self.socket = self.context.socket(kind)
         self.socket.linger = LINGER
         self.socket.maxmsgsize = max_bytes
@@ -137,12 +146,15 @@ class Channel(ABC):
             what, value = struct.unpack("=hi", self.monitor.recv_multipart()[0])
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.reached = True
-                events.append(Reached())
+                events += self._handshake()
             elif what & self._refusals:
                 self.refused += 1
             elif (index := self._peer_on.pop(value, None)) is not None:
                 events.append(Closed(index))
         return events
+
+    def _handshake(self) -> list[Item]:
+        return []
 
     @abstractmethod
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
@@ -162,14 +174,23 @@ class Channel(ABC):
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
-        self.context.term()
+        if self._owns_context:
+            self.context.term()
 
 
 class HeadChannel(Channel):
-    """The head's end."""
+    """The end to which others report; that of agent number `me`."""
 
-    def __init__(self, keys: Keys, agents: int, max_bytes: int) -> None:
-        super().__init__(zmq.ROUTER, max_bytes, _REFUSED_BY_US)
+    def __init__(
+        self,
+        keys: Keys,
+        agents: int,
+        max_bytes: int,
+        me: int = HEAD,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        super().__init__(zmq.ROUTER, max_bytes, _REFUSED_BY_US, context)
+        self.me = me
         self.agents = agents
         self.keys = keys
         self._seats: dict[bytes, int] = {}  # routing id -> index, of those who came without one
@@ -215,8 +236,8 @@ class HeadChannel(Channel):
 
     def _index_of(self, routing_id: bytes) -> int | None:
         if not routing_id.startswith(UNSEATED):
-            index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else 0
-            return index if 0 < index < self.agents else None
+            index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else self.me
+            return index if index < self.agents and index != self.me else None
         if routing_id not in self._seats and len(self._seats) < self.agents - 1:
             self._seats[routing_id] = len(self._seats) + 1
             self._names[len(self._seats)] = routing_id
@@ -233,12 +254,20 @@ class HeadChannel(Channel):
 
 
 class MemberChannel(Channel):
-    """The end of every other agent. `addresses` are all that the head's name resolves to."""
+    """The end of one that reports to agent number `to`, whose keys these are. `addresses` are all
+    that its name resolves to."""
 
     def __init__(
-        self, keys: Keys, index: int | None, addresses: Iterable[str], max_bytes: int
+        self,
+        keys: Keys,
+        index: int | None,
+        addresses: Iterable[str],
+        max_bytes: int,
+        to: int = HEAD,
+        context: zmq.Context[Any] | None = None,
     ) -> None:
-        super().__init__(zmq.DEALER, max_bytes, _REFUSED)
+        super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
+        self.to = to
         self.socket.routing_id = (
             UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
         )
@@ -260,7 +289,15 @@ class MemberChannel(Channel):
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
         if len(self._candidates) > 1:
             self._settle_on(int(frames[-1].get(zmq.SRCFD)))
-        return [self._arrived(frames[-1], HEAD)]
+        return [self._arrived(frames[-1], self.to)]
+
+    def _handshake(self) -> list[Item]:
+        return [Reached(self.to)]
+
+    @property
+    def targets(self) -> list[tuple[str, int]]:
+        """Addresses and ports where the other end may listen; one once it has answered."""
+        return list(self._candidates)
 
     def _settle_on(self, connection: int) -> None:
         """The head has answered on one candidate: let go of the others."""
@@ -277,6 +314,6 @@ class MemberChannel(Channel):
                 del self._candidates[candidate]
 
     def send(self, to: int, data: bytes) -> None:
-        assert to == HEAD, "members speak to the head only"
+        assert to == self.to, "one channel for each agent that is reported to"
         with contextlib.suppress(zmq.Again):
             self.socket.send(data, zmq.NOBLOCK)

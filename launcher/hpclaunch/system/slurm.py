@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import Allocation, Place
@@ -91,6 +92,29 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
             "srun, or unset the SLURM_ variables to run on this machine alone"
         ) from e
     return Allocation(name, name, places, index)
+
+
+def ends_with_a_node(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm would end this step for a node that it finds down: the srun that has started it
+    is seen here, as in a batch script on its first node, and has no --no-kill. Nothing else tells.
+    """
+    found = False
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_text() != "srun\n":
+                continue
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            theirs = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        ours = f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}".encode() in theirs
+        if not ours or not any(b"hpclaunch" in word for word in words):
+            continue
+        asked = {b"--no-kill", b"-k"} & set(words)
+        if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
+            return False
+        found = True
+    return found
 
 
 def _job(environ: Mapping[str, str]) -> str:

@@ -6,12 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from hpclaunch.core.messages import Message, Order, Report
+from hpclaunch.core.messages import Hint, Message, Order, Report
 
-VERSION = 4
+VERSION = 5
 MAX_BYTES = 1 << 20
 
-_KINDS: dict[str, type[Message]] = {"report": Report, "order": Order}
+Kind = Literal["report", "order", "hint"]
+_KINDS: dict[Kind, type[Message]] = {"report": Report, "order": Order, "hint": Hint}
+_NAMES: dict[type[Message], Kind] = {kind: name for name, kind in _KINDS.items()}
 
 
 class WireError(Exception):
@@ -24,14 +26,13 @@ class VersionError(WireError):
 
 class _Envelope(msgspec.Struct):
     version: int
-    kind: Literal["report", "order"]
+    kind: Kind
     body: msgspec.Raw
 
 
 def encode(message: Message) -> bytes:
-    kind: Literal["report", "order"] = "report" if isinstance(message, Report) else "order"
     body = msgspec.Raw(msgspec.json.encode(message))
-    return msgspec.json.encode(_Envelope(VERSION, kind, body))
+    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], body))
 
 
 def hello() -> bytes:

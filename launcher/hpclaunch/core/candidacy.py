@@ -1,0 +1,67 @@
+"""An agent that is asked to lead: who asks, and whether they are enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .effects import Effect, Send
+from .electorate import Roll, is_quorum
+from .following import NOBODY, Following
+from .messages import Hint, Report
+from .model import Job
+from .succession import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Election:
+    term: int
+    roll: Roll
+    old: int  # the head until now
+    gone: frozenset[int]  # agents that are proven dead
+    reports: dict[int, Report]
+
+
+class Candidacy:
+    def __init__(self, job: Job, line: Line, index: int, following: Following) -> None:
+        self.job, self.line, self.index = job, line, index
+        self.following = following
+        self._asked: dict[int, tuple[float, Report]] = {}
+
+    def hear(self, sender: int, report: Report, now: float) -> list[Effect]:
+        """Somebody asks, or takes us for its head."""
+        mine = self.following
+        if sender in self._asked and report.serial <= self._asked[sender][1].serial:
+            return []
+        self._asked[sender] = (now, report)
+        if sender == self.index:
+            return []
+        if not mine.is_lost(now):
+            return [Send(sender, Hint(mine.term, led=True))]
+        if mine.seeking == NOBODY or report.seeking == NOBODY:
+            return []
+        if report.seeking < mine.seeking:
+            return [Send(sender, Hint(mine.seeking, led=False))]
+        return mine.seek(report.seeking, now) if report.seeking > mine.seeking else []
+
+    def elected(self, now: float) -> Election | None:
+        mine = self.following
+        if mine.seeking == NOBODY or self.line.head_of(mine.seeking) != self.index:
+            return None
+        if self.index not in self.line or not mine.is_lost(now):
+            return None
+        reports = {
+            agent: report
+            for agent, (at, report) in self._asked.items()
+            if report.seeking == mine.seeking and report.roll and now < at + self.job.silence
+        }
+        rolls = [r.roll for r in reports.values() if r.roll is not None]
+        if self.index not in reports:
+            return None
+        term = max(r.term for r in reports.values())
+        old = self.line.head_of(term)
+        roll = max(rolls, key=lambda r: r.edition)
+        alone = all(a in reports or a in mine.gone for a in self.line.agents)
+        enough = alone or is_quorum(roll, reports.keys(), old if old in mine.gone else None)
+        if not enough or mine.seeking <= term:
+            return None
+        return Election(mine.seeking, roll, old, frozenset(mine.gone), reports)

@@ -1,0 +1,49 @@
+"""A world that is smaller than it may be, and a node that could take part: when it is taken in."""
+
+from __future__ import annotations
+
+import math
+
+from .effects import ChooseCheckpoint, Effect
+from .model import Grow, Job
+from .roster import Roster
+
+LOOK = 5.0  # seconds between two looks for a new checkpoint
+
+
+class Growing:
+    """Whoever has come takes part in the next round in any case. This may end one for it."""
+
+    def __init__(self, job: Job, roster: Roster) -> None:
+        self.job, self.roster = job, roster
+        self._base: str | None = None  # the newest checkpoint when there came to be somebody
+        self._newest: str | None = None
+        self._look_at = -math.inf
+
+    def begin(self) -> None:
+        """A round does."""
+        self._base = self._newest = None
+        self._look_at = -math.inf
+
+    def chosen(self, path: str) -> None:
+        self._newest = path
+        self._base = path if self._base is None else self._base
+
+    def newcomers(self, groups: list[int]) -> list[str]:
+        """The hosts that could make the world larger, if they are to."""
+        room = (self.job.most or self.job.nodes) - len(groups)
+        if room <= 0 or self.job.grow is Grow.NEVER:
+            return []
+        nodes = sorted(self.roster.nodes.difference(groups))[:room]
+        return [p.host for p in self.roster if p.place.node in nodes]
+
+    @property
+    def is_time(self) -> bool:
+        """Little is lost by ending the round now."""
+        return self.job.grow is Grow.NOW or self._newest != self._base
+
+    def look(self, now: float) -> list[Effect]:
+        if self.job.grow is not Grow.CHECKPOINT or now < self._look_at:
+            return []
+        self._look_at = now + LOOK
+        return [ChooseCheckpoint()]

@@ -1,0 +1,137 @@
+"""Several agents, and a network between them that takes no time: stories of more than one core.
+
+Workers start and end at once when they are asked to, or when their lease is over. Nothing passes
+between agents that are cut off from one another; the host of a dead agent refuses connections,
+unless it is `down` as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from story import a_job
+
+from hpclaunch.core import effects, events
+from hpclaunch.core.control import Control
+from hpclaunch.core.model import Assignment, Verdict
+
+MOMENT = 1e-6  # so much later than its deadline an agent is woken
+AGAIN = 20  # times that agents may be woken before time passes
+
+
+class Crew:
+    """All agents of a job by their index. Not all have to be started; `until` lets time pass."""
+
+    def __init__(self, hosts: str, **settings: Any) -> None:
+        self.job = a_job(hosts, **settings)
+        self.now = 0.0
+        self.agents: dict[int, Control] = {}  # those who are alive
+        self.said: list[str] = []
+        self.parts: dict[int, dict[int, Assignment]] = {}  # by round and agent
+        self.running: dict[int, int] = {}  # the round whose workers an agent has
+        self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
+        self.verdicts: dict[int, Verdict] = {}
+        self._leases: dict[int, float] = {}
+        self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
+        self._apart: set[frozenset[int]] = set()
+        self._down: set[int] = set()
+        self._todo: deque[tuple[int, events.Event]] = deque()
+
+    @property
+    def heads(self) -> list[int]:
+        return [i for i, agent in sorted(self.agents.items()) if agent.leads]
+
+    def follows(self, agent: int) -> int:
+        return self.agents[agent].member.following.head
+
+    def seeking(self, agent: int) -> int:
+        return self.agents[agent].member.following.seeking
+
+    # What befalls them
+
+    def start(self, *agents: int) -> None:
+        for i in agents:
+            address = f"10.0.0.{i + 1}"
+            self.agents[i] = Control(self.job, i, 2, address, f"a{i}", port=7000 + i)
+            self.tell(i, events.Started())
+
+    def kill(self, *agents: int, down: bool = False) -> None:
+        self._down |= set(agents) if down else set()
+        self._leave(*agents)
+
+    def cut(self, some: Iterable[int], others: Iterable[int]) -> None:
+        """Nothing passes between these any more, and nobody tells them so."""
+        others = tuple(others)
+        self._apart |= {frozenset((a, b)) for a in some for b in others}
+
+    def mend(self, some: Iterable[int] = (), others: Iterable[int] = ()) -> None:
+        """Between these, or everywhere."""
+        others = tuple(others)
+        self._apart -= {frozenset((a, b)) for a in some for b in others} or self._apart.copy()
+
+    def until(self, time: float) -> None:
+        in_vain = 0
+        while self._due() and (due := min(self._due(), key=lambda d: d[0]))[0] + MOMENT < time:
+            deadline, agent, event = due
+            in_vain = 0 if deadline + MOMENT > self.now else in_vain + 1
+            assert in_vain < AGAIN, f"agent {agent} does not do what is due"
+            self.now = max(self.now, deadline + MOMENT)
+            self.tell(agent, event)
+        self.now = time
+
+    def _due(self) -> list[tuple[float, int, Any]]:
+        leases = [(self._leases[i], i, events.LeaseOver()) for i in self.running]
+        return leases + [(a.next_deadline(), i, events.Tick()) for i, a in self.agents.items()]
+
+    # What they do
+
+    def tell(self, agent: int, event: events.Event) -> None:
+        self._todo.append((agent, event))
+        while self._todo:
+            i, each = self._todo.popleft()
+            if i in self.agents:
+                for effect in self.agents[i].handle(each, self.now):
+                    self._carry_out(i, effect)
+
+    def _carry_out(self, i: int, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send(to=to, message=message):
+                if self._reaches(i, to):
+                    self._todo.append((to, events.Received(i, message, f"10.0.0.{i + 1}")))
+            case effects.Probe(agent=agent):
+                if agent not in {*self.agents, *self._down} and self._reaches(i, agent):
+                    self._todo.append((i, events.AgentGone(agent)))
+            case effects.OpenStore():
+                self._todo.append((i, events.StoreListening(4000 + i)))
+            case effects.ChooseCheckpoint():
+                self._todo.append((i, events.CheckpointChosen("")))
+            case effects.StartWorkers(assignment=part):
+                self.running[i] = part.round
+                self.parts.setdefault(part.round, {})[i] = part
+                self._store[i] = (part.round, part.store_address, part.store_port)
+                if len({self._store[a] for a in self.running}) > 1:
+                    self.clashes.add(frozenset(self.running))
+            case effects.KeepWorkers(until=until):
+                self._leases[i] = until
+            case effects.StopWorkers():
+                self.running.pop(i, None)
+                self._todo.append((i, events.WorkersGone()))
+            case effects.Say(text=text):
+                self.said.append(text)
+            case effects.Exit(verdict=verdict):
+                self.verdicts[i] = verdict
+                self._leave(i)
+
+    def _leave(self, *agents: int) -> None:
+        for i in agents:
+            del self.agents[i]
+            self.running.pop(i, None)
+        for i in set(agents) - self._down:
+            for other in [a for a in self.agents if self._reaches(a, i)]:
+                self.tell(other, events.PeerClosed(i))
+                self.tell(other, events.HeadClosed(i))
+
+    def _reaches(self, one: int, other: int) -> bool:
+        return frozenset((one, other)) not in self._apart

@@ -1,0 +1,199 @@
+"""Who is a quorum: tables, and every case of a few agents."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations, permutations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpclaunch.core.electorate import Roll, is_quorum, is_told, parse, promised, ranges, voters
+
+FEW = 5
+
+
+def a_roll(agents, head=0, prior=None, prior_head=0):
+    return Roll(1, voters(head, agents), None if prior is None else voters(prior_head, prior))
+
+
+def subsets(agents):
+    return [set(some) for n in range(len(agents) + 1) for some in combinations(agents, n)]
+
+
+def rolls(n):
+    """All that agents 0..n-1 can be on, settled or not."""
+    sides = [voters(head, some) for some in subsets(range(n)) for head in some]
+    return [Roll(1, new, old) for new in sides for old in [None, *sides]]
+
+
+# Agents 2 and 3 have begun a round; of the four that there were before, 0 was the head.
+BOTH = a_roll({2, 3}, 2, prior=range(4))
+
+# Many agents in a few words
+
+
+@pytest.mark.parametrize(
+    ("agents", "text"),
+    [([4], "4"), ([0, 1, 2, 3], "0-3"), ([7, 0, 3, 1, 2], "0-3,7"), ([1, 3, 5, 6], "1,3,5-6")],
+)
+def test_ranges(agents, text):
+    assert ranges(agents) == text
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1))
+def test_what_is_written_is_read(agents):
+    assert parse(ranges(agents)) == agents
+
+
+# Who may have a new head: those on the roll and its head, the votes, a dead head if there is one.
+TABLE = {
+    "alone": (1, 0, {0}, None, True),
+    "nobody": (1, 0, set(), None, False),
+    "more than half": (3, 0, {1, 2}, None, True),
+    "less than half": (3, 0, {0}, None, False),
+    "half of two, though the head is one of them": (2, 0, {0}, None, False),
+    "half of two": (2, 0, {1}, None, False),
+    "half of four, though the head is one of them": (4, 3, {1, 3}, None, False),
+    "half of four": (4, 3, {0, 1}, None, False),
+    "three of four": (4, 3, {0, 1, 2}, None, True),
+    "those who are not on the roll do not count": (3, 0, {2, 7, 8, 9}, None, False),
+    "the head died, one of two": (2, 0, {1}, 0, True),
+    "the head died, one of three": (3, 0, {1}, 0, False),
+    "the head died, two of three": (3, 0, {1, 2}, 0, True),
+    "the head died, one of four": (4, 0, {1}, 0, False),
+    "the head died, two of four": (4, 0, {1, 2}, 0, True),
+    "the head died, two of five": (5, 0, {1, 2}, 0, False),
+    "the head died, three of five": (5, 0, {1, 2, 3}, 0, True),
+    "one that was not on the roll died": (4, 0, {1, 2}, 9, False),
+}
+
+
+@pytest.mark.parametrize(("n", "head", "votes", "dead", "enough"), TABLE.values(), ids=TABLE)
+def test_is_quorum(n, head, votes, dead, enough):
+    assert is_quorum(a_roll(range(n), head), votes, dead) is enough
+
+
+@pytest.mark.parametrize(
+    ("votes", "enough"),
+    [({2, 3}, False), ({0, 1, 3}, False), ({0, 2}, False), ({1, 2, 3}, True)],
+)
+def test_a_roll_that_is_not_settled_needs_both(votes, enough):
+    assert is_quorum(BOTH, votes) is enough
+
+
+@pytest.mark.parametrize(
+    ("agents", "dead", "told"),
+    [
+        ({2, 3}, None, False),
+        ({0, 2}, None, False),
+        ({0, 1, 3}, None, False),
+        ({0, 1, 2}, None, True),
+        ({1, 2, 3}, None, True),
+        ({2, 3}, 0, True),
+    ],
+)
+def test_a_roll_is_settled_once_enough_have_it(agents, dead, told):
+    """More than half of those before, while its own head needs only half of the others now."""
+    assert is_told(BOTH, agents.__contains__, dead) is told
+
+
+# Never two at once
+
+
+def settled(n):
+    return [Roll(1, voters(head, range(n))) for head in range(n)]
+
+
+def disjoint(roll, n):
+    for one in subsets(range(n)):
+        for other in subsets(sorted(set(range(n)) - one)):
+            yield one, other
+
+
+@pytest.mark.parametrize("n", range(1, FEW + 1))
+def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
+    for roll in settled(n):
+        for one, other in disjoint(roll, n):
+            for dead in {None, *range(n)} - one - other:
+                # all know that one is dead, or one of the groups does
+                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other, dead))
+                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+
+
+@pytest.mark.parametrize("n", range(1, FEW))
+def test_the_same_while_a_roll_is_not_settled(n):
+    for roll in rolls(n):
+        for one, other in disjoint(roll, n):
+            for dead in {None, *range(n)} - one - other:
+                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+
+
+@pytest.mark.parametrize("n", range(2, FEW + 1))
+def test_who_chose_another_head_with_one_that_is_dead_now_counts(n):
+    """That other head may lead still, when those who know only of the death choose again."""
+    for roll in settled(n):
+        for one, other in disjoint(roll, n):
+            for dead in other:
+                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+
+
+# Until when a head leads, from when each of its agents was last bound. It is the first of them.
+PROMISES = {
+    "alone": ([5], 5),
+    "one of two": ([5, 1], 5),
+    "two of three": ([5, 4, 1], 4),
+    "two of four": ([5, 4, 3, 1], 4),
+    "three of five": ([9, 1, 2, 3, 4], 3),
+    "nobody has answered": ([5, -math.inf, -math.inf], -math.inf),
+    "one has died within its promise": ([5, math.inf, 1], 5),
+}
+
+
+@pytest.mark.parametrize(("at", "expected"), PROMISES.values(), ids=PROMISES)
+def test_promised(at, expected):
+    assert promised(a_roll(range(len(at))), at.__getitem__, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("at", "dead", "expected"),
+    [
+        ([1, 5], None, 1),
+        ([3, 5, 1], None, 3),
+        ([3, 5, 4, 1], None, 3),
+        ([0, 5], 0, 5),
+        ([0, 5, 4], 0, 4),
+        ([0, 5, 4, 1], 0, 4),
+        ([0, 5, 4, 3, 1], 0, 3),
+    ],
+)
+def test_promised_to_a_successor(at, dead, expected):
+    """It needs more than half, and where the head before is dead more than half of the others."""
+    assert promised(a_roll(range(len(at))), at.__getitem__, 1, dead) == expected
+
+
+def test_promised_by_both_while_a_roll_is_not_settled():
+    assert promised(BOTH, [9, 3, 4, 5].__getitem__, 2) == 4
+    assert promised(BOTH, [0, 1, 5, 4].__getitem__, 2) == 1  # three of four, as there were
+
+
+def leads(me, roll, agents):
+    """Whether an agent does that these follow; it is one of them."""
+
+    def by(some):
+        on = parse(some.agents)
+        there = 2 * len(on & agents)
+        return there > len(on) or (there == len(on) and some.head == me)
+
+    return all(by(some) for some in roll.all)
+
+
+@pytest.mark.parametrize("n", range(1, FEW))
+def test_promised_is_the_latest_time_with_a_quorum(n):
+    for roll, at in product(rolls(n)[:500], permutations(range(n))):
+        for me in range(n):
+            times = [min(time, at[me]) for time in at]
+            since = [{a for a, time in enumerate(times) if time >= t} for t in range(n)]
+            bound = [t for t, agents in enumerate(since) if leads(me, roll, agents)]
+            assert promised(roll, times.__getitem__, me) == max(bound)

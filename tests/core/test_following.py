@@ -1,0 +1,129 @@
+"""Stories of one agent that has lost its head: its word, whom it asks, and what it answers."""
+
+from __future__ import annotations
+
+import pytest
+from story import a_job, a_member, an_order, deeds, idle, report, reports, run, stop, tell, wait
+
+from hpclaunch.core.control import Control
+from hpclaunch.core.effects import Dial, Probe, Send, StopWorkers
+from hpclaunch.core.events import (
+    AgentGone,
+    HeadClosed,
+    HeadReached,
+    Received,
+    Started,
+    StoreListening,
+    Tick,
+)
+from hpclaunch.core.following import NOBODY
+from hpclaunch.core.messages import Hint
+from hpclaunch.core.model import Goal, Phase
+
+
+def of_n2(goal=Goal.WAIT, **fields):
+    return an_order(goal, sender=2, term=2, **fields)
+
+
+def test_whose_head_lives_follows_no_other():
+    member = idle(hosts="n0 n1 n2", silence=10.0)  # a promise of 13 s
+    assert tell(member, 0.5, of_n2(Goal.RUN)) == []
+    assert deeds(tell(member, 12.9, of_n2(Goal.RUN))) == []
+    assert member.following.head == 0
+    tell(member, 13.0, Tick(), of_n2())
+    assert (member.following.head, member.following.seeking) == (2, NOBODY)
+
+
+def test_an_order_of_an_old_term_is_ignored():
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    tell(member, 13.0, Tick(), of_n2())
+    assert tell(member, 13.1, stop(5)) == []
+    tell(member, 40.0, Tick())  # the second head is lost as well
+    tell(member, 40.1, wait())
+    assert (member.following.head, member.following.term) == (2, 2)
+
+
+@pytest.mark.parametrize(("sender", "term"), [(2, 0), (2, 1), (0, 1), (0, 2)])
+def test_nobody_leads_in_the_term_of_another(sender, term):
+    member = a_member("n0 n1 n2")
+    tell(member, 0.0, Started(), StoreListening(4001))
+    tell(member, 0.1, an_order(Goal.WAIT, sender=sender, term=term))
+    assert not member.following.bond.met
+
+
+def test_who_follows_another_head_leaves_the_round_of_the_old_one():
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    tell(member, 0.5, run(0))
+    assert member.phase is Phase.RUNNING
+    assert StopWorkers() in tell(member, 13.5, Tick(), of_n2())
+
+
+def test_a_dead_candidate_is_passed_over():
+    member = idle(hosts="n0 n1 n2 n3")
+    tell(member, 1.0, HeadClosed(0))
+    assert reports(tell(member, 1.1, AgentGone(0)))[-1].seeking == 1
+    assert reports(tell(member, 2.1, Tick()))[-1].seeking == 2  # its patience is over
+    effects = tell(member, 2.2, AgentGone(2))
+    assert reports(effects)[-1].seeking == 3
+    assert {Dial((0, 3)), Probe(3)} <= set(deeds(effects))
+
+
+def test_whose_head_is_heard_again_asks_nobody_any_more():
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    assert reports(tell(member, 13.0, Tick()))[-1].seeking == 1
+    effects = tell(member, 13.1, HeadReached(0), wait())
+    assert Dial((0,)) in effects
+    assert reports(effects)[-1].seeking == NOBODY
+
+
+def without_head(hosts="n0 n1 n2 n3"):
+    """The second agent, which asks itself to lead."""
+    control = Control(a_job(hosts), 1, 2, "10.0.0.2", "a1")
+    tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
+    tell(control, 1.0, HeadClosed(0), AgentGone(0))
+    assert control.member.following.seeking == 1
+    return control
+
+
+def asks(agent, term, **fields):
+    return report(agent, Phase.IDLE, term=0, seeking=term, edition=-1, heard=1, **fields)
+
+
+def hints(effects):
+    return {e.to: e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Hint)}
+
+
+def test_who_has_a_head_says_so_when_it_is_asked():
+    control = Control(a_job("n0 n1 n2"), 1, 2, "10.0.0.2", "a1")
+    tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
+    assert hints(tell(control, 1.0, asks(2, 1))) == {2: Hint(0, led=True)}
+
+
+def test_who_is_further_says_so_and_who_is_behind_catches_up():
+    control = without_head()
+    tell(control, 2.1, Tick())
+    assert control.member.following.seeking == 2
+    assert hints(tell(control, 2.2, asks(3, 1))) == {3: Hint(2, led=False)}
+    assert hints(tell(control, 2.3, asks(3, 5))) == {}
+    assert control.member.following.seeking == 5
+
+
+@pytest.mark.parametrize(
+    ("hint", "seeking"),
+    [
+        (Hint(6, led=False), 6),
+        (Hint(7, led=True), 7),
+        (Hint(1, led=True), 1),  # that would be itself
+        (Hint(4, led=True), 1),  # and that the head that was lost
+        (Hint(0, led=False), 1),
+    ],
+)
+def test_what_a_hint_does(hint, seeking):
+    control = without_head()
+    tell(control, 1.5, Received(2, hint))
+    assert control.member.following.seeking == seeking
+
+
+def test_a_hint_to_one_that_has_a_head_changes_nothing():
+    member = idle(hosts="n0 n1 n2")
+    assert tell(member, 0.5, Received(2, Hint(2, led=True))) == []

@@ -1,0 +1,63 @@
+"""When a node that has come back is taken in: now, after the next checkpoint, or with a restart."""
+
+from __future__ import annotations
+
+import pytest
+from story import a_job, orders, report, tell
+
+from hpclaunch.core.effects import ChooseCheckpoint, Say
+from hpclaunch.core.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
+from hpclaunch.core.model import Grow, Phase
+from hpclaunch.core.rounds import Head
+from hpclaunch.core.stages import Stage
+
+IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
+SAID = Say("ending the round, to go on with n2")
+
+
+def smaller(grow, **settings):
+    """Round 1 runs without n2, which has come back since."""
+    head = Head(a_job("n0 n1 n2", fewest=2, grow=grow, beat=0.5, silence=3.0, **settings))
+    tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen("/c/1"))
+    tell(head, 0.1, *(report(i, RUNNING, 0) for i in range(3)))
+    tell(head, 0.2, PeerClosed(2), AgentGone(2))
+    tell(head, 0.5, report(0, IDLE, 0), report(1, IDLE, 0), Tick(), CheckpointChosen("/c/1"))
+    assert (head.stage, head.round) == (Stage.RUNNING, 1)
+    tell(head, 0.6, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0))
+    return head
+
+
+def beat(head, now):
+    return tell(head, now, *(report(i, RUNNING, 1) for i in range(2)), report(2, IDLE, 0), Tick())
+
+
+def test_now():
+    head = smaller(Grow.NOW)
+    effects = beat(head, 1.1)
+    assert SAID in effects
+    assert (0, "stop", 1) in orders(effects)
+    tell(head, 1.2, *(report(i, IDLE, 1) for i in range(3)))
+    effects = tell(head, 1.3, CheckpointChosen("/c/1"))
+    assert {to for to, goal, _ in orders(effects) if goal == "run"} == {0, 1, 2}
+    assert head.budget.total == 0
+
+
+def test_after_the_next_checkpoint():
+    head = smaller(Grow.CHECKPOINT)
+    assert ChooseCheckpoint() in beat(head, 1.1)
+    tell(head, 1.2, CheckpointChosen("/c/1"))
+    assert ChooseCheckpoint() not in beat(head, 2.1)  # it looks now and then
+    assert ChooseCheckpoint() in beat(head, 6.2)
+    tell(head, 6.3, CheckpointChosen("/c/2"))
+    assert SAID in beat(head, 7.0)
+
+
+@pytest.mark.parametrize(("grow", "most"), [(Grow.NEVER, 0), (Grow.NOW, 2)])
+def test_not_at_all(grow, most):
+    head = smaller(grow) if not most else None
+    if head is None:  # n2 is a spare, and there is no room for it
+        head = Head(a_job("n0 n1 n2", most=most, grow=grow, beat=0.5, silence=3.0))
+        tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen(""))
+    effects = beat(head, 1.1)
+    assert SAID not in effects
+    assert head.stage is Stage.RUNNING

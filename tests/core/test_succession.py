@@ -1,0 +1,302 @@
+"""Stories of a head that is lost: who leads next, and who must not."""
+
+from __future__ import annotations
+
+import pytest
+from crew import Crew
+from story import a_job
+
+from hpclaunch.core.events import WorkerExited
+from hpclaunch.core.following import NOBODY
+from hpclaunch.core.model import EXIT_LOST
+from hpclaunch.core.succession import Line
+
+DIED = 2.0  # when what there is a story of befalls the crew
+
+
+def at_work(hosts, until=DIED, **settings):
+    """The first round has begun, and the job goes on with however few are left."""
+    crew = Crew(hosts, **{"fewest": 1} | settings)
+    crew.start(*range(len(hosts.split())))
+    crew.until(until)
+    assert crew.heads == [0]
+    assert set(crew.running.values()) == {0}
+    return crew
+
+
+def groups(crew, number):
+    return {agent: part.group_rank for agent, part in crew.parts[number].items()}
+
+
+# The line
+
+
+def test_the_first_agent_of_each_node_can_lead_and_they_take_turns():
+    line = Line(a_job("n0 n0 n1 n2 n2").places)
+    assert [line.head_of(term) for term in range(5)] == [0, 2, 3, 0, 2]
+    assert [agent in line for agent in range(5)] == [True, False, True, True, False]
+    assert len(line) == 3
+
+
+@pytest.mark.parametrize(
+    ("after", "agent", "term"), [(0, 1, 1), (0, 2, 2), (0, 0, 3), (1, 0, 3), (7, 1, 10), (7, 2, 8)]
+)
+def test_the_next_term_of_an_agent(after, agent, term):
+    line = Line(a_job("n0 n1 n2").places)
+    assert line.next_term(after, agent) == term
+    assert line.head_of(term) == agent
+
+
+# The head dies
+
+
+def test_the_next_in_order_leads():
+    crew = at_work("n0 n1 n2")
+    crew.kill(0)
+    crew.until(5.0)
+    assert crew.heads == [1]
+    assert crew.agents[1].head.term == 1
+    assert crew.said == ["the head on n0 was lost: n1 leads now", "going on without n0: 2 nodes"]
+    # the old head may have begun round 1 without having told anybody
+    assert set(crew.parts) == {0, 2}
+    assert groups(crew, 2) == {1: 1, 2: 0}
+    assert crew.running == {1: 2, 2: 2}
+
+
+@pytest.mark.parametrize("hosts", ["n0 n1", "n0 n1 n2", "n0 n1 n2 n3", "n0 n1 n2 n3 n4"])
+def test_the_others_go_on_without_a_head_that_died(hosts):
+    crew = at_work(hosts)
+    crew.kill(0)
+    crew.until(5.0)
+    assert (crew.heads, set(crew.running)) == ([1], set(crew.agents))
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_two_of_five_die_at_once(down):
+    crew = at_work("n0 n1 n2 n3 n4")
+    crew.kill(0, 1, down=down)
+    crew.until(15.0)
+    assert crew.heads == [2]
+    assert crew.running == {2: 2, 3: 2, 4: 2}
+    assert not crew.clashes
+
+
+def test_a_new_head_leads_as_soon_as_the_others_follow_it():
+    crew = at_work("n0 n1 n2", until=50.1)
+    crew.kill(0)
+    assert crew.agents[1].head.authority.holds(crew.now)
+    crew.until(50.5)
+    assert crew.running == {1: 2, 2: 2}
+
+
+def test_half_of_four_go_on_if_the_head_is_proven_dead():
+    crew = at_work("n0 n1 n2 n3")
+    crew.kill(0, 3)
+    crew.until(15.0)
+    assert crew.heads == [1]
+    assert set(crew.running) == {1, 2}
+
+
+@pytest.mark.parametrize("hosts", ["n0 n1 n2", "n0 n1 n2 n3 n4"])
+def test_one_goes_on_alone_if_all_others_are_proven_dead(hosts):
+    crew = at_work(hosts)
+    last = max(crew.agents)
+    crew.kill(*range(last))
+    crew.until(15.0)
+    assert crew.running == {last: 2}
+
+
+def test_a_silent_head_is_succeeded_when_its_promise_is_over():
+    crew = at_work("n0 n1 n2")
+    crew.kill(0, down=True)
+    crew.until(DIED + crew.job.promise - crew.job.beat)
+    assert crew.heads == []
+    crew.until(DIED + crew.job.promise + 2.0)
+    assert crew.running == {1: 2, 2: 2}
+
+
+def test_one_after_the_other():
+    crew = at_work("n0 n1 n2 n3 n4")
+    for dead in (0, 1):
+        crew.kill(dead)
+        crew.until(crew.now + 10.0)
+    assert (crew.heads, crew.agents[2].head.term) == ([2], 2)
+    assert crew.running == {2: 4, 3: 4, 4: 4}
+
+
+def test_a_spare_takes_the_ranks_of_the_head():
+    crew = at_work("n0 n1 n2 n3", most=3, fewest=3)
+    crew.kill(0)
+    crew.until(5.0)
+    assert groups(crew, 0) == {0: 0, 1: 1, 2: 2}
+    assert groups(crew, 2) == {1: 1, 2: 2, 3: 0}
+
+
+def test_all_agents_of_the_heads_node_are_lost_with_one():
+    """The other agents of a node do not lead."""
+    crew = at_work("n0 n0 n1 n1 n2")
+    crew.kill(0)
+    crew.until(10.0)
+    assert crew.heads == [2]
+    assert set(crew.running) == {2, 3, 4}
+
+
+def test_restarts_are_counted_on():
+    crew = at_work("n0 n1 n2", max_restarts=1)
+    crew.tell(1, WorkerExited(2, 1, 0, "boom"))
+    crew.until(3.0)
+    crew.kill(0)
+    crew.until(6.0)
+    assert {part.restarts for part in crew.parts[3].values()} == {1}
+    crew.tell(1, WorkerExited(2, 1, 0, "boom again"))
+    crew.until(20.0)
+    assert {verdict.code for verdict in crew.verdicts.values()} == {1}
+    assert "and the only restart is used up" in crew.verdicts[1].reason
+
+
+def test_rounds_follow_one_another_though_many_have_died():
+    """The roll is settled without the word of those who will never say any more."""
+    crew = at_work("n0 n1 n2")
+    crew.kill(1, 2)
+    crew.until(5.0)
+    assert crew.running == {0: 1}
+    crew.tell(0, WorkerExited(0, 137, 9))
+    crew.until(10.0)
+    assert crew.running == {0: 2}
+
+
+def test_a_round_waits_for_the_leases_of_the_dead_head():
+    """It kept the workers of one that is cut off from the others, and may have until it died."""
+    crew = at_work("n0 n1 n2 n3 n4")
+    crew.cut([4], [0, 1, 2, 3])
+    crew.kill(0)
+    crew.until(10.0)
+    assert set(crew.running) == {1, 2, 3}
+    assert not crew.clashes
+
+
+# Who must not
+
+
+def test_a_minority_does_not_go_on():
+    crew = at_work("n0 n1 n2", wait=30.0)
+    crew.cut([2], [0, 1])
+    crew.until(20.0)
+    assert (crew.heads, crew.running) == ([0], {0: 1, 1: 1})
+    assert (
+        "n2 waits for a head: the one on n0 was lost (it has been silent for 5 s), and there is no "
+        "majority for another; 25 s more"
+    ) in crew.said
+    crew.until(50.0)
+    assert crew.verdicts[2].code == EXIT_LOST
+    assert "could not agree on another (too few of them)" in crew.verdicts[2].reason
+    assert crew.running == {0: 1, 1: 1}
+
+
+def test_a_head_without_a_majority_waits_and_ends():
+    crew = at_work("n0 n1 n2", wait=30.0)
+    crew.cut([0], [1, 2])
+    crew.until(20.0)
+    assert crew.running == {1: 2, 2: 2}
+    assert not crew.clashes
+    words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
+    assert words in crew.said
+    crew.until(50.0)
+    assert "those who are left are too few to go on alone" in crew.verdicts[0].reason
+    assert crew.heads == [1]
+
+
+def test_a_head_that_was_cut_off_steps_down():
+    crew = at_work("n0 n1 n2")
+    crew.cut([0], [1, 2])
+    crew.until(12.0)
+    assert crew.heads == [0, 1]
+    assert 0 not in crew.running
+    crew.mend()
+    crew.until(15.0)
+    assert crew.heads == [1]
+    assert crew.follows(0) == 1
+    words = ["n0 is back", "n0 leads no more: n1 does, with those who were cut off"]
+    assert set(words) <= set(crew.said)
+    assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
+    crew.tell(1, WorkerExited(2, 137, 9))
+    assert crew.running == {0: 3, 1: 3, 2: 3}
+
+
+def test_all_are_cut_off_for_a_while_and_the_head_stays():
+    crew = at_work("n0 n1 n2", fewest=3)
+    crew.cut([0], [1, 2])
+    crew.cut([1], [2])
+    crew.until(12.0)
+    assert (crew.heads, crew.running) == ([0], {})
+    crew.mend()
+    crew.until(16.0)
+    assert (crew.heads, crew.running) == ([0], {0: 1, 1: 1, 2: 1})
+    assert not crew.clashes
+
+
+def test_one_that_dies_between_two_halves_is_no_reason_to_go_on():
+    """Those who have gone on without the old head had its vote."""
+    crew = at_work("n0 n1 n2 n3 n4")
+    crew.cut([0, 1], [2, 3, 4])
+    crew.until(15.0)
+    assert (crew.heads, set(crew.running)) == ([0, 2], {2, 3, 4})
+    crew.mend([0, 1], [4])
+    crew.kill(4)
+    crew.until(35.0)
+    assert set(crew.running) == {2, 3}
+    assert not crew.clashes
+
+
+def test_half_of_four_do_not_go_on_if_the_head_has_followed_another():
+    """n3 may lead with the vote of the old head, whose death says nothing about that."""
+    crew = Crew("n0 n1 n2 n3", fewest=1)
+    crew.start(0)
+    crew.until(0.1)
+    crew.start(1, 2, 3)
+    crew.until(DIED)
+    crew.cut([0], [1, 2, 3])
+    crew.cut([3], [1, 2])
+    crew.until(8.15)
+    crew.mend([0], [3])  # as both ask n3 to lead
+    crew.until(15.0)
+    crew.mend([0], [1, 2])
+    crew.kill(0)
+    crew.until(30.0)
+    assert not crew.clashes
+
+
+def test_where_only_one_can_lead_nobody_is_asked_to():
+    crew = at_work("n0 n1 n2", one_head=True)
+    crew.kill(0)
+    crew.until(5.0)
+    assert crew.heads == []
+    dead = "the head on n0 was lost: its connection was closed and cannot be made again"
+    assert {verdict.reason for verdict in crew.verdicts.values()} == {dead}
+
+
+# Who comes later
+
+
+def test_a_late_starter_finds_the_head_of_now():
+    crew = Crew("n0 n1 n2 n3", fewest=2, last_call=1.0)
+    crew.start(0, 1, 2)
+    crew.until(3.0)
+    crew.kill(0)
+    crew.until(6.0)
+    crew.start(3)
+    crew.until(20.0)
+    assert crew.follows(3) == 1
+    assert crew.seeking(3) == NOBODY
+
+
+def test_one_that_is_behind_is_told_who_leads():
+    crew = at_work("n0 n1 n2 n3 n4")
+    crew.cut([4], [0, 1, 2, 3])
+    crew.kill(0)
+    crew.until(10.0)
+    while crew.seeking(4) % 5 != 2:
+        crew.until(crew.now + 0.1)
+    crew.mend()  # as it asks n2, which follows n1
+    crew.until(crew.now + 0.6)
+    assert crew.follows(4) == 1

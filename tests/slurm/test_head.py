@@ -1,0 +1,142 @@
+"""The head is lost in the midst of a round, and another leads; or none may."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from .cluster import Cluster, Job, eventually
+from .conftest import AGENT, SCRIPTS, WORKER, Launch
+
+TELL = SCRIPTS / "tell.py"
+ANY = f"{WORKER}|^sleep 1000"
+SECONDS = 30.0
+
+
+@contextmanager
+def cut(cluster: Cluster, host: str) -> Iterator[None]:
+    cluster.nodes[host].cut()
+    try:
+        yield
+    finally:
+        cluster.nodes[host].heal()
+
+
+def pids(cluster: Cluster, host: str) -> set[int]:
+    return {p.pid for p in cluster.processes(WORKER, host=host)}
+
+
+def hosts(job: Job) -> list[str]:
+    return [told["hostname"] for told in job.told().values()]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nnodes", "left"),
+    [(3, "2:3", ["n3", "n3", "n2", "n2"]), (3, "2", ["n3", "n3", "n2", "n2"]), (2, "1:2", 2)],
+    ids=["fewer", "a spare", "the last one"],
+)
+def test_a_killed_head_is_survived(
+    cluster: Cluster, launch: Launch, nodes: int, nnodes: str, left: list[str] | int
+) -> None:
+    job = launch("--nproc", 2, "--nnodes", nnodes, TELL, "--until", "go", "--child", nodes=nodes)
+    job.until_all_run(2 * int(nnodes[-1]))
+    expected = ["n2", "n2"] if isinstance(left, int) else left
+    job.forget()
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    job.until_all_run(len(expected))
+    assert hosts(job) == expected
+    assert {told["TORCHELASTIC_RESTART_COUNT"] for told in job.told().values()} == {"0"}
+    assert not cluster.processes(ANY, host="n1")
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert {job.codes[task] for task in range(1, nodes)} == {0}, str(ended)
+    assert "hpclaunch: the head on n1 was lost: n2 leads now" in ended.output
+    assert "n1: 2 nodes" in ended.output or nodes == 2
+    assert "Traceback" not in ended.output
+
+
+def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 2, TELL, "--until", "never", "--child")
+    job.until_all_run(6)
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+    ended = job.wait()
+    assert {job.codes[task] for task in (1, 2)} == {1}, str(ended)
+    assert "the head on n1 was lost: n2 leads now" in ended.output
+    assert "the agent on n1 was lost: it has ended; 2 of 3 nodes are left" in ended.output
+
+
+def test_a_head_without_network_is_replaced_and_comes_back(
+    cluster: Cluster, launch: Launch
+) -> None:
+    """On both sides a node is silent: only the one with the majority goes on."""
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    job.forget()
+    before = pids(cluster, "n1")
+    with cut(cluster, "n1"):
+        job.until_all_run(2)
+        assert not pids(cluster, "n1") & before  # its own fork server has ended them
+        assert set(hosts(job)) == {"n2", "n3"}
+    job.says("n1 leads no more: n2 does")
+    job.says("n1 is back")
+    job.forget()
+    for worker in cluster.processes(WORKER, host="n2"):
+        worker.kill()
+    job.until_all_run(3)  # it takes part in the next round
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert job.codes == {0: 0, 1: 0, 2: 0}
+
+
+def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: Launch) -> None:
+    """The other waits, and says for what; it takes part again once it is there."""
+    job = launch("--nproc", 1, "--nnodes", "1:2", TELL, "--until", "go", nodes=2)
+    job.until_all_run(2)
+    job.forget()
+    with cut(cluster, "n2"):
+        job.until_all_run(1)
+        assert hosts(job) == ["n1"]
+        eventually("no worker on n2", lambda: not pids(cluster, "n2"), SECONDS)
+    job.says("n2 is back")
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert job.codes == {0: 0, 1: 0}
+
+
+def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) -> None:
+    options = ("--nnodes", "1:2", "--wait-for-nodes", 10)
+    job = launch("--nproc", 1, *options, TELL, "--until", "go", nodes=2)
+    job.until_all_run(2)
+    with cut(cluster, "n2"):
+        eventually("no agent on n2", lambda: not cluster.processes(AGENT, host="n2"), SECONDS)
+    (job.directory / "go").touch()
+    job.says("n2 waits for a head: the one on n1 was lost (it has been silent for ")
+    job.says("n2: the head on n1 was lost: it has been silent for")
+    job.wait()
+    assert job.codes == {0: 0, 1: 1}
+
+
+def test_a_head_that_is_stopped_is_replaced(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    job.forget()
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill(signal.SIGSTOP)
+    try:
+        job.until_all_run(2)
+        assert set(hosts(job)) == {"n2", "n3"}
+        assert not pids(cluster, "n1")
+    finally:
+        agent.kill(signal.SIGCONT)
+    job.says("n1 is back")
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
