@@ -45,6 +45,11 @@ class Authority:
     def holds(self, now: float) -> bool:
         return now < self.until
 
+    def lasts(self, now: float) -> bool:
+        """It is worth beginning something: it will not be over before those are lost who keep it
+        from lasting."""
+        return now < self.until - self.job.silence + self.job.beat
+
     def lease(self, peer: Peer, now: float) -> float:
         """For how many seconds since its last report the peer's workers may run."""
         if peer.lost or peer.muted is not None:

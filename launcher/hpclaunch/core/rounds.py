@@ -70,6 +70,7 @@ class Head:
         self._advised = {""}  # what has been said already
         self._beat_at = math.inf
         self._now = 0.0
+        self._renewed: list[Effect] = []  # the lease of our own workers
         self._ticked = False  # what only time can tell
         self._since = 0.0  # when this stage began
         self._notice_at = math.inf  # about a checkpoint that is long in coming
@@ -175,7 +176,8 @@ class Head:
         effects: list[Effect] = []
         while (step := self._step(now)) is not None:
             effects += step
-        return effects
+        renewed, self._renewed = self._renewed, []
+        return renewed + effects
 
     def _keep_roll(self, now: float) -> None:
         """Of those who are there, once the first round has begun."""
@@ -241,7 +243,9 @@ class Head:
 
     def _is_ready(self, now: float) -> bool:
         ready = self._gathering.ready(now, self._next_groups)
-        return ready and self.authority.holds(now)
+        if ready and not self.authority.lasts(now):
+            self._renewed += self.authority.renew(now)
+        return ready and self.authority.lasts(now)
 
     def _next_groups(self) -> list[int]:
         last = self.groups
