@@ -8,7 +8,7 @@ SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest frameworks sim bench test-gpu bench-gpu system clean
+.PHONY: demo test lint types pytest frameworks sim soak bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -32,6 +32,9 @@ frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
 
+soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root
+	$(BIN)/pytest -s tests/slurm/soak.py
+
 bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/help_text.py
 	$(BIN)/python bench/launch_and_restart.py
@@ -39,6 +42,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/on_slurm_losses.py
 	$(BIN)/python bench/idle_agent.py
 	$(BIN)/python bench/head_scale.py
+	$(BIN)/python bench/many_agents.py
 	$(BIN)/python bench/restarts_never_hang.py
 
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any

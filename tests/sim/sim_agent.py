@@ -67,7 +67,8 @@ class Agent:
 
     @property
     def clock(self) -> float:
-        return self.sim.now + self.sim.plan.clocks[self.index]
+        plan = self.sim.plan
+        return self.sim.now * plan.rates[self.index] + plan.clocks[self.index]
 
     @property
     def lease_is_over(self) -> bool:
@@ -117,7 +118,8 @@ class Agent:
         if not self.living or deadline == self._armed or math.isinf(deadline):
             return
         self._armed = deadline
-        wait = max(0.0, deadline - self.clock) + self.sim.rng.uniform(1e-6, LATENESS)
+        left = (deadline - self.clock) / self.sim.plan.rates[self.index]
+        wait = max(0.0, left) + self.sim.rng.uniform(1e-6, LATENESS)
         self.sim.after(wait, lambda: self._wake(deadline))
 
     def _wake(self, deadline: float) -> None:
@@ -185,7 +187,8 @@ class Agent:
                 self._start_workers(part)
             case effects.KeepWorkers(until=until):
                 self._lease = until
-                self.sim.after(max(0.0, until - self.clock), self._fence)
+                left = (until - self.clock) / self.sim.plan.rates[self.index]
+                self.sim.after(max(0.0, left), self._fence)
             case effects.StopWorkers():
                 for worker in self.living_workers():
                     self.sim.training.terminate(worker)

@@ -14,7 +14,8 @@ from random import Random
 
 from hpclaunch.core.model import Grow, Job, Phase, Place
 
-MAX_AGENTS = 16
+MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
+SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
 ORDERLY = 12.0  # seconds between two losses, for everybody to be over the first
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
 
@@ -71,7 +72,8 @@ class Plan:
     nprocs: tuple[int, ...]
     gpus: tuple[tuple[str, ...], ...]  # what each agent's task sees
     starts: tuple[float, ...]  # when each agent's process begins
-    clocks: tuple[float, ...]  # what its monotonic clock shows at time 0
+    clocks: tuple[float, ...]  # what each one's monotonic clock shows at time 0, and
+    rates: tuple[float, ...]  # how fast it goes
     faults: tuple[Fault, ...]
     crashes: int  # rounds in which a worker fails by itself
     work: float  # seconds that a round's workers need
@@ -148,6 +150,10 @@ class Plan:
 def draw(seed: int) -> Plan:
     rng = Random(seed)
     places = _places(rng)
+    size = Random(f"{seed} size")
+    if size.random() < 0.005:
+        nodes = size.randint(MAX_AGENTS + 1, MOST_AGENTS)
+        places = tuple(Place(i, i, f"n{i}") for i in range(nodes))
     job = Job(
         places,
         max_restarts=rng.choice((0, 1, 3)),
@@ -243,6 +249,7 @@ def draw(seed: int) -> Plan:
         gpus=gpus,
         starts=starts,
         clocks=tuple(rng.uniform(0.0, 1e6) for _ in places),
+        rates=tuple(apart.uniform(1 - SKEW, 1 + SKEW) for _ in places),
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         crashes=crashes,
         work=work,

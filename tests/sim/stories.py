@@ -30,6 +30,7 @@ def calm(nodes: int, *faults: Fault, **job: object) -> Plan:
         gpus=((),) * nodes,
         starts=(0.0,) * nodes,
         clocks=tuple(1000.0 * i for i in range(nodes)),
+        rates=(1.0,) * nodes,
         faults=faults,
         crashes=0,
         work=40.0,
