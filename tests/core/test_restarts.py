@@ -118,6 +118,26 @@ def test_a_crash_loop_is_told():
     )
 
 
+# The hosts of the causes of some rounds, and how long to wait after the last.
+DELAYS = {
+    "once": ("n0", 0),
+    "twice": ("n0 n0", 0),
+    "three times": ("n0 n0 n0", 1),
+    "four times": ("n1 n0 n0 n0 n0", 2),
+    "another one in between": ("n0 n0 n1 n0 n0", 0),
+    "without end": ("n0 " * 20, 30),
+}
+
+
+@pytest.mark.parametrize(("hosts", "delay"), DELAYS.values(), ids=DELAYS)
+def test_a_node_that_fails_again_and_again_is_given_time(hosts, delay):
+    budget = Budget(100)
+    for at, host in enumerate(hosts.split()):
+        budget.begin("")
+        budget.spend([replace(failure(0, at), host=host, tail="")], saves=False)
+    assert budget.delay == delay
+
+
 def test_the_verdict_has_the_code_of_the_cause():
     """128 + n for signal n, as a shell has it."""
     followers = [failure(1, 5.3), failure(2, 5.4)]

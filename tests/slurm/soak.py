@@ -7,7 +7,6 @@ the ordinary tests, since it takes several minutes.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import re
@@ -16,11 +15,11 @@ import time
 from pathlib import Path
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, FORK_SERVER, WORKER, Launch
+from .test_surroundings import ELASTIC, expected
 
 FAULTS = 30
 EPOCHS = 600
-ELASTIC = SCRIPTS / "elastic.py"
 
 
 class Faults:
@@ -74,18 +73,6 @@ def newest(directory: Path) -> int:
     return max((int(p.stem.partition("-")[2]) for p in directory.glob("epoch-*.pt")), default=-1)
 
 
-def expected() -> int:
-    spec = importlib.util.spec_from_file_location("elastic", ELASTIC)
-    assert spec is not None
-    assert spec.loader is not None
-    elastic = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(elastic)
-    state = 0
-    for epoch in range(EPOCHS):
-        state = elastic.after(state, elastic.share(epoch, 0, 1))
-    return state
-
-
 def test_thirty_faults(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     seed = int(os.environ.get("HPCLAUNCH_SOAK_SEED", random.randrange(10000)))
     print(f"\nHPCLAUNCH_SOAK_SEED={seed}")
@@ -105,5 +92,5 @@ def test_thirty_faults(cluster: Cluster, launch: Launch, tmp_path: Path) -> None
         most = max(most, round(time.monotonic() - went))
     ended = job.wait(timeout=EPOCHS)
     assert ended.code == 0, str(ended)
-    assert re.findall(r"^final (\d+)$", ended.output, re.MULTILINE) == [str(expected())]
+    assert re.findall(r"^final (\d+)$", ended.output, re.MULTILINE) == [expected(EPOCHS)]
     print(f"the right result; {most} s at most from the end of a fault to the next checkpoint")

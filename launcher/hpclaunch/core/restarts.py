@@ -13,6 +13,7 @@ MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
 HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
 SUSPECT = 2  # failures in a row, all on one node
+AGAIN, MOST_DELAY = 3, 30.0  # failures in a row there, and the most seconds to wait then
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
 USAGE_WORDS = ("error: ", "can't open file")
 
@@ -135,6 +136,15 @@ class Budget:
         self._failed = False
         doom, self._doom = (None if progress else self._doom), None
         return doom
+
+    @property
+    def delay(self) -> float:
+        """Seconds to wait before the next round: a node that is at fault again and again may be
+        about to go down, or come to itself."""
+        last = self._blamed[-1:]
+        row = next((i for i, host in enumerate(reversed(self._blamed)) if [host] != last), None)
+        times = len(self._blamed) if row is None else row
+        return 0.0 if times < AGAIN else min(MOST_DELAY, 2.0 ** (times - AGAIN))
 
     def inherit(self, total: int, used: int) -> None:
         """From another head."""

@@ -343,6 +343,9 @@ class Head:
             return []
         cause = restarts.in_order(self._failures.values())[0]
         said = [f"{restarts.how(cause)}; {self.budget.words}"]
+        if self.job.nodes > 1 and (delay := self.budget.delay):
+            self._gathering.pause(now + delay)
+            said[0] += f", in {delay:.0f} s since {cause.host} fails again and again"
         if self.budget.suspect:
             said.append(aside.shun(self.roster, self.budget.suspect))
         # A script that is at fault fails again and again: say what can be done about it now.

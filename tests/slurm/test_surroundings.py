@@ -1,0 +1,107 @@
+"""What a job stands on breaks: its store, the disk of its logs, Slurm. The result is right still."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
+from .conftest import AGENT, SCRIPTS, Launch
+
+ELASTIC = SCRIPTS / "elastic.py"
+EPOCHS = 16
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+def expected(epochs: int) -> str:
+    """Computed as the workers do, but by one."""
+    spec = importlib.util.spec_from_file_location("elastic", ELASTIC)
+    assert spec is not None
+    assert spec.loader is not None
+    elastic = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(elastic)
+    state = 0
+    for epoch in range(epochs):
+        state = elastic.after(state, elastic.share(epoch, 0, 1))
+    return str(state)
+
+
+def train(launch: Launch, saved: Path, *options: object, **more: object) -> Job:
+    arguments = ("--nproc", 1, "--checkpoint-dir", saved, *options)
+    job = launch(*arguments, ELASTIC, "--dir", saved, "--epochs", EPOCHS, **more)
+    progress(saved, 2)
+    return job
+
+
+def progress(saved: Path, epoch: int) -> None:
+    there = saved / f"epoch-{epoch}.pt"
+    eventually(f"epoch {epoch}", there.exists, timeout=60)
+
+
+def assert_right(ended: Ended) -> None:
+    assert re.findall(r"^final (\d+)$", ended.output, re.MULTILINE) == [expected(EPOCHS)], str(
+        ended
+    )
+
+
+def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """Workers that have met do not need it."""
+    job = train(launch, tmp_path / "saved")
+    *_, store = sorted(cluster.processes(r"\(template\)", host="n1"), key=lambda p: p.pid)
+    store.kill()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "the store process on n1 ended with 137" in ended.output
+    assert_right(ended)
+
+
+def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(logs)])
+    try:
+        job = train(launch, tmp_path / "saved", "--log-dir", logs)
+        filler = f"dd if=/dev/zero of={logs}/full bs=4k || true"
+        cluster.on("n2", ["sh", "-c", filler])
+        ended = job.wait()
+    finally:
+        cluster.on("n2", ["umount", str(logs)])
+    assert ended.code == 0, str(ended)
+    assert "the journal ends here: No space left on device" in ended.output
+    assert_right(ended)
+
+
+def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """A node is lost while slurmctld is down, and nobody needs it for what follows."""
+    job = train(launch, tmp_path / "saved", "--nnodes", "2:3")
+    cluster.on(CONTROLLER, ["scontrol", "shutdown", "slurmctld"])
+    try:
+        (agent,) = cluster.processes(AGENT, host="n3")
+        agent.kill()
+        job.says("going on without n3: 2 nodes")
+        progress(tmp_path / "saved", EPOCHS - 1)
+    finally:
+        cluster.on(CONTROLLER, ["slurmctld"])
+    ended = job.wait()
+    assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
+    assert_right(ended)
+
+
+def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """With --no-kill twice the others go on; the node is there for other jobs afterwards."""
+    srun = f"srun --no-kill {SCRIPTS}/agent.sh"
+    job = train(launch, tmp_path / "saved", "--nnodes", "2:3", srun=srun, options=["--no-kill"])
+    update = ["scontrol", "update", "nodename=n3"]
+    cluster.on(CONTROLLER, [*update, "state=down", "reason=test"])
+    try:
+        job.says("going on without n3: 2 nodes")
+    finally:
+        cluster.on(CONTROLLER, [*update, "state=resume"])
+    progress(tmp_path / "saved", EPOCHS - 1)
+    ended = job.wait()
+    assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
+    assert_right(ended)
