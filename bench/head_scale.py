@@ -29,6 +29,8 @@ class Cluster:
             Report(f"n{i}", f"a{i}", 0, WORKERS, "10.0.0.1", "", 4000, -1, Phase.IDLE, (), 0, None)
             for i in range(agents)
         ]
+        self.heard = [-1] * agents  # the newest order of each
+        self.editions = [-1] * agents
         self.now = 0.0
         self.bytes = 0
         self.tell(Started())
@@ -39,16 +41,17 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, Send):
                 self.bytes += len(wire.encode(effect.message))
+                self.heard[effect.to] = effect.message.serial
+                if effect.message.roll is not None:
+                    self.editions[effect.to] = effect.message.roll.edition
         return effects
 
     def report(self, **news: object) -> None:
         """Of all agents, with this."""
         self.now += 0.5
         for index, last in enumerate(self.reports):
-            heard = self.head.roster[index].report
-            report = replace(
-                last, serial=last.serial + 1, heard=heard.serial if heard else 0, **news
-            )
+            known = {"heard": self.heard[index], "edition": self.editions[index]}
+            report = replace(last, serial=last.serial + 1, **known, **news)
             self.reports[index] = report
             self.tell(Received(index, report))
 
@@ -83,6 +86,7 @@ def main() -> None:
             cluster.report(phase=Phase.STOPPING)
             cluster.report(phase=Phase.IDLE)
             cluster.start(1)
+            assert cluster.head.round == 1, "the failure has led to another round"
 
         agreed = cost(begin)
         cluster.bytes = 0
