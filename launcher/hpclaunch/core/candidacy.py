@@ -54,12 +54,12 @@ class Candidacy:
             for agent, (at, report) in self._asked.items()
             if report.seeking == mine.seeking and report.roll and now < at + self.job.silence
         }
-        rolls = [r.roll for r in reports.values() if r.roll is not None]
         if self.index not in reports:
             return None
-        term = max(r.term for r in reports.values())
+        newest = max(reports.values(), key=lambda r: (r.term, r.edition))
+        term, roll = newest.term, newest.roll
+        assert roll is not None, "who has none does not count"
         old = self.line.head_of(term)
-        roll = max(rolls, key=lambda r: r.edition)
         alone = all(a in reports or a in mine.gone for a in self.line.agents)
         enough = alone or is_quorum(roll, reports.keys(), old if old in mine.gone else None)
         if not enough or mine.seeking <= term:

@@ -77,6 +77,7 @@ class Following:
             return False  # our word to the other head stands
         if another:
             self.bond = Bond(self.job)
+            self.roll = None  # two heads may have written rolls of the same edition
         self.term, self.head = order.term, sender
         if not self.bond.met:
             self.gone.clear()  # hosts may have refused a connection to agents that came later
