@@ -1,4 +1,4 @@
-"""What a job stands on breaks: its store, the disk of its logs, Slurm. The result is right still."""
+"""What a job stands on breaks: its store, the disk of its logs, Slurm. The result is right."""
 
 from __future__ import annotations
 
