@@ -23,7 +23,6 @@ WORKER = 'touch "$0/$MASTER_PORT-$RANK"; exec sleep 1000'
 
 class Crowd:
     def __init__(self, count: int, directory: Path) -> None:
-        self.count = count
         self.directory = directory
         self.said = directory / "said"
         self.said.mkdir()
@@ -31,8 +30,7 @@ class Crowd:
         hpclaunch = Path(sys.executable).parent / "hpclaunch"
         command = [str(hpclaunch), f"--nnodes={count - 1}:{count}", "--health=off"]
         command += ["--master-addr=127.0.0.1", f"--master-port={port}", "--no-python"]
-        env = os.environ | {"XDG_STATE_HOME": str(directory)}
-        env["HPCLAUNCH_SECRET_FILE"] = str(directory / "secret")
+        env = os.environ | {"HPCLAUNCH_SECRET_FILE": str(directory / "secret")}
         self.agents = []
         with (directory / "console").open("w") as console:
             for rank in range(count):

@@ -15,6 +15,7 @@ import signal
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,14 @@ class Host:
 
     def heal(self) -> None:
         self._switch._net(f"ip link set to-{self.name} up")
+
+    @contextmanager
+    def without_network(self) -> Iterator[None]:
+        self.cut()
+        try:
+            yield
+        finally:
+            self.heal()
 
     # Processes
 

@@ -54,19 +54,14 @@ class Faults:
 
     def cut(self, host: str) -> str:
         lasts = self.rng.uniform(0.5, 10.0)
-        self._without_network(host, lasts)
+        with self.cluster.nodes[host].without_network():
+            time.sleep(lasts)
         return f"no network for {lasts:.1f} s"
 
     def blip(self, host: str) -> str:
-        self._without_network(host, 0.2)
+        with self.cluster.nodes[host].without_network():
+            time.sleep(0.2)
         return "no network for a moment"
-
-    def _without_network(self, host: str, lasts: float) -> None:
-        self.cluster.nodes[host].cut()
-        try:
-            time.sleep(lasts)
-        finally:
-            self.cluster.nodes[host].heal()
 
 
 def newest(directory: Path) -> int:

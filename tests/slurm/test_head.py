@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -14,15 +12,6 @@ from .conftest import AGENT, SCRIPTS, WORKER, Launch
 TELL = SCRIPTS / "tell.py"
 ANY = f"{WORKER}|^sleep 1000"
 SECONDS = 30.0
-
-
-@contextmanager
-def cut(cluster: Cluster, host: str) -> Iterator[None]:
-    cluster.nodes[host].cut()
-    try:
-        yield
-    finally:
-        cluster.nodes[host].heal()
 
 
 def pids(cluster: Cluster, host: str) -> set[int]:
@@ -81,7 +70,7 @@ def test_a_head_without_network_is_replaced_and_comes_back(
     job.until_all_run(3)
     job.forget()
     before = pids(cluster, "n1")
-    with cut(cluster, "n1"):
+    with cluster.nodes["n1"].without_network():
         job.until_all_run(2)
         assert not pids(cluster, "n1") & before  # its own fork server has ended them
         assert set(hosts(job)) == {"n2", "n3"}
@@ -102,7 +91,7 @@ def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: L
     job = launch("--nproc", 1, "--nnodes", "1:2", TELL, "--until", "go", nodes=2)
     job.until_all_run(2)
     job.forget()
-    with cut(cluster, "n2"):
+    with cluster.nodes["n2"].without_network():
         job.until_all_run(1)
         assert hosts(job) == ["n1"]
         eventually("no worker on n2", lambda: not pids(cluster, "n2"), SECONDS)
@@ -117,7 +106,7 @@ def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) 
     options = ("--nnodes", "1:2", "--wait-for-nodes", 10)
     job = launch("--nproc", 1, *options, TELL, "--until", "go", nodes=2)
     job.until_all_run(2)
-    with cut(cluster, "n2"):
+    with cluster.nodes["n2"].without_network():
         eventually("no agent on n2", lambda: not cluster.processes(AGENT, host="n2"), SECONDS)
     (job.directory / "go").touch()
     job.says("n2 waits for a head: the one on n1 was lost (it has been silent for ")

@@ -77,14 +77,11 @@ def test_a_node_without_network_is_survived_and_comes_back(
     job.forget()
     node = cluster.nodes["n3"]
     workers = cluster.processes(WORKER, host="n3")
-    node.cut()
-    try:
+    with node.without_network():
         job.until_all_run(2)
         left = {p.pid for p in cluster.processes(WORKER, host="n3")}
         assert not left & {p.pid for p in workers}  # its own fork server has ended them
         job.says("the agent on n3 was lost: it has been silent for 3 s")
-    finally:
-        node.heal()
     job.says("n3 is back")
     job.forget()
     for worker in cluster.processes(WORKER, host="n2"):
@@ -112,12 +109,9 @@ def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Laun
     job.until_all_run(3)
     job.forget()
     node = cluster.nodes["n3"]
-    node.cut()
-    try:
+    with node.without_network():
         job.until_all_run(2)
         job.forget()
-    finally:
-        node.heal()
     job.until_all_run(3)
     job.says("ending the round, to go on with n3")
     (job.directory / "go").touch()
@@ -129,14 +123,11 @@ def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launc
     job = launch("--nproc", 1, "--wait-for-nodes", 4, TELL, "--until", "never")
     job.until_all_run(3)
     node = cluster.nodes["n3"]
-    node.cut()
-    try:
+    with node.without_network():
         eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
         job.says("waiting for n3: 2 of 3 nodes are here; 4 s more")
         job.says("2 of 3 nodes are left, and the job needs 3")
         eventually("no agent on n3", lambda: not cluster.processes(AGENT, host="n3"), SECONDS)
-    finally:
-        node.heal()
     ended = job.wait()
     assert ended.code == 1, str(ended)
     assert job.codes == {0: 1, 1: 1, 2: 1}

@@ -116,6 +116,6 @@ class Authority:
 
     def missing(self, now: float) -> list[Peer]:
         """Those on the roll who have not answered for so long that they may follow another."""
-        on = sorted(frozenset().union(*(parse(v.agents) for v in self.roll.all)) - {self.me})
         before = now - self.job.promise
-        return [p for a in on if self._promised_at(p := self.roster[a]) <= before]
+        others = sorted(self.roll.agents - {self.me})
+        return [p for a in others if self._promised_at(p := self.roster[a]) <= before]

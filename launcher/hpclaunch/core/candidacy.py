@@ -8,8 +8,6 @@ from .effects import Effect, Send
 from .electorate import Roll, is_quorum
 from .following import NOBODY, Following
 from .messages import Hint, Report
-from .model import Job
-from .succession import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +20,9 @@ class Election:
 
 
 class Candidacy:
-    def __init__(self, job: Job, line: Line, index: int, following: Following) -> None:
-        self.job, self.line, self.index = job, line, index
+    def __init__(self, following: Following) -> None:
         self.following = following
+        self.job, self.line, self.index = following.job, following.line, following.index
         self._asked: dict[int, tuple[float, Report]] = {}
 
     def hear(self, sender: int, report: Report, now: float) -> list[Effect]:
@@ -47,7 +45,7 @@ class Candidacy:
         mine = self.following
         if mine.seeking == NOBODY or self.line.head_of(mine.seeking) != self.index:
             return None
-        if self.index not in self.line or not mine.is_lost(now):
+        if not mine.is_lost(now):
             return None
         reports = {
             agent: report

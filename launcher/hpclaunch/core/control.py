@@ -48,8 +48,7 @@ class Control:
         self.index = index
         self.member = Member(job, index, nproc, address, incarnation, gpus, port)
         self.head = Head(job) if index == HEAD else None
-        following = self.member.following
-        self._candidacy = Candidacy(job, following.line, index, following)
+        self._candidacy = Candidacy(self.member.following)
         self.exited = False
 
     @property

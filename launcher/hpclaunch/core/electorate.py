@@ -1,6 +1,6 @@
 """Who may decide that the job goes on, so that there are never two worlds.
 
-The **roll** lists the agents, one for each node, that were there when the last round began. A head
+The **roll** lists the agents, one for each node, that were there at the last beat. A head
 leads while a quorum of them keeps its word: whoever answers an order follows no other head for the
 `promise` after it came. A successor needs a quorum as well, of agents whose word is over. Any two
 quorums have an agent in common, so the old head's authority ends before the new one's begins.
@@ -46,6 +46,10 @@ class Roll:
     @property
     def all(self) -> tuple[Voters, ...]:
         return (self.voters,) if self.prior is None else (self.voters, self.prior)
+
+    @property
+    def agents(self) -> frozenset[int]:
+        return frozenset().union(*(parse(v.agents) for v in self.all))
 
 
 def voters(head: int, agents: Iterable[int]) -> Voters:

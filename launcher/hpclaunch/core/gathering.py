@@ -30,8 +30,7 @@ class Gathering:
         self._busy = Laggards()
         self._called = False  # nobody is waited for any more who was never heard
         self._succeeding = False  # but for those on the roll of another head
-        self._not_before = -math.inf
-        self._paused = False
+        self._not_before = -math.inf  # in a pause, its end
         self._awaited_at = -math.inf  # somebody was who had never been heard
 
     def begin(self, now: float) -> None:
@@ -47,13 +46,12 @@ class Gathering:
     def pause(self, until: float) -> None:
         """Workers of one that has died may be there until then."""
         self._not_before = until
-        self._paused = True
 
     def next_deadline(self) -> float:
-        deadlines = [self._not_before if self._paused else math.inf]
+        deadlines = [self._not_before if self._is_paused else math.inf]
         if self._short_since == math.inf:
             deadlines.append(self._quorum_at)
-        if self._awaits and not self._paused:
+        if self._awaits and not self._is_paused:
             enough = self._may_begin and len(self.roster.nodes) >= self._fewest
             limit = self.job.last_call if enough else self.job.join
             deadlines += [self._notice_at, self._since + limit]
@@ -96,6 +94,10 @@ class Gathering:
         return self._left < self._fewest
 
     @property
+    def _is_paused(self) -> bool:
+        return self._not_before > -math.inf
+
+    @property
     def _quorum_at(self) -> float:
         """When it is told that there is none. Before everybody is here nobody asks for it."""
         asked = not self._awaits and self.authority.until < math.inf
@@ -107,8 +109,9 @@ class Gathering:
         roster = self.roster
         if self._awaits:
             self._awaited_at = now
-        self._paused = now < self._not_before
-        if self._paused or (self._succeeding and not self._inherited()):
+        if self._is_paused and now >= self._not_before:
+            self._not_before = -math.inf
+        if self._is_paused or (self._succeeding and not self._inherited()):
             return False
         if self._awaits:
             if not self._may_begin:

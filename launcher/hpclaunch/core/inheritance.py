@@ -5,7 +5,7 @@ from __future__ import annotations
 from .bond import DYING
 from .candidacy import Election
 from .effects import Effect, Say
-from .electorate import Roll, parse
+from .electorate import Roll
 from .following import PATIENCE
 from .model import Job
 from .roster import Roster
@@ -22,8 +22,7 @@ def enrol(job: Job, roster: Roster, election: Election, now: float, *, begun: bo
     """
     dead = election.old in election.gone
     patience = job.silence if dead else PATIENCE
-    on = frozenset().union(*(parse(v.agents) for v in election.roll.all))
-    nodes = {job.places[agent].node for agent in on}
+    nodes = {job.places[agent].node for agent in election.roll.agents}
     not_before = now + DYING
     roster.absent = set()
     for peer in roster:
@@ -62,10 +61,10 @@ class Unsaid:
     def pass_on(self, effects: list[Effect], *, elected: bool) -> list[Effect]:
         if self._kept is None:
             return effects
-        kept, self._kept = self._kept, None
         if elected:
+            kept, self._kept = self._kept, None
             return kept + effects
-        self._kept = kept + [e for e in effects if isinstance(e, Say)]
+        self._kept += [e for e in effects if isinstance(e, Say)]
         return [e for e in effects if not isinstance(e, Say)]
 
 
@@ -75,7 +74,6 @@ def groups(roster: Roster, roll: Roll) -> list[int]:
     reports = [(p.place.node, p.report) for p in roster if p.report is not None]
     last = max(report.round for _, report in reports)
     of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
-    there = sorted(agent for v in roll.all for agent in parse(v.agents))
-    lost = [p.place.node for a in dict.fromkeys(there) if (p := roster[a]).lost]
+    lost = [p.place.node for a in sorted(roll.agents) if (p := roster[a]).lost]
     missing = iter([node for node in lost if node not in of.values()])
     return [of[g] if g in of else next(missing, -1) for g in range(max(of, default=-1) + 1)]
