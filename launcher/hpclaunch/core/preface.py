@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .events import CheckpointChosen
-from .model import Assignment
-from .wording import some
+from .model import Assignment, Job
+from .roster import Roster
+from .wording import count, some
 
 NAMES = 8
 AS_SEEN = (
@@ -15,12 +16,21 @@ AS_SEEN = (
 )
 
 
-def preface(parts: Sequence[tuple[str, Assignment]], checkpoint: CheckpointChosen) -> list[str]:
-    """`parts` are those of all agents, with their hosts."""
+def preface(
+    job: Job,
+    roster: Roster,
+    last: Sequence[int],
+    groups: Sequence[int],
+    checkpoint: CheckpointChosen,
+) -> list[str]:
+    """`last` and `groups` are the nodes of the last round and this one, as `changes` takes them."""
+    parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
     of_all = parts[0][1]
+    lines = layout(parts, asked=job.isolate) if of_all.round == 0 else []
+    lines += changes(last, groups, {p.place.node: p.host for p in roster})
     if of_all.preflight:
-        return ["preflight: measuring GPUs and links"]
-    lines = [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
+        return [*lines, "preflight: measuring GPUs and links"]
+    lines += [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
     if checkpoint.path:
         lines.append(f"resuming from {checkpoint.path}")
     return lines
@@ -33,10 +43,9 @@ def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]
     gone = [hosts[node] for node in last if node not in now and node in hosts]
     if not last or not (came or gone):
         return []
-    nodes = f"{len(groups)} node{'' if len(groups) == 1 else 's'}"
     said = [f"with {some(came, NAMES)}"] if came else []
     said += [f"without {some(gone, NAMES)}"] if gone else []
-    return [f"going on {' and '.join(said)}: {nodes}"]
+    return [f"going on {' and '.join(said)}: {count(len(groups), 'node')}"]
 
 
 def layout(parts: Sequence[tuple[str, Assignment]], *, asked: bool) -> list[str]:

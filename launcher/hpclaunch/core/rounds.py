@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 
-from . import aside, inheritance, restarts
-from .advice import advise
+from . import inheritance, restarts
 from .assigning import assign
 from .authority import Authority
 from .bond import DYING
@@ -28,17 +27,18 @@ from .events import (
     Started,
     Tick,
 )
+from .failures import Failures
 from .gathering import FIRST_NOTICE, NEXT_NOTICE, Gathering
 from .growing import Growing
 from .messages import Report
-from .model import Failure, Job, Phase, Verdict
+from .model import Job, Phase, Verdict
 from .ordering import Ordering
-from .preface import NAMES, changes, layout, preface
+from .preface import NAMES, preface
 from .roster import Laggards, Peer, Roster, all_in
 from .seating import seated
 from .stages import GOAL, NEXT, Stage
 from .succession import Line
-from .wording import some
+from .wording import count, some
 
 
 class Head:
@@ -63,11 +63,10 @@ class Head:
         self._measuring = job.preflight  # the next round, or this one, is the preflight
         self._parts: list[Peer] = []  # those who have workers in this round
         self.groups: list[int] = []  # their nodes in the order of the ranks
-        self._failures: dict[int, Failure] = {}  # of this round, by rank
+        self._failures = Failures(job, self.roster, self.budget)
         self._unsettled = Laggards()
         self._checkpoint: CheckpointChosen | None = None
         self._growing = Growing(job, self.roster)
-        self._advised = {""}  # what has been said already
         self._beat_at = math.inf
         self._now = 0.0
         self._renewed: list[Effect] = []  # the lease of our own workers
@@ -189,9 +188,7 @@ class Head:
 
     def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
         if report.round == self.round:
-            for e in report.exits:
-                if restarts.failed(e) and e.rank not in self._failures:
-                    self._failures[e.rank] = restarts.failure(e, self.round, peer.host, now)
+            self._failures.note(peer, report, now)
         if self.verdict is None:
             self.verdict = restarts.asked_for(report, self.budget.total)
         if report.term > self.term and self.authority.holds(now):
@@ -218,8 +215,7 @@ class Head:
             case Stage.STOPPING:
                 return self._settle(now)
             case Stage.ENDING:
-                told = self._all_told()
-                if not told and now < self._since + self.job.parting:
+                if not self._all_told() and now < self._since + self.job.parting:
                     return None
                 self._enter(Stage.ENDED, now)
                 return []
@@ -295,17 +291,14 @@ class Head:
             peer.assignment = assigned.get(peer.place.index)
         self._keep_roll(now)
         self._growing.begin()
-        self._failures = {}
+        self._failures.begin()
         self.census.hit = False
         self._enter(Stage.RUNNING, now)
-        parts = [(p.host, p.assignment) for p in self._parts if p.assignment is not None]
-        lines = layout(parts, asked=self.job.isolate) if self.round == 0 else []
-        hosts = {p.place.node: p.host for p in self.roster}
-        lines += changes(last, groups, hosts) + preface(parts, checkpoint)
+        lines = preface(self.job, self.roster, last, groups, checkpoint)
         return [*(Say(line) for line in lines), *self._orders()]
 
     def _watch(self, now: float) -> list[Effect] | None:
-        failed = any(not f.stopped for f in self._failures.values())
+        failed = self._failures.unasked
         done = all_in(Phase.DONE, self.round, self._parts)
         if done and self._measuring:
             self._measuring = False
@@ -317,7 +310,7 @@ class Head:
             return self._orders()
         if not done or not self.authority.holds(now):
             return None
-        again = f" after {_count(self.budget.total, 'restart')}" if self.budget.total else ""
+        again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
         return self._end(now)
 
@@ -330,10 +323,8 @@ class Head:
         # A node that is lost is not the program's fault, though its peers fail of it.
         program = bool(self._failures) and not self.census.hit
         if program and self.verdict is None:
-            failures = self._failures.values()
             saves = self.job.saves and not self._measuring
-            spares = bool(self.roster.nodes.difference(self.groups))
-            self.verdict = self.budget.spend(failures, saves=saves, spares=spares)
+            self.verdict = self._failures.spend(self.groups, saves=saves)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -341,18 +332,10 @@ class Head:
         self._gathering.begin(now)
         if not program:
             return []
-        cause = restarts.in_order(self._failures.values())[0]
-        said = [f"{restarts.how(cause)}; {self.budget.words}"]
-        if self.job.nodes > 1 and (delay := self.budget.delay):
+        delay = self.budget.delay if self.job.nodes > 1 else 0.0
+        if delay:
             self._gathering.pause(now + delay)
-            said[0] += f", in {delay:.0f} s since {cause.host} fails again and again"
-        if self.budget.suspect:
-            said.append(aside.shun(self.roster, self.budget.suspect))
-        # A script that is at fault fails again and again: say what can be done about it now.
-        if not cause.signal and (advice := advise(cause)) not in self._advised:
-            self._advised.add(advice)
-            said.append(f"advice: {advice}")
-        return [Say(line) for line in said]
+        return [Say(line) for line in self._failures.told(delay)]
 
     def _end(self, now: float) -> list[Effect]:
         self._enter(Stage.ENDING, now)
@@ -373,7 +356,3 @@ class Head:
 
     def _order(self, peer: Peer) -> Send:
         return self._ordering.order(peer, GOAL[self.stage], self.round, self.verdict, self._now)
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"

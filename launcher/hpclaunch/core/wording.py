@@ -14,6 +14,10 @@ def some(names: Iterable[str], most: int) -> str:
     return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def size(number: float) -> str:
     """Of so many bytes."""
     if number >= GIB:
