@@ -1,0 +1,160 @@
+"""All channels of an agent with real sockets: what the core says goes out, what comes is events."""
+
+import os
+import time
+
+import pytest
+import zmq
+
+from hpclaunch.channels import Channels
+from hpclaunch.core import effects, events
+from hpclaunch.core.messages import Order, Report
+from hpclaunch.core.model import Allocation, Goal, Phase, Place
+from hpclaunch.system import wire
+
+SECRET = b"s" * 32
+LIMIT = 20.0  # seconds
+HERE = "127.0.0.1"
+
+
+class Agents:
+    """Several in this process and thread: all are served while one waits."""
+
+    def __init__(self, count):
+        self.poller = zmq.Poller()
+        self.said = []
+        self.inboxes = {}
+        self.identity = f"{os.getpid()} {time.monotonic_ns()}"  # meets no other test
+        self.places = tuple(Place(i, 0, HERE) for i in range(count))
+
+    def start(self, index):
+        where = Allocation("71.0", self.identity, self.places, index)
+        channels = Channels(where, SECRET, [HERE] if index else [], self.said.append)
+        channels.watch(self.poller)
+        self.inboxes[channels] = []
+        return channels
+
+    def end(self, channels):
+        del self.inboxes[channels]
+        for s in [s for s, _ in self.poller.sockets if isinstance(s, zmq.Socket)]:
+            if s.context is channels.context:
+                self.poller.unregister(s)
+        channels.close()
+
+    def until(self, channels, kind, speak=lambda: None):
+        """The next event of a kind; `speak` is called over and over, as agents repeat
+        themselves."""
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            speak()
+            self.poller.poll(50)
+            for one, inbox in self.inboxes.items():
+                inbox += one.receive(time.monotonic())
+            for event in self.inboxes[channels]:
+                if isinstance(event, kind):
+                    self.inboxes[channels].remove(event)
+                    return event
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+@pytest.fixture
+def agents():
+    agents = Agents(3)
+    yield agents
+    for channels in list(agents.inboxes):
+        agents.end(channels)
+
+
+def a_report(index, port=0):
+    return Report(
+        host=HERE,
+        incarnation=f"a{index}",
+        serial=1,
+        nproc=1,
+        address=HERE,
+        head_address="",
+        store_port=1,
+        round=-1,
+        phase=Phase.IDLE,
+        exits=(),
+        stop_signal=0,
+        trouble=None,
+        port=port,
+    )
+
+
+def an_order(index):
+    return Order(term=0, serial=1, incarnation=f"a{index}", goal=Goal.WAIT, round=0)
+
+
+def test_a_report_and_the_order_that_answers_it(agents):
+    head, member = agents.start(0), agents.start(1)
+    reached = agents.until(member, events.HeadReached)
+    assert reached.index == 0
+    report = a_report(1, member.port)
+    heard = agents.until(head, events.Received, lambda: member.send(0, report))
+    assert (heard.sender, heard.message, heard.address) == (1, report, HERE)
+    heard = agents.until(member, events.Received, lambda: head.send(1, an_order(1)))
+    assert (heard.sender, heard.message) == (0, an_order(1))
+
+
+def test_another_head(agents):
+    """Every agent listens. Who asks one to lead has dialled it, and lets go of the old head."""
+    _, second, third = (agents.start(i) for i in range(3))
+    third.dial([0, 1])
+    assert sorted(third.ends) == [0, 1]
+    heard = agents.until(second, events.Received, lambda: third.send(1, a_report(2)))
+    assert heard.sender == 2
+    third.dial([1])
+    assert list(third.ends) == [1]
+    third.send(0, a_report(2))  # to nobody
+    heard = agents.until(third, events.Received, lambda: second.send(2, an_order(2)))
+    assert heard.sender == 1
+
+
+def test_both_ends_are_told_of_an_end(agents):
+    head, member, other = (agents.start(i) for i in range(3))
+    for one, index in ((member, 1), (other, 2)):
+        agents.until(head, events.Received, lambda i=index, m=one: m.send(0, a_report(i)))
+        agents.until(one, events.Received, lambda i=index: head.send(i, an_order(i)))
+    agents.end(other)
+    assert agents.until(head, events.PeerClosed).index == 2
+    agents.end(head)
+    assert agents.until(member, events.HeadClosed).index == 0
+
+
+def test_the_host_of_a_dead_agent_bears_witness(agents):
+    """By the port that it had reported, or by any where it may have listened."""
+    head, member, other = (agents.start(i) for i in range(3))
+    port = other.port
+    agents.end(other)
+    head.probe(effects.Probe(2, HERE, port), time.monotonic())
+    assert agents.until(head, events.AgentGone).index == 2
+    member.probe(effects.Probe(2), time.monotonic())
+    assert agents.until(member, events.AgentGone).index == 2
+
+
+def test_another_version_is_trouble_at_both_ends(agents):
+    head, member = agents.start(0), agents.start(1)
+    agents.until(member, events.HeadReached)
+    of_another = wire.encode(a_report(1)).replace(b'"version":%d' % wire.VERSION, b'"version":1')
+    found = agents.until(head, events.TroubleFound, lambda: member.ends[0].send(0, of_another))
+    assert "install the same hpclaunch on all nodes" in found.trouble.reason
+    agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
+    (heard,) = agents.said  # for one of our version, what another would have read its trouble from
+    assert heard == f"ignored from {HERE}: {said(wire.hello())}"
+
+
+def test_what_is_no_message_is_ignored(agents):
+    head, member = agents.start(0), agents.start(1)
+    agents.until(member, events.HeadReached)
+    member.ends[0].send(0, b"junk")
+    heard = agents.until(head, events.Received, lambda: member.send(0, a_report(1)))
+    assert heard.sender == 1
+    assert agents.said == [f"ignored from {HERE}: {said(b'junk')}"]
+
+
+def said(data):
+    with pytest.raises(wire.WireError) as e:
+        wire.decode(data)
+    return str(e.value)
