@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
-LIMIT = 60  # seconds; far more than any of these runs takes
+LIMIT = 120  # seconds; far more than any of these runs takes
 
 
 def environment(**changes):

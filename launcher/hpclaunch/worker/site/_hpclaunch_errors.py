@@ -57,7 +57,8 @@ def is_the_workers():
     if pid == leader:
         return dies_with_its_parent()
     while pid != leader:
-        pid = parent(pid)  # fails at the end: the worker is gone, and this is no word of its own
+        # Fails where the worker is gone, or going: this is no word of its own.
+        pid = parent(pid)
         if is_python(pid):
             return False
     return True
@@ -81,7 +82,7 @@ def parent(pid):
 def is_python(pid):
     try:
         program = os.readlink(f"/proc/{pid}/exe")
-    except OSError:
+    except PermissionError:
         return False  # another user's
     own = os.readlink("/proc/self/exe")
     return program == own or os.path.basename(program).startswith(("python", "pypy"))
