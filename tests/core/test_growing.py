@@ -7,7 +7,7 @@ from story import a_job, orders, report, tell
 
 from hpclaunch.core.effects import ChooseCheckpoint, Say
 from hpclaunch.core.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
-from hpclaunch.core.model import Grow, Phase
+from hpclaunch.core.model import Grow, Phase, WorkerExit
 from hpclaunch.core.rounds import Head
 from hpclaunch.core.stages import Stage
 
@@ -59,5 +59,14 @@ def test_not_at_all(grow, most):
         head = Head(a_job("n0 n1 n2", most=most, grow=grow, beat=0.5, silence=3.0))
         tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen(""))
     effects = beat(head, 1.1)
+    assert SAID not in effects
+    assert head.stage is Stage.RUNNING
+
+
+def test_a_round_that_is_about_to_end():
+    """The last checkpoint is there, and one worker has finished."""
+    head = smaller(Grow.NOW)
+    finished = report(0, RUNNING, 1, exits=(WorkerExit(0, 0, 0, 0.1, stopped=False, tail=""),))
+    effects = tell(head, 1.1, finished, report(1, RUNNING, 1), report(2, IDLE, 0), Tick())
     assert SAID not in effects
     assert head.stage is Stage.RUNNING

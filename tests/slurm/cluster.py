@@ -15,7 +15,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -159,6 +160,18 @@ class Cluster:
         """The living ones of the nodes, or of one node; without Slurm's and without zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
         return [p for h in where for p in h.processes(rf"^(?!{DAEMONS}).*(?:{pattern})")]
+
+    @contextmanager
+    def parted(self, names: Collection[str]) -> Iterator[None]:
+        """These nodes are in a network of their own, without the others and without Slurm's
+        controller; nobody is told."""
+        for name in names:
+            self.nodes[name].move(hosts.OTHER_SWITCH)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.nodes[name].move(hosts.SWITCH)
 
     # Jobs
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 SCRIPTS = HERE / "scripts"
-NODES = 3
+NODES = 4
 # Command lines, for `Cluster.processes`
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.forkserver"
@@ -35,7 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Three idle nodes, n1 to n3, with four GPUs each that are none."""
+    with cluster_of(NODES) as it:
+        yield it
+
+
+@contextmanager
+def cluster_of(nodes: int) -> Iterator[Cluster]:
+    """Idle nodes, n1, n2 and so on, with four GPUs each that are none."""
     if reason := _why_not():
         if "HPCLAUNCH_SLURM_REQUIRED" in os.environ:
             pytest.fail(reason)
@@ -45,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
     prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
     it = Cluster(open_to_all=[*prefixes, package.parent, ROOT])
     try:
-        it.up(nodes=NODES, gpus=4, cpus=8)
+        it.up(nodes=nodes, gpus=4, cpus=8)
         yield it
     finally:
         it.down()
@@ -77,18 +84,21 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
 
 
 class Launch(Protocol):
-    def __call__(self, *args: object, srun: str = ..., **options: Any) -> Job: ...
+    def __call__(self, *args: object, srun: str = ..., after: str = ..., **options: Any) -> Job: ...
 
 
 @pytest.fixture
 def launch(cluster: Cluster, tmp_path: Path) -> Launch:
     """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
 
-    The agents' exit codes are kept for `Job.codes`; `srun` may be another command before theirs.
+    The agents' exit codes are kept for `Job.codes`; `srun` may be another command before theirs,
+    and `after` what the job script does next.
     """
 
-    def launch(*args: object, srun: str = f"srun {SCRIPTS}/agent.sh", **options: Any) -> Job:
-        command = f"{srun} {shlex.join(map(str, args))}"
+    def launch(
+        *args: object, srun: str = f"srun {SCRIPTS}/agent.sh", after: str = "", **options: Any
+    ) -> Job:
+        command = f"{srun} {shlex.join(map(str, args))}\n{after}"
         return cluster.sbatch(command, **{"directory": tmp_path} | options)
 
     return launch

@@ -23,7 +23,7 @@ import psutil
 
 TOOLS = ("ip", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
 NETWORK = ipaddress.ip_network("10.78.0.0/24")
-SWITCH = "br0"
+SWITCH, OTHER_SWITCH = "br0", "br1"
 _UNSHARE = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -101,9 +101,10 @@ class Host:
 
     def become_switch(self) -> None:
         """The other hosts' links end here."""
-        self._net(f"ip link add {SWITCH} type bridge")
+        for bridge in (SWITCH, OTHER_SWITCH):
+            self._net(f"ip link add {bridge} type bridge")
+            self._net(f"ip link set {bridge} up")
         self._net(f"ip addr add {self.address}/{NETWORK.prefixlen} dev {SWITCH}")
-        self._net(f"ip link set {SWITCH} up")
 
     def connect(self, switch: Host) -> None:
         self._switch = switch
@@ -119,6 +120,10 @@ class Host:
 
     def heal(self) -> None:
         self._switch._net(f"ip link set to-{self.name} up")
+
+    def move(self, bridge: str) -> None:
+        """To another switch: the hosts there see one another, and nobody else."""
+        self._switch._net(f"ip link set to-{self.name} master {bridge}")
 
     @contextmanager
     def without_network(self) -> Iterator[None]:

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
+from .cluster import CONTROLLER, Cluster, eventually
 from .conftest import AGENT, SCRIPTS, Launch
-
-ELASTIC = SCRIPTS / "elastic.py"
-EPOCHS = 16
+from .training import EPOCHS, assert_right, expected, progress, train
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-
-
-def expected(epochs: int) -> str:
-    """Computed as the workers do, but by one."""
-    spec = importlib.util.spec_from_file_location("elastic", ELASTIC)
-    assert spec is not None
-    assert spec.loader is not None
-    elastic = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(elastic)
-    state = 0
-    for epoch in range(epochs):
-        state = elastic.after(state, elastic.share(epoch, 0, 1))
-    return str(state)
-
-
-def train(launch: Launch, saved: Path, *options: object, **more: object) -> Job:
-    arguments = ("--nproc", 1, "--checkpoint-dir", saved, *options)
-    job = launch(*arguments, ELASTIC, "--dir", saved, "--epochs", EPOCHS, **more)
-    progress(job, 2)
-    return job
-
-
-def progress(job: Job, epoch: int) -> None:
-    there = job.directory / "saved" / f"epoch-{epoch}.pt"
-    try:
-        eventually(f"epoch {epoch}", there.exists, timeout=30)
-    except AssertionError as e:
-        raise AssertionError(f"{e}\n{job.output}") from None
-
-
-def assert_right(ended: Ended) -> None:
-    assert re.findall(r"^final (\d+)$", ended.output, re.MULTILINE) == [expected(EPOCHS)], str(
-        ended
-    )
 
 
 def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
@@ -110,3 +73,18 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
     ended = job.wait()
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
     assert_right(ended)
+
+
+def test_srun_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """As with the node of the job script. The tasks of its step go on, with nobody to show their
+    output to; it is in the files."""
+    until = f"while [ ! -e {tmp_path}/over ]; do sleep 0.1; done"
+    job = train(launch, tmp_path / "saved", "--log-dir", tmp_path / "logs", after=until)
+    for srun in sorted(cluster.processes("^srun "), key=lambda p: -p.pid):
+        srun.kill()  # the second one first: it would have Slurm cancel the step
+    progress(job, EPOCHS - 1)
+    eventually("the exit codes", lambda: job.codes == {0: 0, 1: 0, 2: 0})
+    (tmp_path / "over").touch()
+    job.wait()
+    said = (tmp_path / "logs" / "round-0" / "rank-0.out").read_text()
+    assert said == f"final {expected()}\n"

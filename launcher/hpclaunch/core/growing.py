@@ -29,8 +29,12 @@ class Growing:
         self._newest = path
         self._base = path if self._base is None else self._base
 
-    def newcomers(self, groups: list[int]) -> list[str]:
-        """The hosts that could make the world larger, if they are to."""
+    def newcomers(self, groups: list[int], number: int) -> list[str]:
+        """The hosts that could make the world of this round larger, if they are to. A round with a
+        worker that has finished is about to end by itself."""
+        reports = [p.report for p in self.roster if p.report is not None]
+        if any(r.exits for r in reports if r.round == number):
+            return []
         room = (self.job.most or self.job.nodes) - len(groups)
         if room <= 0 or self.job.grow is Grow.NEVER:
             return []

@@ -163,7 +163,7 @@ class Head:
         return self._unsaid.pass_on(effects, elected=self.authority.holds(now))
 
     def _grow(self, now: float) -> list[Effect]:
-        hosts = self._growing.newcomers(self.groups)
+        hosts = self._growing.newcomers(self.groups, self.round)
         if not hosts or self._measuring or self.census.hit:
             return []
         if not self._growing.is_time:

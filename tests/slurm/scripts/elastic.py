@@ -2,7 +2,8 @@
 
     elastic.py --dir DIR --epochs N
 
-Each epoch takes half a second. Rank 0 saves after every one, and says at the end how it came out.
+Each epoch takes half a second. Rank 0 saves after every one, adds "epoch host" to `writers` there,
+and says at the end how it came out.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
@@ -48,6 +49,8 @@ def main() -> None:
             draft = args.dir / f"epoch-{epoch}.tmp"
             torch.save({"state": state, "epoch": epoch}, draft)
             draft.rename(draft.with_suffix(".pt"))
+            with (args.dir / "writers").open("a") as f:
+                f.write(f"{epoch} {os.uname().nodename}\n")
         dist.barrier()
     if rank == 0:
         print(f"final {state}")

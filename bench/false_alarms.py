@@ -1,0 +1,91 @@
+"""Does a launcher give up a node that is only busy? Ten minutes with every CPU at 100 %.
+
+    python bench/false_alarms.py [--minutes 10] [--nodes 4] [--burners 4] [--torchrun]
+
+An elastic job of real Slurm nodes, which would go on without any of them, and so many processes on
+each that do nothing but compute. The nodes are network namespaces of this machine and share its
+CPUs, so that their load adds up; as root only.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psutil
+from measuring import HPCLAUNCH, TORCHRUN, command, running
+from on_slurm import PORTS, TOOLS, Cluster, allocation, remove_stale
+
+WORKERS = 2  # on each node
+BURN = "while True: pass"
+
+
+@contextmanager
+def busy(cluster: Cluster, burners: int) -> Iterator[None]:
+    """So many on each node."""
+    processes = [
+        subprocess.Popen(node.command([sys.executable, "-c", BURN]))
+        for node in cluster.nodes.values()
+        for _ in range(burners)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def alarms(cluster: Cluster, launcher: str, nodes: int, burners: int, seconds: float) -> str:
+    more = [f"--nnodes=1:{nodes}"]
+    if launcher == TORCHRUN:
+        more += ["--rdzv-backend=c10d", f"--rdzv-endpoint=n1:{next(PORTS)}"]
+    with allocation(cluster, nodes) as held:
+        start = command(launcher, WORKERS, more=more)
+        here = replace(start, env=start.env | held.env)
+        with running([here], nodes * WORKERS, held.srun) as run:
+            if run.met(run.began) is None:
+                return "it did not start"
+            pids = [report.pid for report in run.reports]
+            with busy(cluster, burners):
+                began = time.monotonic()
+                time.sleep(seconds)
+                load = os.getloadavg()[0]
+                lasted = time.monotonic() - began
+            gone = sum(not psutil.pid_exists(pid) for pid in pids)
+            said = (run.directory / "output").read_text(errors="replace").count(" lost")
+    return (
+        f"{gone} workers ended, {said} lines of a loss, in {lasted / 60:.1f} min of "
+        f"load {load:.0f} on {os.cpu_count()} CPUs"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--burners", type=int, default=4, help="on each node")
+    parser.add_argument("--torchrun", action="store_true")
+    args = parser.parse_args()
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if os.geteuid() or missing:
+        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+        return
+    remove_stale()
+    cluster = Cluster(open_to_all=[])
+    try:
+        cluster.up(nodes=args.nodes, gpus=1, cpus=4)
+        for launcher in [HPCLAUNCH, *([TORCHRUN] if args.torchrun else [])]:
+            said = alarms(cluster, launcher, args.nodes, args.burners, 60 * args.minutes)
+            print(f"{launcher}: {said}", flush=True)
+    finally:
+        cluster.down()
+
+
+if __name__ == "__main__":
+    main()

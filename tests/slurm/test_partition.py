@@ -1,0 +1,53 @@
+"""The network is in parts for a while. Who has saved which epoch tells who has trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, eventually
+from .conftest import Launch
+from .training import EPOCHS, assert_right, progress, train, writers
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+@pytest.mark.parametrize(
+    ("cut_off", "on"),
+    [(["n3", "n4"], {"n1"}), (["n2"], {"n1"}), (["n1", "n2", "n3"], {"n1"}), (["n1"], {"n4"})],
+    ids=["a half without the head", "a node", "the most, and Slurm is with the rest", "the head"],
+)
+def test_only_one_side_trains(
+    cut_off: list[str], on: set[str], cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """No epoch is saved twice, none is left out, and after it all take part again."""
+    saved, logs = tmp_path / "saved", tmp_path / "logs"
+    job = train(launch, saved, "--nnodes", "1:4", "--grow", "now", "--log-dir", logs, nodes=4)
+    with cluster.parted(cut_off):
+        eventually("another round", lambda: len(list(logs.glob("round-*"))) > 1)
+        begun = len(writers(saved))
+        progress(job, begun + 2)
+        assert {host for _, host in writers(saved)[begun:]} == on, job.output
+    job.says("going on with")
+    progress(job, EPOCHS - 1)
+    ended = job.wait()
+    assert job.codes == dict.fromkeys(range(4), 0), str(ended)
+    assert [epoch for epoch, _ in writers(saved)] == list(range(EPOCHS)), str(ended)
+    assert_right(ended)
+
+
+@pytest.mark.parametrize("host", ["n1", "n3"])
+def test_cut_and_healed_within_the_time(
+    host: str, cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """Workers wait a little longer for one another, and nothing else happens."""
+    job = train(launch, tmp_path / "saved", "--nnodes", "1:3", "--log-dir", tmp_path / "logs")
+    with cluster.parted([host]):
+        time.sleep(1.7)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert len(list((tmp_path / "logs").glob("round-*"))) == 1, str(ended)
+    assert_right(ended)
