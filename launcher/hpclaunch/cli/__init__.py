@@ -17,7 +17,7 @@ from hpclaunch.core.model import EXIT_USAGE
 from . import options, run
 from .parser import Parser
 
-COMMANDS = ("doctor",)
+COMMANDS = ("doctor", "sbatch")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(args: Sequence[str] | None = None) -> int:
     _look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been started this way for years.
-    if words and words[0] in COMMANDS and not os.path.exists(words[0]):
+    if words and words[0] in COMMANDS and not _is_script(words[0]):
         return _command(words[0], words[1:])
     try:
         chosen = options.build_parser(os.environ).parse_args(words)
@@ -39,6 +39,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _complain(e)
 
 
+def _is_script(name: str) -> bool:
+    return os.path.isfile(name) or os.path.exists(os.path.join(name, "__main__.py"))
+
+
 def _look_for_libraries_first() -> None:
     """The user's own directories are for the workers: a zmq.py in one is not the agent's."""
     theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
@@ -49,7 +53,8 @@ def _look_for_libraries_first() -> None:
 
 def _command(name: str, words: list[str]) -> int:
     module = importlib.import_module(f"{__name__}.{name}")
-    parser = Parser(prog=f"hpclaunch {name}", description=module.__doc__)
+    kind: type[Parser] = getattr(module, "PARSER", Parser)
+    parser = kind(prog=f"hpclaunch {name}", description=module.__doc__)
     module.prepare_parser(parser)
     try:
         code: int = module.run(parser.parse_args(words), os.environ)

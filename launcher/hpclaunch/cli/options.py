@@ -21,6 +21,7 @@ Launch the workers of a distributed training, restart them when one fails.
     srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
     srun hpclaunch doctor                       check what a launch depends on
+    hpclaunch sbatch train.py ARGUMENTS         print a job script
 
 train.py sees the environment that torchrun gives it; its arguments are passed
 on verbatim. When a worker fails, all are stopped and started again from the

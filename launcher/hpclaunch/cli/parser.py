@@ -91,22 +91,30 @@ class LaunchParser(Parser):
         """Take everything before the script off `words`, and return it in full spellings."""
         taken: list[str] = []
         while words and words[0].startswith("-") and words[0] != "-":
-            word = words.pop(0)
-            if word == "--":
+            if words[0] == "--":
+                words.pop(0)
                 break
-            if word.startswith("--"):
-                name, equals, value = word.partition("=")
-                name = self._full(name)
-                taken.append(name + equals + value)
-                wants_more = not equals and self._known[name].nargs is None
-            else:
-                taken.append(word)
-                wants_more = self._short_wants_more(word)
-            if wants_more and words:
-                taken.append(words.pop(0))
-                if taken[-2] == TAKES_OPTIONS:
-                    taken[-2:] = [f"{TAKES_OPTIONS}={taken[-1]}"]
+            taken += self.take(words)
         return taken
+
+    def knows(self, word: str) -> bool:
+        """Whether it is an option, not abbreviated."""
+        return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
+
+    def take(self, words: list[str]) -> list[str]:
+        """Take the option that `words` begin with, and its value, off them; in full spelling."""
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            name = self._full(name)
+            word = name + equals + value
+            wants_more = not equals and self._known[name].nargs is None
+        else:
+            wants_more = self._short_wants_more(word)
+        if not wants_more or not words:
+            return [word]
+        value = words.pop(0)
+        return [f"{word}={value}"] if word == TAKES_OPTIONS else [word, value]
 
     def _full(self, name: str) -> str:
         dashed = name.replace("_", "-")

@@ -1,0 +1,59 @@
+"""What a site wants of a job script: a TOML file for each in `sites/`, or one of a user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from hpclaunch.core.errors import UsageError
+
+SITES = Path(__file__).parent / "sites"
+PLACEHOLDERS = {"gpus": "{gpus}", "local_disk": "{gb}", "activate": "{venv}"}
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of node, by its GPUs."""
+
+    per_node: Annotated[int, msgspec.Meta(ge=1)]
+    type: str = ""  # as Slurm calls it there; empty: whatever the user says
+    cpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # for each GPU; 0: nothing is asked for
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The defaults are those of a site that nothing is known of."""
+
+    account: bool = False  # whether a job needs one
+    partition: str = ""
+    gpus: str = "--gpus-per-node={gpus}"  # 4, or v100:4
+    local_disk: str = ""  # what is appended to `gpus` for a disk of {gb} GB
+    memory_per_gpu: Annotated[str, msgspec.Meta(pattern="^([0-9]+[KMGT])?$")] = ""
+    modules: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()  # lines of shell that lead to a hpclaunch, without --venv
+    activate: str = "source {venv}/bin/activate"  # with --venv
+    gpu: tuple[Gpu, ...] = ()  # the first is what a job gets that names none
+
+
+def known() -> list[str]:
+    return sorted(path.stem for path in SITES.glob("*.toml"))
+
+
+def load(said: str) -> Profile:
+    """By the name of a site or the path of a file; UsageError for what is neither, or is wrong."""
+    path = SITES / f"{said}.toml" if said in known() else Path(said)
+    try:
+        profile = msgspec.toml.decode(path.read_bytes(), type=Profile)
+    except FileNotFoundError:
+        raise UsageError(
+            f"--profile {said}: neither a file nor one of {', '.join(known())}"
+        ) from None
+    except OSError as e:
+        raise UsageError(f"--profile {said}: {e.strerror}") from e
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise UsageError(f"--profile {said}: {e}") from e
+    for key, word in PLACEHOLDERS.items():
+        value = getattr(profile, key)
+        if value and word not in value:
+            raise UsageError(f"--profile {said}: {key} = {value!r} lacks {word}")
+    return profile

@@ -1,0 +1,269 @@
+"""Print a job script that launches a training, or submit it.
+
+    hpclaunch sbatch --profile narval --account def-you --nodes 2 train.py --epochs 90
+    hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir saved train.py
+
+Options of the launcher may stand among these, or after --. They, SCRIPT and its
+arguments come into the job script as they are (docs/sbatch.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpclaunch.core.errors import UsageError
+
+from . import jobscript, options, parser, profiles, program, values
+from . import run as launching
+from .jobscript import Job
+from .profiles import Gpu, Profile
+
+USAGE = "%(prog)s [options] [--] [options of the launcher] SCRIPT [arguments of the script]"
+
+
+class PARSER(parser.Parser):
+    """Leaves in `words` what is not its own: the launcher's options, SCRIPT, its arguments."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._own: dict[str, argparse.Action] = {}
+        super().__init__(usage=USAGE, allow_abbrev=False, **settings)
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        action = super().add_argument(*names, **settings)
+        self._own |= dict.fromkeys(names, action)
+        return action
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        own, theirs = self._divide(list(sys.argv[1:] if args is None else args))
+        namespace = super().parse_args(own)
+        namespace.words = theirs
+        return namespace
+
+    def _divide(self, words: list[str]) -> tuple[list[str], list[str]]:
+        launcher = options.build_parser({})
+        own: list[str] = []
+        theirs: list[str] = []
+        while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+            name, equals, value = words[0].partition("=")
+            action = self._own.get(name.replace("_", "-"))
+            if action is not None:
+                words = words[1:]
+                if action.nargs is None and not equals and words:
+                    equals, value, words = "=", words[0], words[1:]
+                own.append(action.option_strings[0] + equals + value)
+            elif launcher.knows(words[0]):
+                rest = list(words)
+                launcher.take(rest)
+                theirs += words[: len(words) - len(rest)]
+                words = rest
+            else:
+                # An abbreviation could be meant for either, as --node is.
+                self.error(f"no option {name}, here or of the launcher")
+        return own, theirs + (words[1:] if words[:1] == ["--"] else words)
+
+
+def prepare_parser(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--profile",
+        metavar="SITE|FILE",
+        help=f"what the site wants: {', '.join(profiles.known())}, or a TOML file of your own",
+    )
+    add("--account", type=values.word, metavar="NAME", help="whose hours are used")
+    add("--partition", type=values.word, metavar="NAME", help="default: the site's for GPUs")
+    add(
+        "--nodes",
+        type=values.integer(1),
+        metavar="N",
+        help="default: MAX of the launcher's --nnodes, else 1",
+    )
+    add(
+        "--gpus-per-node",
+        type=values.gpus,
+        metavar="[TYPE:]N",
+        help="4, or a100:4 (default: all that a node of the site has; none without a profile)",
+    )
+    add(
+        "--time",
+        type=values.limit,
+        default="1:00:00",
+        help="minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
+    )
+    add(
+        "--cpus-per-task",
+        type=values.integer(1),
+        metavar="N",
+        help="for all workers of a node (default: the site's number for each GPU)",
+    )
+    add(
+        "--mem",
+        type=values.capacity,
+        metavar="SIZE",
+        help="of a node, as 64G; 0: all of it (default: the site's for each GPU)",
+    )
+    add(
+        "--local-disk",
+        type=values.integer(1),
+        metavar="GB",
+        help="where a site's nodes have one that is asked for",
+    )
+    add(
+        "--signal",
+        type=values.warning,
+        metavar="NAME@SECONDS",
+        help="USR1@120: that long before the limit the workers get SIGUSR1 and keep running; "
+        "TERM@120: the job ends in order. At the limit it does so anyway, within --grace",
+    )
+    add("--requeue", action="store_true", help="Slurm may start the job again (preemption, ...)")
+    add("--modules", metavar="NAMES", help="to load, in place of the site's; '': none")
+    add("--venv", metavar="DIR", help="virtual environment (or conda's, where the site has that)")
+    add("--apptainer", metavar="IMAGE", help="launch inside this container")
+    add("--pyxis", metavar="IMAGE", help="the same, where Slurm itself knows containers")
+    add("--submit", action="store_true", help="submit it, and print the job's id alone")
+    add("--interactive", action="store_true", help="for salloc: what to type, line by line")
+
+
+def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    for one, other in (
+        ("submit", "interactive"),
+        ("requeue", "interactive"),
+        ("apptainer", "pyxis"),
+        ("venv", "apptainer"),
+        ("venv", "pyxis"),
+    ):
+        if getattr(chosen, one) and getattr(chosen, other):
+            raise UsageError(f"--{one} and --{other} contradict each other")
+    profile = profiles.load(chosen.profile) if chosen.profile else Profile()
+    job = _job(chosen, profile, _launch(chosen, environ))
+    if chosen.submit:
+        _say(_submit(jobscript.script(job)) + "\n")
+    else:
+        _say(jobscript.interactive(job) if chosen.interactive else jobscript.script(job))
+    return 0
+
+
+def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
+    """What the launcher makes of its words; what is wrong with them is said now, not in the job."""
+    launch = options.build_parser(environ).parse_args(chosen.words)
+    launching.check(launch)
+    in_path = launch.no_python and "/" not in launch.training_script  # of a module, perhaps
+    if not (chosen.apptainer or chosen.pyxis or in_path):
+        program.program(launch, environ)
+    return launch
+
+
+def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> Job:
+    site = os.path.basename(chosen.profile or "").removesuffix(".toml")
+    if profile.account and not chosen.account:
+        raise UsageError(f"jobs on {site} need an account: --account NAME")
+    fewest, most = launch.nnodes or (0, 1)
+    nodes = chosen.nodes or most
+    if fewest > nodes:
+        raise UsageError(f"--nodes {nodes}, but --nnodes wants {fewest} at least")
+    count, kind = _gpus(chosen, profile, site)
+    share = []
+    cpus, memory = chosen.cpus_per_task or 0, chosen.mem or ""
+    if not cpus and count * kind.cpus:
+        cpus = count * kind.cpus
+        share.append(f"{kind.cpus} CPUs")
+    if not memory and count and profile.memory_per_gpu:
+        memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
+        share.append(profile.memory_per_gpu)
+    return Job(
+        name=jobscript.name_of(launch.training_script),
+        time=chosen.time,
+        nodes=nodes,
+        command=chosen.words,
+        account=chosen.account or "",
+        partition=chosen.partition or profile.partition,
+        gpus=_request(chosen, profile, site, count, kind),
+        cpus=cpus,
+        memory=memory,
+        share=f"{' and '.join(share)} for each GPU" if share else "",
+        elastic=0 < fewest < nodes,
+        signal=chosen.signal or "",
+        requeue=chosen.requeue,
+        setup=_setup(chosen, profile),
+        image=chosen.apptainer or "",
+        pyxis=chosen.pyxis or "",
+    )
+
+
+def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, Gpu]:
+    """How many on each node, and of which kind."""
+    if chosen.gpus_per_node is None:
+        return (profile.gpu[0].per_node, profile.gpu[0]) if profile.gpu else (0, Gpu(per_node=1))
+    type_, count = chosen.gpus_per_node
+    if not profile.gpu:
+        return count, Gpu(per_node=count, type=type_)
+    kinds = [kind for kind in profile.gpu if not type_ or kind.type in ("", type_)]
+    if not kinds:
+        there = ", ".join(kind.type for kind in profile.gpu)
+        raise UsageError(f"--gpus-per-node {type_}:{count}: {site} has {there}")
+    kind = kinds[0]
+    if count > kind.per_node:
+        raise UsageError(
+            f"--gpus-per-node {count}: a node of {site} has {kind.per_node}; more --nodes have more"
+        )
+    return count, Gpu(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
+
+
+def _request(
+    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: Gpu
+) -> tuple[str, str]:
+    """Slurm's option for the GPUs, and a comment."""
+    if chosen.local_disk and not (profile.local_disk and count):
+        raise UsageError("--local-disk: this site has none that is asked for beside GPUs")
+    if not count:
+        return "", ""
+    asked = profile.gpus.replace("{gpus}", f"{kind.type}:{count}" if kind.type else str(count))
+    if chosen.local_disk:
+        asked += "," + profile.local_disk.replace("{gb}", str(chosen.local_disk))
+    if not profile.gpu:
+        return asked, "or --gres=gpu:..., as the site has it"
+    return asked, f"a node of {site} has {kind.per_node}"
+
+
+def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
+    """The lines before the launch. A container brings its own Python along."""
+    inside = chosen.apptainer or chosen.pyxis
+    modules: Sequence[str] = () if inside else profile.modules
+    if chosen.modules is not None:
+        modules = chosen.modules.replace(",", " ").split()
+    lines = [f"module load {jobscript.quoted(modules)}"] if modules else []
+    if chosen.venv is None:
+        return lines if inside else [*lines, *profile.environment]
+    if profile.activate == Profile().activate and not os.path.exists(f"{chosen.venv}/bin/activate"):
+        raise UsageError(f"--venv {chosen.venv}: no virtual environment, it has no bin/activate")
+    return [*lines, profile.activate.replace("{venv}", jobscript.quoted([chosen.venv]))]
+
+
+def _submit(text: str) -> str:
+    """The id of the job."""
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True
+        )
+    except OSError as e:
+        raise UsageError(
+            f"cannot start sbatch ({e.strerror}): --submit is for where jobs are submitted"
+        ) from e
+    said = " ".join(os.fsdecode(done.stderr).split())
+    if done.returncode:
+        raise UsageError(f"sbatch did not take the job: {said.removeprefix('sbatch: error: ')}")
+    if said:
+        print(said, file=sys.stderr)
+    return os.fsdecode(done.stdout).strip().partition(";")[0]
+
+
+def _say(text: str) -> None:
+    """As bytes, since the user's words may be of any encoding."""
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    sys.stdout.buffer.write(os.fsencode(text))
+    sys.stdout.flush()
