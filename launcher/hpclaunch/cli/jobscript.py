@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-COMMENTS = 40  # the column where they begin
+COMMENTS = 41  # the column where they begin
 TO_THE_WORKERS = ("USR1", "USR2")
 
 
@@ -56,7 +56,7 @@ def _lines(lines: Sequence[str]) -> str:
 
 def _directive(options: str, comment: str) -> str:
     line = f"#SBATCH {options}"
-    return f"{line:<{COMMENTS - 1}} # {comment}" if comment else line
+    return f"{line:<{COMMENTS}} # {comment}" if comment else line
 
 
 def _requests(job: Job) -> list[tuple[str, str]]:

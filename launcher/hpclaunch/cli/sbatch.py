@@ -18,7 +18,7 @@ from typing import Any
 
 from hpclaunch.core.errors import UsageError
 
-from . import jobscript, options, parser, profiles, program, values
+from . import jobscript, options, parser, profiles, program, requests, values
 from . import run as launching
 from .jobscript import Job
 from .profiles import Gpu, Profile
@@ -74,8 +74,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SITE|FILE",
         help=f"what the site wants: {', '.join(profiles.known())}, or a TOML file of your own",
     )
-    add("--account", type=values.word, metavar="NAME", help="whose hours are used")
-    add("--partition", type=values.word, metavar="NAME", help="default: the site's for GPUs")
+    add("--account", type=requests.word, metavar="NAME", help="whose hours are used")
+    add("--partition", type=requests.word, metavar="NAME", help="default: the site's for GPUs")
     add(
         "--nodes",
         type=values.integer(1),
@@ -84,13 +84,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--gpus-per-node",
-        type=values.gpus,
+        type=requests.gpus,
         metavar="[TYPE:]N",
         help="4, or a100:4 (default: all that a node of the site has; none without a profile)",
     )
     add(
         "--time",
-        type=values.limit,
+        type=requests.limit,
         default="1:00:00",
         help="minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
     )
@@ -102,7 +102,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mem",
-        type=values.capacity,
+        type=requests.capacity,
         metavar="SIZE",
         help="of a node, as 64G; 0: all of it (default: the site's for each GPU)",
     )
@@ -114,7 +114,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--signal",
-        type=values.warning,
+        type=requests.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: that long before the limit the workers get SIGUSR1 and keep running; "
         "TERM@120: the job ends in order. At the limit it does so anyway, within --grace",

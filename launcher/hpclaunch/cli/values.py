@@ -6,13 +6,10 @@ Each raises ArgumentTypeError, which says what is wrong with the word; the parse
 from __future__ import annotations
 
 import math
-import re
 import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
-
-from hpclaunch.core.model import ENDING, FORWARDED
 
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
@@ -151,48 +148,3 @@ def modules(text: str) -> tuple[str, ...]:
     if not names or not all(part.isidentifier() for name in names for part in name.split(".")):
         raise ArgumentTypeError(f"{text!r} is not a list of modules")
     return names
-
-
-def word(text: str) -> str:
-    """What may stand in a line of a job script as it is."""
-    if not re.fullmatch(r"[\w.,+@:-]+", text):
-        raise ArgumentTypeError(f"{text!r} is not a name")
-    return text
-
-
-def gpus(text: str) -> tuple[str, int]:
-    """[TYPE:]N."""
-    found = re.fullmatch(r"(?:([A-Za-z][\w.-]*):)?([1-9][0-9]*)", text)
-    if not found:
-        raise ArgumentTypeError(f"{text!r} is not a number of GPUs, as 4 or a100:4")
-    return found[1] or "", int(found[2])
-
-
-def limit(text: str) -> str:
-    """One of Slurm's ways to say how long."""
-    if not re.fullmatch(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}", text):
-        raise ArgumentTypeError(
-            f"{text!r} is not a time limit: minutes, minutes:seconds, hours:minutes:seconds, "
-            "days-hours, days-hours:minutes or days-hours:minutes:seconds"
-        )
-    return text
-
-
-def capacity(text: str) -> str:
-    """Of a node's memory, as Slurm has it."""
-    if not re.fullmatch(r"[0-9]+[KMGT]?", text):
-        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 64G, or 0 for all")
-    return text
-
-
-def warning(text: str) -> str:
-    """A signal that helps, and how long before the limit: agents get it, each as a task."""
-    name, _, seconds = text.removeprefix("SIG").partition("@")
-    useful = [s.name.removeprefix("SIG") for s in (*FORWARDED, *ENDING)]
-    if text.startswith("B:"):
-        raise ArgumentTypeError(f"{text!r} would reach the batch shell only: leave B: out")
-    if name not in useful or not seconds.isdecimal() or not 0 < int(seconds) < 65536:
-        raise ArgumentTypeError(
-            f"{text!r} is not NAME@SECONDS with one of {', '.join(useful)}, as USR1@120"
-        )
-    return f"{name}@{seconds}"
