@@ -6,4 +6,4 @@ import sys
 
 NAMES = ("RANK", "WORLD_SIZE", "SLURM_CPUS_PER_TASK", "SLURM_GPUS_ON_NODE")
 said = {name: os.environ.get(name) for name in NAMES} | {"args": sys.argv[1:]}
-print(json.dumps(said), flush=True)
+sys.stdout.write(f"{json.dumps(said)}\n")
