@@ -1,0 +1,31 @@
+"""docs/quickstart.md: what it shows on a cluster is what is printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+from console import follow, sections
+
+from .cluster import Cluster
+from .conftest import ROOT
+
+SECTIONS = sections(ROOT / "docs" / "quickstart.md")
+NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
+@pytest.mark.parametrize("title", NAMES)
+def test_on_a_cluster(title: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Its GPUs are none: one worker on each node. Nor has it names for addresses, as c10d says."""
+    shutil.copytree(ROOT / "workers", tmp_path / "workers")
+    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": f"{tmp_path}/state"}
+    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+    def run(command: str) -> str:
+        words = ["bash", "-c", command]
+        return cluster.controller.run(words, env=cluster.env | home | quiet, cwd=tmp_path)
+
+    follow(SECTIONS[title], run, {})
