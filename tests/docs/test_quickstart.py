@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -45,8 +46,9 @@ def test_on_a_laptop(title: str, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
         return done.stdout
 
-    # Nobody else's process is called as those of this test, which it kills.
-    follow(SECTIONS[title], run, {"laptop": socket.gethostname(), "saved": tmp_path.name})
+    # No process but those of this run, which it kills, has this name in its command line.
+    names = {"laptop": socket.gethostname(), "saved": f"saved-{secrets.token_hex(4)}"}
+    follow(SECTIONS[title], run, names)
 
 
 @pytest.mark.parametrize(
