@@ -34,6 +34,24 @@ def test_whose_head_lives_follows_no_other():
     assert (member.following.head, member.following.seeking) == (2, NOBODY)
 
 
+def test_a_head_that_leads_no_more_gives_its_followers_their_word_back():
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    assert tell(member, 0.4, Received(0, Hint(0, led=True)), Received(1, Hint(2, led=True))) == []
+    effects = tell(member, 0.5, Received(0, Hint(2, led=True)))
+    assert reports(effects)[-1].seeking == 2
+    tell(member, 0.6, of_n2())
+    assert (member.following.head, member.following.seeking) == (2, NOBODY)
+
+
+def test_a_head_that_leads_again_is_heard_from_its_first_order_on():
+    """Its numbers begin anew, and its world is another one."""
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    tell(member, 0.5, run(0))
+    effects = tell(member, 0.6, an_order(Goal.WAIT, 2, serial=1, term=3))
+    assert StopWorkers() in effects
+    assert member.following.term == 3
+
+
 def test_an_order_of_an_old_term_is_ignored():
     member = idle(hosts="n0 n1 n2", silence=10.0)
     tell(member, 13.0, Tick(), of_n2())

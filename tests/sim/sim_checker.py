@@ -47,6 +47,7 @@ class Checker:
         ] = {}  # of each round, the same for all
         self.started: dict[tuple[int, int], set[int]] = {}  # which agents have started it
         self.lost: set[int] = set()  # rounds in which something did fail
+        self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.aside: dict[int, set[int]] = {}  # nodes that a head has set aside
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.ended_apart = False  # a head was struck while it told the others the end
@@ -63,7 +64,8 @@ class Checker:
     def before(self, agent: Agent, event: events.Event) -> Before:
         stale = False
         if isinstance(event, events.Received) and not isinstance(event.message, Hint):
-            key = (agent.index, event.sender, type(event.message))
+            message = event.message  # of a process, or for one, that another may have replaced
+            key = (agent.index, event.sender, type(message), message.incarnation)
             number = (getattr(event.message, "term", 0), event.message.serial)
             stale = number <= self.newest.get(key, (-1, -1))
             self.newest[key] = max(number, self.newest.get(key, number))
@@ -91,6 +93,9 @@ class Checker:
             self.lost.add(control.member.round)
         elif isinstance(event, events.HealthFound) and event.unfit:
             self.lost |= {control.member.round, control.member.round + 1}
+        if control.head is not None and control.head.grows:
+            self.grown.add(control.head.round)
+            self.lost.add(control.head.round)
         for effect in todo:
             if isinstance(effect, effects.StartWorkers):
                 self._starts(agent, effect.assignment)
@@ -273,10 +278,11 @@ class Checker:
         plan, verdict = self.sim.plan, head.verdict
         assert verdict is not None
         budget, most = plan.job.max_restarts, plan.crashes + plan.kills
-        # A round that a node was lost in may have had a crash as well.
-        done = verdict.code == 0 and plan.crashes - len(plan.unfit) <= verdict.restarts <= most
+        # A round that a node was lost in, or that was ended for one, may have had a crash as well.
+        least = plan.crashes - len(plan.unfit) - len(self.grown)
+        done = verdict.code == 0 and least <= verdict.restarts <= most
         spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
-        fair = (done and plan.crashes - len(plan.unfit) <= budget) or (spent and most > budget)
+        fair = (done and least <= budget) or (spent and most > budget)
         if plan.saves and budget:  # what was spent is given back with every new checkpoint
             spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)

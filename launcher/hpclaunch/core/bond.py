@@ -20,6 +20,7 @@ class Bond:
         self.address = ""  # where the head was reached
         self.newest = -1  # serial of the newest order
         self.gone = False  # the head is proven dead
+        self.released = False  # it has said that it leads no more
         self._kept = -math.inf  # until when the workers may run
         self._contact = membership.Contact()
         self._echo = membership.Echo()  # of the reports
@@ -62,7 +63,7 @@ class Bond:
 
     def given_up_at(self) -> float:
         """Until then we follow no other; `inf` for one that was never heard."""
-        if self.gone:
+        if self.gone or self.released:
             return -math.inf
         return math.inf if self._contact.heard is None else self._contact.heard + self.job.promise
 

@@ -72,10 +72,9 @@ class Following:
         """Whether it is to be obeyed."""
         if sender != self.line.head_of(order.term) or order.term < self.term:
             return False
-        another = sender != self.head
-        if another and not self.is_lost(now):
+        if sender != self.head and not self.is_lost(now):
             return False  # our word to the other head stands
-        if another:
+        if order.term > self.term:
             self.bond = Bond(self.job)
             self.roll = None  # two heads may have written rolls of the same edition
         self.term, self.head = order.term, sender
@@ -95,8 +94,12 @@ class Following:
         self.seeking = NOBODY
         return self._dial()
 
-    def hint(self, hint: Hint, now: float) -> list[Effect]:
-        """Of one whom we asked: somebody leads, or it is further than we are."""
+    def hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
+        """Of one whom we asked: somebody leads, or it is further than we are. Or of our head: it
+        follows another, and does not count on us."""
+        if sender == self.head and hint.led and hint.term > self.term and not self.is_lost(now):
+            self.bond.released = True
+            return self._lose(hint.term, "it leads no more", now)
         if self.seeking == NOBODY or self.line.head_of(hint.term) in (self.index, self.head):
             return []
         if hint.led:
@@ -119,10 +122,8 @@ class Following:
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._lost_since == math.inf and self.is_lost(now) and (self.bond.met or self.leads):
-            self._why = self.bond.evidence(now) if not self.leads else ""
-            self._lost_since = now
-            self._notice_at = now + NOTICE
-            effects += self.seek(self.term + 1, now)
+            why = self.bond.evidence(now) if not self.leads else ""
+            effects += self._lose(self.term + 1, why, now)
         if now >= self._next_at:
             effects += self.seek(self.seeking + 1, now)
         if now >= self._notice_at and not self.leads:
@@ -132,6 +133,13 @@ class Following:
             said = f"{here} waits for a head: the one on {self.host} was lost ({self._why}), and "
             effects.append(Say(f"{said}there is no majority for another; {left:.0f} s more"))
         return effects
+
+    def _lose(self, term: int, why: str, now: float) -> list[Effect]:
+        """Our head; ask for that of this term, or a later one."""
+        self._why = why
+        self._lost_since = now
+        self._notice_at = now + NOTICE
+        return self.seek(term, now)
 
     def look_around(self, now: float) -> list[Effect]:
         """The head was never heard: another may lead by now. Or some are only late, and their hosts

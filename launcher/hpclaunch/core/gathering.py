@@ -179,7 +179,8 @@ class Gathering:
         first = out[0]
         why = first.lost or f"{hosts_of(p for p in out if not p.lost)}: {first.unfit}"
         if self.job.nodes == 1:
-            return Verdict(EXIT_LOST, f"{why} (--health off starts in spite of it)")
+            why += "" if first.lost else " (--health off starts in spite of it)"
+            return Verdict(EXIT_LOST, why)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self._fewest)
         if self._fewest == self.job.nodes:

@@ -95,8 +95,8 @@ class Member:
                 effects += self.work.prepare()
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
                 effects += self._hear(event, order, now)
-            case Received(message=Hint() as hint) if self.verdict is None:
-                effects += self.following.hint(hint, now)
+            case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
+                effects += self.following.hint(sender, hint, now)
             case HeadReached(index=index):
                 self._report_at = now
                 if index == self.following.head:
@@ -121,12 +121,12 @@ class Member:
         return effects + self._report(now)
 
     def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
-        following, before = self.following, self.following.head
+        following, before = self.following, self.following.term
         if not following.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
         effects = following.found()
-        effects += self.work.leave_world(now) if following.head != before else []
+        effects += self.work.leave_world(now) if following.term != before else []
         effects += [] if self._is_head else following.bond.lease(order)
         willing = not (self._signum or self.work.trouble)
         return effects + self.work.obey(order, now, willing=willing)

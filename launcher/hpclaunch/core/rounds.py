@@ -67,6 +67,7 @@ class Head:
         self._unsettled = Laggards()
         self._checkpoint: CheckpointChosen | None = None
         self._growing = Growing(job, self.roster)
+        self.grows = False  # this round ends for the sake of a larger one
         self._beat_at = math.inf
         self._now = 0.0
         self._renewed: list[Effect] = []  # the lease of our own workers
@@ -168,7 +169,7 @@ class Head:
             return []
         if not self._growing.is_time:
             return self._growing.look(now)
-        self.census.hit = True
+        self.census.hit = self.grows = True
         return [Say(f"ending the round, to go on with {some(hosts, NAMES)}"), *self._advance(now)]
 
     def _advance(self, now: float) -> list[Effect]:
@@ -290,6 +291,7 @@ class Head:
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
         self._keep_roll(now)
+        self.grows = False
         self._growing.begin()
         self._failures.begin()
         self.census.hit = False
