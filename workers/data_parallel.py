@@ -74,7 +74,7 @@ def main() -> None:
     order = torch.Generator()
     loader = DataLoader(train, args.batch_size, shuffle=True, generator=order, pin_memory=gpu)
     model = nn.DataParallel(cnn().to(device))  # on all GPUs that the process sees
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):

@@ -65,10 +65,10 @@ def main() -> None:
     args = parser.parse_args()
 
     gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
     if gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    device = torch.device("cuda" if gpu else "cpu")
-    dist.init_process_group("nccl" if gpu else "gloo")
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     rank, world = dist.get_rank(), dist.get_world_size()
 
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ def main() -> None:
     sampler = DistributedSampler(train, seed=0)
     loader = DataLoader(train, batch_size=max(1, args.batch_size // world), sampler=sampler)
     model = DistributedDataParallel(cnn().to(device))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):

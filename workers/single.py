@@ -72,7 +72,7 @@ def main() -> None:
     order = torch.Generator()
     loader = DataLoader(train, args.batch_size, shuffle=True, generator=order, pin_memory=gpu)
     model = cnn().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
@@ -91,7 +91,8 @@ def main() -> None:
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {accuracy(model, test, device):.4f}")
+        reached = accuracy(model, test, device)
+        print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
         state = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
