@@ -1,0 +1,186 @@
+"""A training that grows and shrinks: the result does not depend on how many workers it has.
+
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/elastic.py --dir checkpoints
+
+What stays is the batch of all workers together: each takes its share of it, and its gradient counts
+by the size of the share, since shares need not be even. A worker whose share does not fit into its
+memory takes it in several parts (--micro-batch). So learning rate and schedule need no change, and
+the result is the same but for the rounding of sums.
+
+Rank 0 saves every few steps, whole or not at all, with the place in the order of the digits: a
+restart goes on in the midst of an epoch, with the next batch, with any number of workers. The data
+are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl,
+else gloo. Reaches an accuracy above 0.95 on the digits held out.
+"""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+HELD_OUT = 297
+
+
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """Images [n, 1, 8, 8] from 0 to 1 and labels [n], for training and for testing."""
+    data = load_digits()
+    mixed = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1)[mixed] / 16
+    labels = torch.tensor(data.target)[mixed]
+    test, train = slice(HELD_OUT), slice(HELD_OUT, None)
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+class Shares:
+    """The batches of one epoch after the other, of which each rank gets its own share.
+
+    `epoch` and `batch` say where the training is, and belong into the checkpoint. The order of the
+    digits depends on the epoch alone. What is left of them at its end, less than a batch, is not
+    used in it.
+    """
+
+    def __init__(self, length: int, size: int, rank: int, world: int) -> None:
+        self.length, self.size, self.rank, self.world = length, size, rank, world
+        self.epoch, self.batch = 0, 0
+
+    def __len__(self) -> int:
+        return self.length // self.size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The indices of this rank's shares, for the rest of this epoch."""
+        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch))
+        for batch in order.split(self.size)[self.batch : len(self)]:
+            yield batch[self.rank :: self.world].tolist()
+
+    def step(self) -> int:
+        """One batch is done; returns how many there were since the beginning."""
+        self.batch += 1
+        if self.batch == len(self):
+            self.epoch, self.batch = self.epoch + 1, 0
+        return self.epoch * len(self) + self.batch
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 2 * 2, 10),
+    )  # fmt: skip
+
+
+def save(state: dict, path: Path) -> None:
+    """A file of this name is complete, whatever happens: it gets its name last."""
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as f:
+        torch.save(state, f)
+        f.flush()
+        os.fsync(f.fileno())
+    draft.rename(path)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
+    images, labels = (t.to(device) for t in data.tensors)
+    return (model(images).argmax(1) == labels).float().mean().item()
+
+
+def add_gradients(
+    model: DistributedDataParallel,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    whole: int,
+    most: int,
+) -> torch.Tensor:
+    """The gradient of the mean loss of a batch of `whole` digits, of which these [n] are a share.
+
+    At most `most` of them go through the model at a time. Returns the share's part of the loss.
+    """
+    total = torch.zeros((), device=images.device)
+    parts = list(zip(images.split(most), labels.split(most), strict=True))
+    for number, (some, of_these) in enumerate(parts, start=1):
+        last = number == len(parts)  # the ranks need not have equally many: they meet at the last
+        with contextlib.nullcontext() if last else model.no_sync():
+            loss = nn.functional.cross_entropy(model(some), of_these, reduction="sum") / whole
+            (loss * dist.get_world_size()).backward()  # DDP takes the mean, and we want the sum
+        total += loss.detach()
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--micro-batch", type=int, default=32, help="that a worker's memory holds")
+    parser.add_argument("--save-every", type=int, default=10, help="steps")
+    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    args = parser.parse_args()
+    if args.batch_size < int(os.environ["WORLD_SIZE"]):
+        parser.error(
+            "--batch-size must be at least the number of workers, so that each has a share"
+        )
+
+    train, test = digits()
+    world = int(os.environ["WORLD_SIZE"])
+    if not world <= args.batch_size <= len(train):
+        parser.error(f"--batch-size must be from {world}, a digit for each worker, to {len(train)}")
+
+    gpu = torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if gpu else "cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
+    rank = dist.get_rank()
+
+    torch.manual_seed(0)
+    shares = Shares(len(train), args.batch_size, rank, world)
+    loader = DataLoader(train, batch_sampler=shares, pin_memory=gpu)
+    model = DistributedDataParallel(cnn().to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        model.module.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        shares.epoch, shares.batch = state["epoch"], state["batch"]
+        if rank == 0:
+            print(f"resuming in epoch {shares.epoch} after {shares.batch} batches, ranks: {world}")
+
+    args.dir.mkdir(parents=True, exist_ok=True)
+    while (epoch := shares.epoch) < args.epochs:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = add_gradients(
+                model, images.to(device), labels.to(device), args.batch_size, args.micro_batch
+            )
+            optimizer.step()
+            step = shares.step()
+            if step % args.save_every == 0:
+                if rank == 0:
+                    state = {
+                        "model": model.module.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "epoch": shares.epoch,
+                        "batch": shares.batch,
+                    }
+                    save(state, args.dir / f"step-{step}.pt")
+                dist.barrier()  # nobody goes on from a step that is not saved
+        dist.all_reduce(loss)
+        if rank == 0:
+            reached = accuracy(model.module, test, device)
+            print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
+
+    if rank == 0:
+        print(f"accuracy {accuracy(model.module, test, device):.4f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
