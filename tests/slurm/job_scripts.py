@@ -21,7 +21,7 @@ from .conftest import ROOT
 from .hosts import Process
 from .recipes.jobs import ONE_THREAD, rounds
 
-__all__ = ["kill", "reached", "rounds", "run", "run_with_a_kill", "submit"]
+__all__ = ["kill", "reached", "rounds", "run", "run_with_a_kill", "submit", "workers"]
 
 
 def submit(
@@ -35,7 +35,7 @@ def submit(
 ) -> Job:
     """`sbatch/NAME.sbatch` in `directory`, where `workers/` is too; `options` are sbatch's."""
     ignored = shutil.ignore_patterns("build", "__pycache__")
-    shutil.copytree(ROOT / "workers", directory / "workers", ignore=ignored)
+    shutil.copytree(ROOT / "workers", directory / "workers", ignore=ignored, dirs_exist_ok=True)
     body = (ROOT / "sbatch" / f"{name}.sbatch").read_text()
     return cluster.sbatch(
         body, directory=directory, nodes=nodes, options=options, env=ONE_THREAD | dict(env or {})
@@ -66,7 +66,7 @@ def run_with_a_kill(
     """
     if stop:
         fifo = directory / stop
-        fifo.parent.mkdir(parents=True)
+        fifo.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(fifo, 0o666)
     job = submit(cluster, directory, name, **more)  # type: ignore[arg-type]
     try:

@@ -1,53 +1,119 @@
-"""The job scripts that users start from, as they are: undisturbed, and with a worker killed."""
+"""The job scripts that users start from, as they are: undisturbed, and with a worker killed.
+
+The nodes have GPUs that are none, so all take CPUs and gloo.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
-from .job_scripts import reached, rounds, run, run_with_a_kill
+from .cluster import Cluster, eventually
+from .conftest import AGENT
+from .job_scripts import kill, reached, rounds, run, run_with_a_kill, submit, workers
 
-needs_sklearn = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
 )
+COMPILERS = ("cmake", "make", "g++")
+missing = [tool for tool in COMPILERS if shutil.which(tool) is None]
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
     name: str
-    nodes: int
-    half: int  # epochs of all
-    said: str = ""  # on the console
+    nodes: int = 2
     victim: int = 1  # a rank
+    options: Sequence[str] = ()  # of sbatch, for fewer workers: the nodes share a few cores
+    said: str = ""  # on the console
 
 
 SCRIPTS = (
-    Script("ddp", nodes=2, half=4, said="one worker for each of the"),
-    Script("mps_replicas", nodes=1, half=5, said="images/s "),
+    Script("single", nodes=1, victim=0, said="training on CPU, threads: 1\n"),
+    Script("ddp", options=["--gpus-per-node=2"], said="one worker for each of the 2 GPUs"),
+    Script("data_parallel", nodes=1, victim=0, said="one process, GPUs: 0;"),
+    Script("model_data_parallel", options=["--gpus-per-node=2"]),
+    Script("rpc"),
 )
 
 
-@needs_sklearn
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_path: Path) -> None:
-    """On nodes with GPUs that are none, so that it takes CPUs and gloo."""
-    undisturbed = run(cluster, tmp_path / "a", script.name, nodes=script.nodes)
-    assert script.said in undisturbed.output
+    undisturbed = run(
+        cluster, tmp_path / "a", script.name, nodes=script.nodes, options=script.options
+    )
+    assert script.said in undisturbed.output, str(undisturbed)
     assert reached(undisturbed) > 0.95
-    saved = "checkpoints/epoch-{}.{}".format
     killed = run_with_a_kill(
         cluster,
         tmp_path / "b",
         script.name,
-        nodes=script.nodes,
-        after=saved(script.half - 1, "pt"),
-        stop=saved(script.half, "tmp"),
+        after="checkpoints/epoch-3.pt",
+        stop="checkpoints/epoch-4.tmp",
         rank=script.victim,
+        nodes=script.nodes,
+        options=script.options,
     )
     assert rounds(tmp_path / "b") == 2
-    assert f"resuming after epoch {script.half - 1}\n" in killed.output
+    assert killed.output.count("resuming after epoch 3\n") == 1, str(killed)
     assert reached(killed) == reached(undisturbed)
+
+
+def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
+    half_way = {"after": "checkpoints/epoch-4.pt", "stop": "checkpoints/epoch-5.tmp"}
+    ended = run_with_a_kill(cluster, tmp_path, "mps_replicas", nodes=1, **half_way)
+    assert rounds(tmp_path) == 2
+    assert reached(ended) > 0.95
+    assert reached(ended, "images/s") > 0
+
+
+@pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+@pytest.mark.timeout(400)  # it compiles
+def test_a_program_in_cpp_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    half_way = {"after": "checkpoints/epoch-3.pt", "stop": "checkpoints/epoch-4.tmp"}
+    killed = run_with_a_kill(cluster, tmp_path, "libtorch", **half_way)
+    assert rounds(tmp_path) == 2
+    assert killed.output.count("resuming after epoch 3\n") == 1, str(killed)
+    for left in ("checkpoints", "hpclaunch-logs"):
+        shutil.rmtree(tmp_path / left)
+    undisturbed = run(cluster, tmp_path, "libtorch")  # which finds it compiled
+    assert reached(killed) == reached(undisturbed) > 0.95
+
+
+def test_elastic_comes_out_as_with_one_worker(cluster: Cluster, tmp_path: Path) -> None:
+    """A launcher is killed, and a spare takes its place; that is cut off, and comes back."""
+    alone = run(cluster, tmp_path / "a", "elastic", nodes=1, options=["--gpus-per-node=1"])
+    checkpoints = tmp_path / "b" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    stops = [checkpoints / f"step-{step}.tmp" for step in (60, 100, 140)]
+    for stop in stops:
+        os.mkfifo(stop)  # see `run_with_a_kill`
+    job = submit(cluster, tmp_path / "b", "elastic", nodes=3, options=["--gpus-per-node=2"])
+
+    def saved(step: int) -> None:
+        eventually(f"step {step}", (checkpoints / f"step-{step}.pt").exists, timeout=60)
+        stops.pop(0).unlink()
+
+    saved(50)
+    (agent,) = cluster.processes(AGENT, host=workers(job, 2)[0].host)
+    agent.kill()
+    saved(90)
+    node = cluster.nodes[workers(job, 2)[0].host]
+    with node.without_network():
+        saved(130)
+    job.says(f"{node.name} is back")
+    kill(job, 0)  # the next round has them both
+    ended = job.wait()  # with the code of the launcher that was killed
+    found = [line for line in ended.output.splitlines() if line.startswith("resuming in")]
+    assert found == [
+        "resuming in epoch 2 after 4 batches, ranks: 4",
+        "resuming in epoch 3 after 21 batches, ranks: 2",
+        "resuming in epoch 5 after 15 batches, ranks: 4",
+    ], str(ended)
+    assert reached(ended) == pytest.approx(reached(alone), abs=0.01)  # sums are rounded otherwise

@@ -16,14 +16,10 @@ from .cluster import Cluster, Ended, Job, eventually
 from .conftest import ROOT, SCRIPTS, WORKER, Launch
 
 TRAIN = SCRIPTS / "train.py"
-DDP = ROOT / "workers" / "ddp.py"
 EPOCHS = 4
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the three nodes have the same few cores
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +110,3 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert f"resuming from {saved / 'epoch-1.pt'}\n" in ended.output
     assert hashes(saved) == before
     assert final(ended) == undisturbed.final
-
-
-@needs_torch
-@needs_sklearn
-def test_the_first_script_of_every_user_survives_a_kill(
-    cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
-    """workers/ddp.py, whose worker on n3 is killed from outside."""
-    arguments = (DDP, "--dir", "saved", "--epochs", 8, "--pause", 0.3)
-    job = launch("--nproc", 1, "--checkpoint-dir", "saved", *arguments, env=ONE_THREAD)
-    job.says("epoch 0:")
-    eventually("the first checkpoint", (tmp_path / "saved" / "epoch-0.pt").exists)
-    (worker,) = cluster.processes(WORKER, host="n3")
-    worker.kill()
-    ended = job.wait()
-    assert ended.code == 0, str(ended)
-    assert "rank 2 on n3 was killed by SIGKILL; restart 1 of 3\n" in ended.output
-    assert ended.output.count("resuming after epoch") == 1
-    (reached,) = re.findall(r"^accuracy (.*)$", ended.output, re.MULTILINE)
-    assert float(reached) > 0.95
