@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Ended, Job, eventually
-from .conftest import ROOT, SCRIPTS, WORKER, Launch
+from .cluster import Cluster, Ended, Job
+from .conftest import SCRIPTS, Launch
 
 TRAIN = SCRIPTS / "train.py"
 EPOCHS = 4
