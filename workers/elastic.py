@@ -5,7 +5,8 @@
 What stays is the batch of all workers together: each takes its share of it, and its gradient counts
 by the size of the share, since shares need not be even. A worker whose share does not fit into its
 memory takes it in several parts (--micro-batch). So learning rate and schedule need no change, and
-the result is the same but for the rounding of sums.
+the result is the same but for the rounding of sums, as long as the model has nothing that looks at
+the whole of a share (BatchNorm) or throws dice (dropout).
 
 Rank 0 saves every few steps, whole or not at all, with the place in the order of the digits: a
 restart goes on in the midst of an epoch, with the next batch, with any number of workers. The data
@@ -122,10 +123,6 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
     args = parser.parse_args()
-    if args.batch_size < int(os.environ["WORLD_SIZE"]):
-        parser.error(
-            "--batch-size must be at least the number of workers, so that each has a share"
-        )
 
     train, test = digits()
     world = int(os.environ["WORLD_SIZE"])
