@@ -144,9 +144,9 @@ def lead(args: argparse.Namespace, ranks: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--parts", type=int, default=8, help="of a batch, to hand out")
+    parser.add_argument("--parts", type=int, default=4, help="of a batch, to hand out")
     parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
     args = parser.parse_args()
 

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .cluster import Cluster, Ended, Job, eventually
 from .conftest import ROOT
@@ -42,9 +43,9 @@ def submit(
     )
 
 
-def run(cluster: Cluster, directory: Path, name: str, **more: object) -> Ended:
+def run(cluster: Cluster, directory: Path, name: str, **more: Any) -> Ended:
     """As `submit`; it ended well."""
-    ended = submit(cluster, directory, name, **more).wait()  # type: ignore[arg-type]
+    ended = submit(cluster, directory, name, **more).wait()
     assert ended.code == 0, str(ended)
     return ended
 
@@ -57,7 +58,7 @@ def run_with_a_kill(
     after: str,
     stop: str = "",
     rank: int = 1,
-    **more: object,
+    **more: Any,
 ) -> Ended:
     """As `run`; the worker of `rank` is killed once the file `after` is there.
 
@@ -68,7 +69,7 @@ def run_with_a_kill(
         fifo = directory / stop
         fifo.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(fifo, 0o666)
-    job = submit(cluster, directory, name, **more)  # type: ignore[arg-type]
+    job = submit(cluster, directory, name, **more)
     try:
         eventually(after, (directory / after).exists, timeout=60)
     except AssertionError as e:
