@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,11 @@ SCRIPTS = (
 
 def on_gpus(number: int, directory: Path) -> dict[str, Any]:
     """How to `submit` a job to nodes that have so many."""
-    nvml.library().chmod(0o755)
-    driver = Driver(directory, [Gpu()] * number)
-    return {"options": [f"--gres=gpu:{number}"], "env": driver.environ}
+    library = nvml.library()
+    library.chmod(0o755)
+    state = Driver(directory, [Gpu()] * number).state
+    env = {"LD_LIBRARY_PATH": str(library), "HPCLAUNCH_STAND_IN_NVML": str(state)}
+    return {"options": [f"--gpus-per-node={number}"], "env": env}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
