@@ -1,0 +1,46 @@
+"""The scripts to start from and their job scripts, without Slurm."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from launching import environment, hpclaunch
+
+ROOT = Path(__file__).parent.parent.parent
+JOB_SCRIPTS = sorted((ROOT / "sbatch").glob("*.sbatch"))
+
+
+def test_they_come_in_pairs():
+    workers = {p.stem for p in (ROOT / "workers").glob("*.py")}
+    workers |= {p.parent.name for p in (ROOT / "workers").glob("*/CMakeLists.txt")}
+    assert {p.stem for p in JOB_SCRIPTS} == workers
+
+
+@pytest.mark.parametrize("path", JOB_SCRIPTS, ids=lambda path: path.stem)
+def test_a_job_script_is_short(path):
+    first, *lines = path.read_text().splitlines()
+    assert first == "#!/bin/bash"
+    assert len(lines) < 11
+    asked = [line.startswith("#SBATCH ") for line in lines]
+    assert asked == sorted(asked, reverse=True), "Slurm reads no #SBATCH after the first command"
+    assert asked[0]
+    text = "\n".join(lines)
+    assert re.search(r"^srun .*hpclaunch ", text, re.MULTILINE)
+    assert f"workers/{path.stem}" in text
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
+def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
+    """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""
+    elastic = ROOT / "workers" / "elastic.py"
+    epochs = {}
+    for workers in (1, 3):
+        place = tmp_path / str(workers)
+        place.mkdir()
+        env = environment(OMP_NUM_THREADS=1)
+        done = hpclaunch("--nproc", workers, elastic, "--epochs", 2, cwd=place, env=env)
+        assert done.returncode == 0, done.stderr
+        epochs[workers] = [float(x) for x in re.findall(r"loss (\S+),", done.stdout)]
+    assert len(epochs[1]) == 2
+    assert epochs[3] == pytest.approx(epochs[1], rel=0.01)  # sums are rounded otherwise
