@@ -33,14 +33,14 @@ def test_a_job_script_is_short(path):
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
     """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""
-    elastic = ROOT / "workers" / "elastic.py"
+    launch, elastic = ("--preload", "sklearn.datasets,torch._dynamo"), ROOT / "workers" / "elastic.py"
     epochs = {}
     for workers in (1, 3):
         place = tmp_path / str(workers)
         place.mkdir()
         env = environment(OMP_NUM_THREADS=1)
-        done = hpclaunch("--nproc", workers, elastic, "--epochs", 2, cwd=place, env=env)
+        done = hpclaunch(*launch, "--nproc", workers, elastic, "--epochs", 1, cwd=place, env=env)
         assert done.returncode == 0, done.stderr
         epochs[workers] = [float(x) for x in re.findall(r"loss (\S+),", done.stdout)]
-    assert len(epochs[1]) == 2
+    assert len(epochs[1]) == 1
     assert epochs[3] == pytest.approx(epochs[1], rel=0.01)  # sums are rounded otherwise
