@@ -33,7 +33,10 @@ def test_a_job_script_is_short(path):
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
     """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""
-    launch, elastic = ("--preload", "sklearn.datasets,torch._dynamo"), ROOT / "workers" / "elastic.py"
+    launch, elastic = (
+        ("--preload", "sklearn.datasets,torch._dynamo"),
+        ROOT / "workers" / "elastic.py",
+    )
     epochs = {}
     for workers in (1, 3):
         place = tmp_path / str(workers)
