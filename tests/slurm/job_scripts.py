@@ -1,19 +1,20 @@
 """The job scripts of `sbatch/` as they are: run them, and kill one of their workers half-way.
 
 undisturbed = run(cluster, tmp_path / "a", "ddp")
-killed = run_with_a_kill(
-    cluster, tmp_path / "b", "ddp", after="checkpoints/epoch-3.pt", stop="checkpoints/epoch-4.tmp"
-)
+killed = run_with_a_kill(cluster, tmp_path / "b", "ddp", stop="checkpoints/epoch-4.tmp")
 assert reached(killed) == reached(undisturbed)
 assert rounds(tmp_path / "b") == 2
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+import select
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from .conftest import ROOT
 from .hosts import Process
 from .recipes.jobs import ONE_THREAD, rounds
 
-__all__ = ["kill", "reached", "rounds", "run", "run_with_a_kill", "submit", "workers"]
+__all__ = ["Stop", "kill", "reached", "rounds", "run", "run_with_a_kill", "submit", "workers"]
+PAGE = 4096
 
 
 def submit(
@@ -55,31 +57,56 @@ def run_with_a_kill(
     directory: Path,
     name: str,
     *,
-    after: str,
+    after: str = "",
     stop: str = "",
     rank: int = 1,
     **more: Any,
 ) -> Ended:
-    """As `run`; the worker of `rank` is killed once the file `after` is there.
+    """As `run`; the worker of `rank` is killed at the `Stop` or else once the file `after` is there.
 
-    `stop`, if any, is a later file that the training writes with open(): it is a FIFO that nobody
-    reads, and so the training comes to a stop there and cannot end before the kill.
+    Both are paths in `directory`. Without a stop the training may be over before the kill.
     """
-    if stop:
-        fifo = directory / stop
-        fifo.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(fifo, 0o666)
-    job = submit(cluster, directory, name, **more)
-    try:
-        eventually(after, (directory / after).exists, timeout=60)
-    except AssertionError as e:
-        raise AssertionError(f"{e}\n{job.output}") from None
-    if stop:
-        fifo.unlink()  # the next round finds nothing there
-    kill(job, rank)
-    ended = job.wait()
+    with Stop(directory / stop) if stop else nullcontext() as stopping:
+        job = submit(cluster, directory, name, **more)
+        if after:
+            try:
+                eventually(after, (directory / after).exists, timeout=90)
+            except AssertionError as e:
+                raise AssertionError(f"{e}\n{job.output}") from None
+        if stopping:
+            stopping.reached(job)
+        kill(job, rank)
+        ended = job.wait()
     assert ended.code == 0, str(ended)
     return ended
+
+
+class Stop:
+    """A file that a training cannot finish to write with open(), so that it waits there.
+
+    It is a FIFO, whose reader, this one, takes nothing out of it. Use it as a context, until the
+    worker that writes is dead.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        path.chmod(0o666)
+        self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, PAGE)  # less than any checkpoint
+
+    def __enter__(self) -> Stop:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._reader)
+
+    def reached(self, job: Job, timeout: float = 90.0) -> None:
+        """Wait until the training is there. Whoever comes next finds no such file."""
+        readable, _, _ = select.select([self._reader], [], [], timeout)
+        assert readable, f"{self._path.name} was not begun within {timeout:.0f} s:\n{job.output}"
+        self._path.unlink()
 
 
 def kill(job: Job, rank: int) -> None:

@@ -6,7 +6,6 @@ NVML and Slurm tell of GPUs that are none, so all take CPUs and gloo.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ import nvml
 import pytest
 from nvml import Driver, Gpu
 
-from .cluster import Cluster, eventually
+from .cluster import Cluster
 from .conftest import AGENT
-from .job_scripts import kill, reached, rounds, run, run_with_a_kill, submit, workers
+from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, submit, workers
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
@@ -64,7 +63,6 @@ def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_p
         cluster,
         tmp_path / "b",
         script.name,
-        after="checkpoints/epoch-3.pt",
         stop="checkpoints/epoch-4.tmp",
         rank=script.victim,
         **where,
@@ -75,8 +73,8 @@ def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_p
 
 
 def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
-    half_way = {"after": "checkpoints/epoch-4.pt", "stop": "checkpoints/epoch-5.tmp"}
-    ended = run_with_a_kill(cluster, tmp_path, "mps_replicas", nodes=1, **half_way)
+    stop = "checkpoints/epoch-5.tmp"
+    ended = run_with_a_kill(cluster, tmp_path, "mps_replicas", stop=stop, nodes=1)
     assert rounds(tmp_path) == 2
     assert reached(ended) > 0.95
     assert reached(ended, "images/s") > 0
@@ -85,8 +83,7 @@ def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 @pytest.mark.timeout(400)  # it compiles
 def test_a_program_in_cpp_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    half_way = {"after": "checkpoints/epoch-3.pt", "stop": "checkpoints/epoch-4.tmp"}
-    killed = run_with_a_kill(cluster, tmp_path, "libtorch", **half_way)
+    killed = run_with_a_kill(cluster, tmp_path, "libtorch", stop="checkpoints/epoch-4.tmp")
     assert rounds(tmp_path) == 2
     assert killed.output.count("resuming after epoch 3\n") == 1, str(killed)
     for left in ("checkpoints", "hpclaunch-logs"):
@@ -100,25 +97,18 @@ def test_elastic_comes_out_as_with_one_worker(cluster: Cluster, tmp_path: Path) 
     one_each = on_gpus(1, tmp_path)
     alone = run(cluster, tmp_path / "a", "elastic", nodes=1, **one_each)
     checkpoints = tmp_path / "b" / "checkpoints"
-    checkpoints.mkdir(parents=True)
-    stops = [checkpoints / f"step-{step}.tmp" for step in (60, 100, 140)]
-    for stop in stops:
-        os.mkfifo(stop)  # see `run_with_a_kill`
-    job = submit(cluster, tmp_path / "b", "elastic", nodes=3, **one_each)
-
-    def saved(step: int) -> None:
-        eventually(f"step {step}", (checkpoints / f"step-{step}.pt").exists, timeout=60)
-        stops.pop(0).unlink()
-
-    saved(50)
-    (agent,) = cluster.processes(AGENT, host=workers(job, 1)[0].host)
-    agent.kill()
-    saved(90)
-    node = cluster.nodes[workers(job, 1)[0].host]
-    with node.without_network():
-        saved(130)
-    job.says(f"{node.name} is back")
-    kill(job, 0)  # the next round has them both
+    first, second, third = (Stop(checkpoints / f"step-{step}.tmp") for step in (60, 100, 140))
+    with first, second, third:
+        job = submit(cluster, tmp_path / "b", "elastic", nodes=3, **one_each)
+        first.reached(job)
+        (agent,) = cluster.processes(AGENT, host=workers(job, 1)[0].host)
+        agent.kill()
+        second.reached(job)
+        spare = workers(job, 1)[0].host
+        with cluster.nodes[spare].without_network():
+            third.reached(job)
+        job.says(f"{spare} is back")
+        kill(job, 0)  # the next round has them both
     ended = job.wait()  # with the code of the launcher that was killed
     found = [line for line in ended.output.splitlines() if line.startswith("resuming in")]
     assert found == [
