@@ -62,7 +62,7 @@ def run_with_a_kill(
     rank: int = 1,
     **more: Any,
 ) -> Ended:
-    """As `run`; the worker of `rank` is killed at the `Stop` or else once the file `after` is there.
+    """As `run`; the worker of `rank` is killed at a `Stop`, or once the file `after` is there.
 
     Both are paths in `directory`. Without a stop the training may be over before the kill.
     """
@@ -102,7 +102,7 @@ class Stop:
     def __exit__(self, *exc: object) -> None:
         os.close(self._reader)
 
-    def reached(self, job: Job, timeout: float = 90.0) -> None:
+    def reached(self, job: Job, timeout: float = 240.0) -> None:
         """Wait until the training is there. Whoever comes next finds no such file."""
         readable, _, _ = select.select([self._reader], [], [], timeout)
         assert readable, f"{self._path.name} was not begun within {timeout:.0f} s:\n{job.output}"
