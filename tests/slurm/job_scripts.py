@@ -82,9 +82,9 @@ def run_with_a_kill(
 
 
 class Stop:
-    """A file that a training cannot finish to write with open(), so that it waits there.
+    """A file that a training opens, cannot write a byte to, and so waits at.
 
-    It is a FIFO, whose reader, this one, takes nothing out of it. Use it as a context, until the
+    It is a FIFO, full, whose reader, this one, takes nothing out. Use it as a context, until the
     worker that writes is dead.
     """
 
@@ -94,7 +94,9 @@ class Stop:
         os.mkfifo(path)
         path.chmod(0o666)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, PAGE)  # less than any checkpoint
+        fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, PAGE)
+        with path.open("wb", buffering=0) as filler:
+            filler.write(bytes(PAGE))
 
     def __enter__(self) -> Stop:
         return self
@@ -104,9 +106,16 @@ class Stop:
 
     def reached(self, job: Job, timeout: float = 240.0) -> None:
         """Wait until the training is there. Whoever comes next finds no such file."""
-        readable, _, _ = select.select([self._reader], [], [], timeout)
-        assert readable, f"{self._path.name} was not begun within {timeout:.0f} s:\n{job.output}"
+        try:
+            eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{job.output}") from None
         self._path.unlink()
+
+    def _has_a_writer(self) -> bool:
+        poll = select.poll()
+        poll.register(self._reader, 0)  # it tells when the last writer hung up, all the same
+        return not poll.poll(0)
 
 
 def kill(job: Job, rank: int) -> None:
