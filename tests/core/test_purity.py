@@ -32,6 +32,8 @@ PURE = {
     "string",
     "typing",
 }
+# What several of the system's rooms share.
+SHARED = tuple(f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "sealed"))
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},
@@ -71,7 +73,7 @@ def imports(file: Path) -> list[str]:
 
 def room(dotted: str) -> str:
     """'core', 'agent', ... of a name in the package; '__init__' for what the package itself has."""
-    if dotted.startswith(("hpclaunch.system.helper", "hpclaunch.system.disk")):
+    if dotted.startswith(SHARED):
         return "helper"
     name = dotted.split(".")[1]
     known = (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()

@@ -1,6 +1,7 @@
-"""Which checkpoint to resume from: the newest complete file that torch.save wrote.
+"""Which checkpoint to resume from: the newest that is complete. It is a file that torch.save wrote
+(archives.py) or a directory (sealed.py).
 
-Reads only, and in a process of its own: a large file takes seconds to verify and a hung file system
+Reads only, and in a process of its own: a large one takes long to verify and a hung file system
 takes for ever, and neither may stop the agent's loop. It writes one line, an `Answer`.
 
 Standard library only, since that process has no site-packages.
@@ -14,32 +15,50 @@ import os
 import re
 import socket
 import stat
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import disk
+from . import disk, sealed
+from .archives import SHARD, SUFFIXES, incomplete
 from .helper import Helper
 
-SUFFIXES = {".pt", ".pth", ".ckpt", ".bin", ".tar"}
 DRAFTS = (".tmp", ".part", ".partial")
-CHUNK = 1 << 20
+LOOSE = "a shard: DCP needs a directory below this one for each checkpoint"
+
+
+class Candidate(NamedTuple):
+    saved: int  # when, in nanoseconds
+    order: list[tuple[int, str]]  # of those of one moment
+    path: Path
+    is_file: bool
+    seal: Path | None  # of a directory
 
 
 def newest(directory: Path) -> tuple[str, list[str]]:
     """(path or "", "name: reason" of those passed over). A directory yet to come has none."""
     passed_over: list[str] = []
-    for path in _candidates(directory):
-        reason = incomplete(path)
+    for candidate in _candidates(directory):
+        path, reason = candidate.path, _reason_against(candidate)
         if reason is None:
             return str(path), passed_over
-        if reason or path.suffix in SUFFIXES:
-            passed_over.append(f"{path.name}: {reason or 'not written by torch.save'}")
+        if reason:
+            passed_over.append(f"{path.name}: {reason}")
     return "", passed_over
 
 
-def _candidates(directory: Path) -> list[Path]:
-    """Regular files, the newest first; of the same moment, the one with the higher number."""
+def _reason_against(candidate: Candidate) -> str | None:
+    """ "" against what was not meant to be a checkpoint."""
+    path, seal = candidate.path, candidate.seal
+    if not candidate.is_file:
+        return sealed.lacks(path, seal) if seal else sealed.unsealed(path)
+    if path.suffix == SHARD:
+        return LOOSE
+    reason = incomplete(path)
+    return "not written by torch.save" if reason == "" and path.suffix in SUFFIXES else reason
+
+
+def _candidates(directory: Path) -> list[Candidate]:
+    """Files and directories, the newest first; of the same moment, that with the higher number."""
     found = []
     try:
         entries = list(os.scandir(directory))
@@ -48,49 +67,23 @@ def _candidates(directory: Path) -> list[Path]:
     for entry in entries:
         if entry.name.startswith(".") or entry.name.endswith(DRAFTS):
             continue
+        path, seal = Path(entry.path).absolute(), None
         try:
             info = entry.stat()
+            if not (stat.S_ISREG(info.st_mode) or stat.S_ISDIR(info.st_mode)):
+                continue
+            is_file = stat.S_ISREG(info.st_mode)
+            if not is_file and (seal := sealed.seal(path)):
+                info = seal.stat()
         except OSError:
             continue  # gone meanwhile, or a link to nothing
-        if stat.S_ISREG(info.st_mode):
-            found.append((info.st_mtime_ns, _natural(entry.name), Path(entry.path).absolute()))
-    return [path for _, _, path in sorted(found, reverse=True)]
+        found.append(Candidate(info.st_mtime_ns, _natural(entry.name), path, is_file, seal))
+    return sorted(found, reverse=True)
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """A key that puts epoch-10 after epoch-9."""
     return [(int(digits or -1), text) for digits, text in re.findall(r"(\d+)|(\D+)", name)]
-
-
-def incomplete(path: Path) -> str | None:
-    """None for a complete file of torch.save, "" for a file of another kind, else what it lacks.
-
-    torch.save writes a zip archive without compression, its table of contents last. A file that
-    was cut short has no table; one whose pages never reached the disk has a table and contents
-    with the wrong checksum, which torch.load itself does not notice: hence every byte is read.
-    """
-    try:
-        with path.open("rb") as f:
-            magic = f.read(4)
-        if not magic:
-            return "empty"
-        if magic != b"PK\x03\x04":
-            # A page of zeros where a checkpoint should begin was never written out.
-            return "not written out" if not magic.strip(b"\0") else ""
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            if not any(name.endswith("/data.pkl") for name in names):
-                return ""
-            for name in names:
-                with archive.open(name) as member:
-                    while member.read(CHUNK):
-                        pass
-    except zipfile.BadZipFile as e:
-        cut = "not a zip file" in str(e)
-        return "cut short or still being written" if cut else f"damaged ({e})"
-    except (OSError, EOFError, NotImplementedError, RuntimeError) as e:
-        return f"unreadable ({e})"
-    return None
 
 
 class Answer(NamedTuple):
