@@ -52,6 +52,18 @@ def test_after_the_next_checkpoint():
     assert SAID in beat(head, 7.0)
 
 
+def test_a_search_that_takes_long_is_not_begun_again():
+    head = smaller(Grow.CHECKPOINT)
+    assert ChooseCheckpoint() in beat(head, 1.1)
+    for now in range(2, 20):
+        assert ChooseCheckpoint() not in beat(head, float(now))
+    tell(head, 19.5, CheckpointChosen("/c/1"))
+    assert ChooseCheckpoint() not in beat(head, 20.0)
+    for now in range(21, 24):
+        beat(head, float(now))
+    assert ChooseCheckpoint() in beat(head, 24.5)
+
+
 @pytest.mark.parametrize(("grow", "most"), [(Grow.NEVER, 0), (Grow.NOW, 2)])
 def test_not_at_all(grow, most):
     head = smaller(grow) if not most else None

@@ -212,8 +212,8 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "--checkpoint-dir",
         type=values.directory,
         metavar="DIR",
-        help="where SCRIPT saves, with torch.save, DCP or DeepSpeed; at every start all workers get "
-        "the newest complete checkpoint in HPCLAUNCH_CHECKPOINT. Nothing in DIR is ever changed",
+        help="where SCRIPT saves (torch.save, DCP, DeepSpeed); at every start all workers get the "
+        "newest complete checkpoint in HPCLAUNCH_CHECKPOINT. Nothing in DIR is ever changed",
     )
     add(
         "--resume-with",

@@ -19,13 +19,16 @@ class Growing:
         self._base: str | None = None  # the newest checkpoint when there came to be somebody
         self._newest: str | None = None
         self._look_at = -math.inf
+        self._looking = False  # a large checkpoint takes longer to verify than until the next look
 
     def begin(self) -> None:
         """A round does."""
         self._base = self._newest = None
         self._look_at = -math.inf
+        self._looking = False
 
     def chosen(self, path: str) -> None:
+        self._looking = False
         self._newest = path
         self._base = path if self._base is None else self._base
 
@@ -47,7 +50,10 @@ class Growing:
         return self.job.grow is Grow.NOW or self._newest != self._base
 
     def look(self, now: float) -> list[Effect]:
-        if self.job.grow is not Grow.CHECKPOINT or now < self._look_at:
+        if self.job.grow is not Grow.CHECKPOINT or (now < self._look_at and not self._looking):
             return []
-        self._look_at = now + LOOK
+        self._look_at = now + LOOK  # counted from the end of a search
+        if self._looking:
+            return []
+        self._looking = True
         return [ChooseCheckpoint()]
