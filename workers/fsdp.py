@@ -74,7 +74,7 @@ class GPT(nn.Module):
         h = self.byte(x) + self.position.weight
         for block in self.blocks:
             h = block(h)
-        logits = self.head(self.norm(h))
+        logits = self.head(self.norm(h)).float()
         return cross_entropy(logits.flatten(0, 1), following.flatten(), reduction="sum")
 
 

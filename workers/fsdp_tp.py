@@ -111,7 +111,8 @@ class Llama(nn.Module):
         h = self.byte(x)
         for block in self.blocks:
             h = block(h)
-        return cross_entropy(self.head(self.norm(h)).flatten(0, 1), following.flatten())
+        logits = self.head(self.norm(h)).float()
+        return cross_entropy(logits.flatten(0, 1), following.flatten())
 
 
 def shard(model: Llama, mesh: DeviceMesh, gpu: bool) -> None:

@@ -207,3 +207,13 @@ def test_drafts_and_other_directories_are_none_of_our_business(tmp_path):
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "tensorboard" / "events").touch()
     assert checkpoints.newest(tmp_path) == (str(good), [])
+
+
+def test_what_a_link_leads_to_has_a_name_of_its_own(tmp_path):
+    newest = dcp_save(tmp_path / "epoch-2", at=200)
+    (tmp_path / "latest").symlink_to(newest)
+    (tmp_path / "last.pt").symlink_to(save(tmp_path / "epoch-1.pt", at=100))
+    assert checkpoints.newest(tmp_path) == (str(newest), [])
+    damage(newest / ".metadata", cut_short)
+    path, _ = checkpoints.newest(tmp_path)
+    assert path == str(tmp_path / "epoch-1.pt")

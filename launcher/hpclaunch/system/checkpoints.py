@@ -28,6 +28,7 @@ LOOSE = "a shard: DCP needs a directory below this one for each checkpoint"
 
 class Candidate(NamedTuple):
     saved: int  # when, in nanoseconds
+    is_itself: bool  # not a link: what `latest` leads to has a name of its own
     order: list[tuple[int, str]]  # of those of one moment
     path: Path
     is_file: bool
@@ -47,7 +48,7 @@ def newest(directory: Path) -> tuple[str, list[str]]:
 
 
 def _reason_against(candidate: Candidate) -> str | None:
-    """ "" against what was not meant to be a checkpoint."""
+    """None for a complete one, "" for what was not meant to be a checkpoint."""
     path, seal = candidate.path, candidate.seal
     if not candidate.is_file:
         return sealed.lacks(path, seal) if seal else sealed.unsealed(path)
@@ -58,7 +59,9 @@ def _reason_against(candidate: Candidate) -> str | None:
 
 
 def _candidates(directory: Path) -> list[Candidate]:
-    """Files and directories, the newest first; of the same moment, that with the higher number."""
+    """Files and directories, the newest first; of the same moment, that with the higher number,
+    and links last.
+    """
     found = []
     try:
         entries = list(os.scandir(directory))
@@ -77,7 +80,8 @@ def _candidates(directory: Path) -> list[Candidate]:
                 info = seal.stat()
         except OSError:
             continue  # gone meanwhile, or a link to nothing
-        found.append(Candidate(info.st_mtime_ns, _natural(entry.name), path, is_file, seal))
+        own, order = not entry.is_symlink(), _natural(entry.name)
+        found.append(Candidate(info.st_mtime_ns, own, order, path, is_file, seal))
     return sorted(found, reverse=True)
 
 

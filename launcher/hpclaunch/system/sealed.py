@@ -23,6 +23,7 @@ COMPLETE = ".complete"  # a script's own
 LATEST = "latest"  # DeepSpeed's
 UNSEALED = f"nothing says that it is complete ({METADATA}, {COMPLETE}, or DeepSpeed's {LATEST})"
 SLACK = 2 * 10**9  # nanoseconds between the clocks of the nodes that write one checkpoint
+TAG = 256  # characters of a name: `latest` may also be a large file of another kind
 READERS = 8  # threads: a parallel file system is slow for a single one
 
 Pieces = list[tuple[int, int]]  # (start, length) in bytes; none: the whole file
@@ -45,8 +46,8 @@ def seal(directory: Path) -> Path | None:
 
 
 def _tag(directory: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return (directory / LATEST).read_text().strip()
+    with contextlib.suppress(OSError, UnicodeDecodeError), (directory / LATEST).open() as f:
+        return f.read(TAG).strip()
     return ""
 
 
