@@ -1,0 +1,39 @@
+"""Models in parts, by the scripts that users start from: cut anew, they go on where they were."""
+
+import re
+from pathlib import Path
+
+import pytest
+from launching import environment, hpclaunch
+
+WORKERS = Path(__file__).parents[2] / "workers"
+
+
+def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tuple[float, str]:
+    """After so many steps, on so many ranks; and what was printed."""
+    program = (WORKERS / script, "--dir", "saved", "--steps", steps, "--save-every", 2)
+    done = hpclaunch(
+        *("--nproc", workers, "--checkpoint-dir", "saved", *program, *how.split()),
+        cwd=directory,
+        env=environment(OMP_NUM_THREADS=1),
+    )
+    assert done.returncode == 0, done.stderr
+    (reached,) = re.findall(r"^loss (\S+)$", done.stdout, re.MULTILINE)
+    return float(reached), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "then", "at_once"),
+    [
+        ("fsdp_tp.py", (4, "--tp 2"), (2, "--tp 1"), (1, "")),
+        ("pipeline.py", (2, "--schedule gpipe"), (2, "--schedule interleaved"), (1, "")),
+    ],
+)
+def test_cut_anew_it_goes_on(script, first, then, at_once, tmp_path):
+    for name in ("in two goes", "at once"):
+        (tmp_path / name).mkdir()
+    loss(tmp_path / "in two goes", script, first[0], 2, first[1])
+    found, said = loss(tmp_path / "in two goes", script, then[0], 4, then[1])
+    assert said.count("resuming after step 2\n") == 1
+    expected, _ = loss(tmp_path / "at once", script, at_once[0], 4, at_once[1])
+    assert found == pytest.approx(expected, abs=1e-3)  # sums are rounded otherwise
