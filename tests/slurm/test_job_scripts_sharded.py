@@ -1,22 +1,21 @@
 """The job scripts of models that are in parts, as they are: all ranks save together, with DCP.
 
-The nodes have GPUs that are none, so all take CPUs and gloo. The training comes to a stop in the
-midst of a save (see `run_with_a_kill`): the shards are there, `.metadata` is not.
+There are no GPUs, so all take CPUs and gloo. A worker is killed in the midst of a save: all shards
+are there, and rank 0 writes what seals them.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, eventually
+from .cluster import Cluster
 from .conftest import AGENT
-from .job_scripts import kill, reached, rounds, run, run_with_a_kill, submit, workers
+from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, submit, workers
 
-TWO_EACH = ["--gpus-per-node=2"]  # workers: the nodes share a few cores
-SHARD, SEAL = "checkpoints/step-{}/__{}_0.distcp", "checkpoints/step-{}/.metadata.tmp"
+TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
+SEAL = "checkpoints/step-{}/.metadata.tmp"
 TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 
 
@@ -24,16 +23,9 @@ TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 def test_a_killed_worker_changes_nothing(
     name: str, below: float, cluster: Cluster, tmp_path: Path
 ) -> None:
-    undisturbed = run(cluster, tmp_path / "a", name, options=TWO_EACH)
+    undisturbed = run(cluster, tmp_path / "a", name, env=TWO_EACH)
     assert reached(undisturbed, "loss") < below
-    killed = run_with_a_kill(
-        cluster,
-        tmp_path / "b",
-        name,
-        after=SHARD.format(30, 3),
-        stop=SEAL.format(30),
-        options=TWO_EACH,
-    )
+    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=SEAL.format(30), env=TWO_EACH)
     assert rounds(tmp_path / "b") == 2
     assert TORN.format(30) in killed.output, str(killed)
     assert killed.output.count("resuming after step 20\n") == 1, str(killed)
@@ -42,25 +34,17 @@ def test_a_killed_worker_changes_nothing(
 
 def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_path: Path) -> None:
     """First a worker is killed, then a launcher: of 4 ranks 2 are left."""
-    undisturbed = run(cluster, tmp_path / "a", "fsdp", options=TWO_EACH)
+    undisturbed = run(cluster, tmp_path / "a", "fsdp", env=TWO_EACH)
     assert reached(undisturbed, "loss") < 2.6
-    stops = [tmp_path / "b" / SEAL.format(step) for step in (20, 30)]
-    for stop in stops:
-        stop.parent.mkdir(parents=True)
-        os.mkfifo(stop)
-    job = submit(cluster, tmp_path / "b", "fsdp", options=TWO_EACH)
-
-    def saves(step: int) -> None:
-        shard = tmp_path / "b" / SHARD.format(step, 3)
-        eventually(str(shard), shard.exists, timeout=60)
-        stops.pop(0).unlink()
-
-    saves(20)
-    kill(job, rank=3)
-    saves(30)
-    (agent,) = cluster.processes(AGENT, host=workers(job, 3)[0].host)
-    agent.kill()
-    ended = job.wait()  # with the code of the launcher that was killed
+    stops = [Stop(tmp_path / "b" / SEAL.format(step)) for step in (20, 30)]
+    with stops[0], stops[1]:
+        job = submit(cluster, tmp_path / "b", "fsdp", env=TWO_EACH)
+        stops[0].reached(job)
+        kill(job, rank=3)
+        stops[1].reached(job)
+        (agent,) = cluster.processes(AGENT, host=workers(job, 3)[0].host)
+        agent.kill()
+        ended = job.wait()  # with the code of the launcher that was killed
     assert rounds(tmp_path / "b") == 3
     assert TORN.format(20) in ended.output, str(ended)
     assert TORN.format(30) in ended.output, str(ended)
