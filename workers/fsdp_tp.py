@@ -146,7 +146,7 @@ def shard(model: Llama, mesh: DeviceMesh, gpu: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tp", type=int, help="ranks that share a matrix (default: all of a node)")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
     parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")

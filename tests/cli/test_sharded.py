@@ -25,7 +25,7 @@ def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tu
 @pytest.mark.parametrize(
     ("script", "first", "then", "at_once"),
     [
-        ("fsdp_tp.py", (4, "--tp 2"), (2, "--tp 1"), (1, "")),
+        ("fsdp_tp.py", (2, "--tp 2"), (2, "--tp 1"), (1, "")),
         ("pipeline.py", (2, "--schedule gpipe"), (2, "--schedule interleaved"), (1, "")),
     ],
 )

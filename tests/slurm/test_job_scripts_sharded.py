@@ -1,7 +1,7 @@
 """The job scripts of models that are in parts, as they are: all ranks save together, with DCP.
 
 There are no GPUs, so all take CPUs and gloo. A worker is killed in the midst of a save: all shards
-are there, and rank 0 writes what seals them.
+are there, and rank 0 writes what seals them. All ends as with one worker that is left alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .conftest import AGENT
 from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, submit, workers
 
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
+ROUNDED = 0.01  # sums are, in another order
 SEAL = "checkpoints/step-{}/.metadata.tmp"
 TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 
@@ -23,19 +24,19 @@ TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 def test_a_killed_worker_changes_nothing(
     name: str, below: float, cluster: Cluster, tmp_path: Path
 ) -> None:
-    undisturbed = run(cluster, tmp_path / "a", name, env=TWO_EACH)
-    assert reached(undisturbed, "loss") < below
-    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=SEAL.format(30), env=TWO_EACH)
+    alone = run(cluster, tmp_path / "a", name, nodes=1)
+    assert reached(alone, "loss") < below
+    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=SEAL.format(20), env=TWO_EACH)
     assert rounds(tmp_path / "b") == 2
-    assert TORN.format(30) in killed.output, str(killed)
-    assert killed.output.count("resuming after step 20\n") == 1, str(killed)
-    assert reached(killed, "loss") == reached(undisturbed, "loss")
+    assert TORN.format(20) in killed.output, str(killed)
+    assert killed.output.count("resuming after step 10\n") == 1, str(killed)
+    assert reached(killed, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDED)
 
 
 def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_path: Path) -> None:
     """First a worker is killed, then a launcher: of 4 ranks 2 are left."""
-    undisturbed = run(cluster, tmp_path / "a", "fsdp", env=TWO_EACH)
-    assert reached(undisturbed, "loss") < 2.6
+    alone = run(cluster, tmp_path / "a", "fsdp", nodes=1)
+    assert reached(alone, "loss") < 2.6
     stops = [Stop(tmp_path / "b" / SEAL.format(step)) for step in (20, 30)]
     with stops[0], stops[1]:
         job = submit(cluster, tmp_path / "b", "fsdp", env=TWO_EACH)
@@ -50,5 +51,4 @@ def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_
     assert TORN.format(30) in ended.output, str(ended)
     assert "resuming after step 10 on 4 ranks" in ended.output
     assert "resuming after step 20 on 2 ranks" in ended.output
-    close = pytest.approx(reached(undisturbed, "loss"), abs=0.01)  # sums are rounded otherwise
-    assert reached(ended, "loss") == close
+    assert reached(ended, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDED)
