@@ -8,7 +8,7 @@ SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest frameworks sim soak bench test-gpu bench-gpu system clean
+.PHONY: demo test lint types pytest frameworks test-horovod sim soak bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -23,11 +23,14 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks'
-	$(BIN)/pytest -m 'slurm and not frameworks'     # one cluster at a time
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks and not horovod'
+	$(BIN)/pytest -m 'slurm and not frameworks and not horovod'     # one cluster at a time
 
 frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
 	$(BIN)/pytest -m frameworks
+
+test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
+	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod
 
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
@@ -66,6 +69,9 @@ $(VENV)/ready: pyproject.toml constraints.txt
 $(VENV)/frameworks: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/pip install -q -c constraints.txt -e '.[frameworks]'
 	@touch $@
+
+$(VENV)/horovod: $(VENV)/ready
+	tests/slurm/prepare_horovod $(BIN)/python $@
 
 system:     # without root the tests that need it are skipped, and say so
 	@which slurmctld slurmd scontrol munged ip nsenter g++ cmake >/dev/null || ! $(ROOT) \

@@ -7,6 +7,7 @@ starts. Here it holds for the launcher's store only; a store at any other addres
 are the addresses of the dead. Both take the worker's rank where the script gives none.
 
 Where workers share a GPU, `_hpclaunch_backend` has a word on the backend of every process group.
+Where Horovod is installed, `_hpclaunch_horovod` comes before its `init`.
 
 What is patched are private names of torch, from 2.4 on. Where one is missing, torch stays as it is.
 """
@@ -18,23 +19,30 @@ from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  #
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
+HOROVOD = "horovod.common.basics"  # which all its bindings import
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
-_backend = None
+_loaded = {}  # file beside this: its module
 pipe = None  # of a worker that was forked to tell what it imports
 
 
 class Finder:
-    """Waits on the meta path for what is patched, and goes when it has seen the rendezvous."""
+    """Waits on the meta path for what is patched, and goes when nothing more is to come."""
+
+    def __init__(self):
+        self.awaited = {RENDEZVOUS, C10D, HOROVOD}
 
     def find_spec(self, name, path=None, target=None):
-        if name not in (RENDEZVOUS, C10D):
-            return None
+        spec = self._find(name, path, target) if name in self.awaited else None
+        if spec is not None:
+            self._attach(spec.loader, name)
+        return spec
+
+    def _find(self, name, path=None, target=None):
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)
             spec = find_spec(name, path, target) if find_spec and finder is not self else None
             if spec is not None:
-                self._attach(spec.loader, name)
                 return spec
         return None
 
@@ -43,21 +51,23 @@ class Finder:
 
         def exec_module(module):
             del loader.exec_module
-            if name == C10D:
-                load(module)
-                own_backends(module)
-                return
-            # A new list: threads that are importing may be going through the old one.
-            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+            self._seen(name)
             load(module)
-            own_stores(module)
-            own_files(module)
-            own_ranks(module)
+            for patch in PATCHES[name]:
+                patch(module)
 
         try:
             loader.exec_module = exec_module
         except AttributeError:
             pass  # no loader of Python's own
+
+    def _seen(self, name):
+        self.awaited.discard(name)
+        if name == RENDEZVOUS and not (HOROVOD in self.awaited and self._find("horovod")):
+            self.awaited.clear()
+        if not self.awaited:
+            # A new list: threads that are importing may be going through the old one.
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
 def in_round():
@@ -166,7 +176,7 @@ def own_backends(c10d):
         @functools.wraps(create)
         def create_group(*args, **kwargs):
             if "HPCLAUNCH_RANKS_PER_GPU" in os.environ and in_round():
-                args, kwargs = backend_module().chosen(c10d, create, args, kwargs)
+                args, kwargs = beside("_hpclaunch_backend").chosen(c10d, create, args, kwargs)
             return create(*args, **kwargs)
 
         return create_group
@@ -177,19 +187,36 @@ def own_backends(c10d):
             setattr(c10d, name, choosing(create))
 
 
-def backend_module():
-    """Loaded when it is needed, which is rare, and under no name that is the user's."""
-    global _backend
-    if _backend is None:
+def own_horovod(basics):
+    """Decides in every call, as above. Whatever the binding, its `init` is a method of this."""
+    import functools
+
+    try:
+        init = basics.HorovodBasics.init
+    except AttributeError:
+        return
+
+    @functools.wraps(init)
+    def init_here(*args, **kwargs):
+        if in_round():
+            beside("_hpclaunch_horovod").prepare()
+        return init(*args, **kwargs)
+
+    basics.HorovodBasics.init = init_here
+
+
+def beside(name):
+    """A module of ours, loaded when it is needed, which is rare, and under no name that is the
+    user's."""
+    if name not in _loaded:
         from importlib.util import module_from_spec, spec_from_file_location
 
-        path = os.path.join(_here, "_hpclaunch_backend.py")
-        spec = spec_from_file_location("_hpclaunch_backend", path)
+        spec = spec_from_file_location(name, os.path.join(_here, name + ".py"))
         assert spec is not None and spec.loader is not None  # noqa: PT018
         module = module_from_spec(spec)
         spec.loader.exec_module(module)
-        _backend = module
-    return _backend
+        _loaded[name] = module
+    return _loaded[name]
 
 
 def with_rank(url):
@@ -241,5 +268,10 @@ def remove_earlier(stem, restarts):
         pass  # no reason to fail; if the directory is at fault, torch says so
 
 
+PATCHES = {
+    RENDEZVOUS: (own_stores, own_files, own_ranks),
+    C10D: (own_backends,),
+    HOROVOD: (own_horovod,),
+}
 sys.meta_path.insert(0, Finder())
 record_errors()

@@ -1,0 +1,118 @@
+"""What horovodrun would give Horovod with gloo: its variables, and the server where ranks meet.
+
+The hooks load this file when a script calls `hvd.init()` and nobody else has started it for
+Horovod. The ranks meet at the round's store first, each with its place; rank 0 tells them where its
+server listens. That is a thread of rank 0's process and ends with it: Horovod needs it while it
+connects, and every round has another.
+
+Horovod's server speaks plain HTTP, so whoever reaches its port may read and write the addresses in
+it, as with torch's store. It listens where that store does: on loopback, for one machine.
+"""
+
+import json
+import os
+import socket
+import socketserver
+import threading
+
+OTHERS = (  # who has these was started by horovodrun, by mpirun, or is to be by MPI
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "OMPI_COMM_WORLD_RANK",
+)
+KEYS = "hpclaunch/horovod"  # in the round's store
+
+
+def prepare():
+    """Set the variables for this worker; returns once all ranks have come. What is set stays.
+
+    torch.distributed's errors if the store cannot be reached, or not all ranks have come in 5
+    minutes; RuntimeError where Horovod cannot connect.
+    """
+    env = os.environ
+    if any(name in env for name in OTHERS) or env.get("HOROVOD_CONTROLLER", "gloo") != "gloo":
+        return
+    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    given = {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    interface = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+    if interface:
+        given["GLOO_IFACE"] = interface
+    places, port = [place(env)], None
+    address, _, launchers = env["HPCLAUNCH_STORE"].rpartition(":")
+    if size > 1:
+        places, port = meet(address, int(launchers), rank, size, *places)
+        given["GLOO_RENDEZVOUS_ADDR"] = address
+        given["GLOO_RENDEZVOUS_PORT"] = str(port)
+    given.update(assignment(places, rank))
+    for name, value in given.items():
+        env.setdefault("HOROVOD_" + name, str(value))
+
+
+def meet(address, port, rank, size, mine):
+    """The places of all ranks, and the port of rank 0's server."""
+    if ":" in address:
+        raise RuntimeError(
+            f"Horovod's rendezvous knows IPv4 only, and the nodes meet at {address}: name an IPv4 "
+            "address of each node with --local-addr"
+        )
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(address, port, is_master=False)
+    store.set(f"{KEYS}/{rank}", json.dumps(mine))
+    if rank == 0:
+        places = [json.loads(store.get(f"{KEYS}/{other}")) for other in range(size)]
+        store.set(KEYS, json.dumps([places, serve(address, places)]))
+    return json.loads(store.get(KEYS))
+
+
+def place(env):
+    """(host, local rank), where hvd.local_rank() is LOCAL_RANK: scripts take it for their device.
+
+    A worker that sees its own device only, as 0, is on a host of its own.
+    """
+    local, position = env["LOCAL_RANK"], env["HPCLAUNCH_LOCAL_RANK"]
+    host = "{}-{}".format(socket.gethostname(), env["GROUP_RANK"])
+    if local != position:
+        host += f"-{position}"
+    return env.get("HOROVOD_HOSTNAME", host), int(local)
+
+
+def assignment(places, rank):
+    """{variable: value}, as Horovod counts: the cross rank is that among hosts with such a local
+    rank."""
+    host, local = places[rank]
+    across = [other for other, (_, its) in enumerate(places) if its == local]
+    return {
+        "HOSTNAME": host,
+        "RANK": rank,
+        "SIZE": len(places),
+        "LOCAL_RANK": local,
+        "LOCAL_SIZE": sum(1 for its, _ in places if its == host),
+        "CROSS_RANK": across.index(rank),
+        "CROSS_SIZE": len(across),
+    }
+
+
+def serve(address, places):
+    """The port of a server that lives as long as this process."""
+    from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
+    from horovod.runner.http import http_server  # type: ignore[import-not-found]
+
+    class Server(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+        daemon_threads = True
+        request_queue_size = 4096
+
+        def server_bind(self):
+            # HTTP's own asks a name server for our name.
+            socketserver.TCPServer.server_bind(self)
+
+    everywhere = "127.0.0.1" if address.startswith("127.") else ""
+    server = Server((everywhere, 0), http_server.RendezvousHandler, 0)
+    slots = []
+    for rank in range(len(places)):
+        values = assignment(places, rank)
+        slots.append(SlotInfo(**{name.lower(): value for name, value in values.items()}))
+    server.init(slots)
+    threading.Thread(target=server.serve_forever, name="hpclaunch-horovod", daemon=True).start()
+    return server.server_address[1]
