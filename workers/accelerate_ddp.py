@@ -103,7 +103,7 @@ def main() -> None:
     model = cnn()
     model, optimizer, train_loader, test_loader = accelerator.prepare(
         model,
-        torch.optim.Adam(model.parameters(), lr=3e-3),
+        torch.optim.Adam(model.parameters(), lr=8e-3),
         DataLoader(train, batch_size=size, shuffle=True),
         DataLoader(test, batch_size=size),
     )

@@ -3,8 +3,9 @@
     hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/deepspeed_zero3.py --dir checkpoints
 
 Parameters, gradients and the optimizer's state are divided among the workers. `--offload cpu` keeps
-them in the host's memory, `--offload nvme` on its disk, in SLURM_TMPDIR or the temporary directory.
-DeepSpeed's own launcher is not needed, nor MPI. On CPUs it needs DS_ACCELERATOR=cpu.
+them in the host's memory, `--offload nvme` on its disk, in SLURM_TMPDIR or the temporary directory
+(this needs libaio with its headers). Neither DeepSpeed's own launcher nor MPI is needed. Without a
+GPU it needs DS_ACCELERATOR=cpu.
 
 DeepSpeed saves at the end of every epoch, and names the directory in `latest` once it is whole; a
 restart goes on from there, with as many workers. (For another number, `zero_to_fp32.py` in the

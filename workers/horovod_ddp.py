@@ -78,7 +78,7 @@ def main() -> None:
     model = cnn().to(device)
     # Averages gradients over the workers while others are still being computed.
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), lr=3e-3), named_parameters=model.named_parameters()
+        torch.optim.Adam(model.parameters(), lr=8e-3), named_parameters=model.named_parameters()
     )
 
     first = 0

@@ -54,7 +54,7 @@ class Digits(pl.LightningModule):
         self.print(f"epoch {self.current_epoch}: accuracy {reached:.4f}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=3e-3)
+        return torch.optim.Adam(self.parameters(), lr=8e-3)
 
 
 def main() -> None:

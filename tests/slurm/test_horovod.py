@@ -18,8 +18,9 @@ def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
     """In both rounds the ranks find one another over the network between two nodes."""
     assert spec is not None
     assert spec.origin is not None
-    where = {"env": {"PYTHONPATH": str(Path(spec.origin).parent.parent)}}
-    undisturbed = run(cluster, tmp_path / "a", "horovod_ddp", **where)
+    env = {"PYTHONPATH": str(Path(spec.origin).parent.parent)}
+    options = ["--gpus-per-node=2"]
+    undisturbed = run(cluster, tmp_path / "a", "horovod_ddp", options=options, env=env)
     assert reached(undisturbed) > 0.95
     killed = run_with_a_kill(
         cluster,
@@ -27,7 +28,8 @@ def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
         "horovod_ddp",
         after="checkpoints/epoch-3.pt",
         stop="checkpoints/epoch-4.tmp",
-        **where,
+        options=options,
+        env=env,
     )
     assert rounds(tmp_path / "b") == 2
     assert "resuming after epoch 3\n" in killed.output
