@@ -111,7 +111,8 @@ def main() -> None:
     accelerator.register_for_checkpointing(progress)
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
         accelerator.load_state(checkpoint)
-        accelerator.print(f"resuming after epoch {progress.epochs - 1}")
+        if accelerator.is_main_process:
+            print(f"resuming after epoch {progress.epochs - 1}")
 
     for epoch in range(progress.epochs, args.epochs):
         train_loader.set_epoch(epoch)
@@ -121,11 +122,14 @@ def main() -> None:
             accelerator.backward(loss)
             optimizer.step()
         reached = accuracy(accelerator, model, test_loader)
-        accelerator.print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
+        if accelerator.is_main_process:  # Accelerate's own print is for one rank of each node
+            print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
         progress.epochs = epoch + 1
         save(accelerator, args.dir / f"epoch-{epoch}")
 
-    accelerator.print(f"accuracy {accuracy(accelerator, model, test_loader):.4f}")
+    reached = accuracy(accelerator, model, test_loader)
+    if accelerator.is_main_process:
+        print(f"accuracy {reached:.4f}")
     accelerator.end_training()
 
 

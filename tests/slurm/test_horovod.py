@@ -19,8 +19,7 @@ def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
     assert spec is not None
     assert spec.origin is not None
     env = {"PYTHONPATH": str(Path(spec.origin).parent.parent)}
-    options = ["--gpus-per-node=2"]
-    undisturbed = run(cluster, tmp_path / "a", "horovod_ddp", options=options, env=env)
+    undisturbed = run(cluster, tmp_path / "a", "horovod_ddp", env=env)
     assert reached(undisturbed) > 0.95
     killed = run_with_a_kill(
         cluster,
@@ -28,7 +27,6 @@ def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
         "horovod_ddp",
         after="checkpoints/epoch-3.pt",
         stop="checkpoints/epoch-4.tmp",
-        options=options,
         env=env,
     )
     assert rounds(tmp_path / "b") == 2
