@@ -60,7 +60,7 @@ def configuration(batch_size: int, offload: str, gpu: bool) -> dict:
             place["nvme_path"] = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
         zero |= {"offload_param": place, "offload_optimizer": place}
     # Without a GPU there is no use for DeepSpeed's own Adam, which is compiled at first.
-    adam = {"lr": 1e-3, "torch_adam": not gpu}
+    adam = {"lr": 3e-4, "torch_adam": not gpu}
     return {
         "train_batch_size": batch_size,
         "bf16": {"enabled": gpu},

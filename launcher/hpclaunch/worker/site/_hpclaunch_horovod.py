@@ -15,7 +15,7 @@ import socket
 import socketserver
 import threading
 
-OTHERS = (  # who has these was started by horovodrun, by mpirun, or is to be by MPI
+OTHERS = (  # who has one of these was started by horovodrun or mpirun, or meets elsewhere
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
