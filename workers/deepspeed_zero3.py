@@ -60,7 +60,7 @@ def configuration(batch_size: int, offload: str, gpu: bool) -> dict:
             place["nvme_path"] = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
         zero |= {"offload_param": place, "offload_optimizer": place}
     # Without a GPU there is no use for DeepSpeed's own Adam, which is compiled at first.
-    adam = {"lr": 3e-4, "torch_adam": not gpu}
+    adam = {"lr": 6e-4, "torch_adam": not gpu}
     return {
         "train_batch_size": batch_size,
         "bf16": {"enabled": gpu},
@@ -82,7 +82,7 @@ def accuracy(engine: deepspeed.DeepSpeedEngine, data: TensorDataset) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--offload", choices=("none", "cpu", "nvme"), default="none")
     parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
