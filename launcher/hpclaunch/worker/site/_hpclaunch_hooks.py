@@ -22,7 +22,7 @@ C10D = "torch.distributed.distributed_c10d"  # which imports it
 HOROVOD = "horovod.common.basics"  # which all its bindings import
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
-_loaded = {}  # file beside this: its module
+_loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its module
 pipe = None  # of a worker that was forked to tell what it imports
 
 
