@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 GPU := .venv-gpu
-SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux g++ cmake
+SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux procps g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
@@ -24,7 +24,7 @@ types: $(VENV)/ready
 
 pytest: $(VENV)/ready
 	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks and not horovod'
-	$(BIN)/pytest -m 'slurm and not frameworks and not horovod'     # one cluster at a time
+	$(BIN)/pytest -n 2 --dist loadfile -m 'slurm and not frameworks and not horovod'     # two clusters
 
 frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
 	$(BIN)/pytest -m frameworks
@@ -43,6 +43,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/launch_and_restart.py
 	$(BIN)/python bench/on_slurm.py
 	$(BIN)/python bench/on_slurm_losses.py
+	$(BIN)/python bench/false_alarms.py
 	$(BIN)/python bench/idle_agent.py
 	$(BIN)/python bench/head_scale.py
 	$(BIN)/python bench/many_agents.py
@@ -74,7 +75,7 @@ $(VENV)/horovod: $(VENV)/ready
 	tests/slurm/prepare_horovod $(BIN)/python $@
 
 system:     # without root the tests that need it are skipped, and say so
-	@which slurmctld slurmd scontrol munged ip nsenter g++ cmake >/dev/null || ! $(ROOT) \
+	@which slurmctld slurmd scontrol munged ip nsenter pkill g++ cmake >/dev/null || ! $(ROOT) \
 	  || { apt-get update -qq && $(APT) $(SYSTEM); }
 
 clean:
