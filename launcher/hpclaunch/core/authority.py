@@ -15,7 +15,8 @@ from .succession import Line
 
 
 class Authority:
-    """`until` is worked out at every beat, and when something hinges on it."""
+    """`until` is worked out at every beat, and when something hinges on it: never for every single
+    report, since it is a look at all agents."""
 
     def __init__(self, job: Job, line: Line, me: int, roster: Roster, roll: Roll | None) -> None:
         self.job, self.line, self.me, self.roster = job, line, me, roster
@@ -23,7 +24,7 @@ class Authority:
         self.until = -math.inf
         self.dead_head: int | None = None  # whom we have replaced, if it is proven dead
         self._first = roll is None
-        self._answered: set[int] = set()  # who has answered us, of those on the roll
+        self._answered: set[int] = set()  # who has since the last look, and may make a quorum
         self._has_it: set[int] = set()  # of those on the roll, who have this edition
 
     def renew(self, now: float) -> list[Effect]:
@@ -97,8 +98,10 @@ class Authority:
         if peer.echo.at is None or self.holds(now):
             return []
         self._answered.add(agent)
-        enough = 2 * (len(self._answered) + 1) >= len(parse(self.roll.voters.agents))
-        return self.renew(now) if enough else []
+        if 2 * (len(self._answered) + 1) < len(parse(self.roll.voters.agents)):
+            return []
+        self._answered.clear()
+        return self.renew(now)
 
     def settle(self) -> None:
         """The roll is the only one that counts once a quorum has it."""
