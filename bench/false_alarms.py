@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import psutil
 from measuring import HPCLAUNCH, TORCHRUN, command, running
-from on_slurm import PORTS, TOOLS, Cluster, allocation, remove_stale
+from on_slurm import CPUS, PORTS, TOOLS, Cluster, allocation, remove_stale
 
 WORKERS = 2  # on each node
 BURN = "while True: pass"
@@ -79,7 +79,7 @@ def main() -> None:
     remove_stale()
     cluster = Cluster(open_to_all=[])
     try:
-        cluster.up(nodes=args.nodes, gpus=1, cpus=4)
+        cluster.up(nodes=args.nodes, gpus=1, cpus=CPUS)
         for launcher in [HPCLAUNCH, *([TORCHRUN] if args.torchrun else [])]:
             said = alarms(cluster, launcher, args.nodes, args.burners, 60 * args.minutes)
             print(f"{launcher}: {said}", flush=True)

@@ -105,7 +105,7 @@ class Agent:
         deadline = min(part.next_deadline() for part in parts)
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
-        wait = None if math.isinf(deadline) else max(0.0, deadline - time.monotonic()) * 1000
+        wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
         # Rounded up: to wake a moment early would be to turn in vain until the time has come.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
         for console in (self.output.out, self.output.err):

@@ -90,8 +90,17 @@ def test_whose_head_is_heard_again_asks_nobody_any_more():
     member = idle(hosts="n0 n1 n2", silence=10.0)
     assert reports(tell(member, 13.0, Tick()))[-1].seeking == 1
     effects = tell(member, 13.1, HeadReached(0), wait())
-    assert Dial((0,)) in effects
     assert reports(effects)[-1].seeking == NOBODY
+
+
+def test_a_late_order_of_a_dead_head():
+    """It holds the agent up for no time, and the next head is dialled all the same."""
+    member = idle(hosts="n0 n0 n2")
+    tell(member, 1.0, HeadClosed(0))
+    assert Dial((0, 2)) in tell(member, 1.1, AgentGone(0))
+    assert Dial((0,)) in tell(member, 1.2, wait())
+    assert member.next_deadline() <= 1.2
+    assert Dial((2,)) in tell(member, 1.2, an_order(Goal.WAIT, sender=2, term=1))
 
 
 def without_head(hosts="n0 n1 n2 n3"):

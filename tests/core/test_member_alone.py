@@ -7,7 +7,7 @@ import itertools
 import pytest
 from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
 
-from hpclaunch.core.effects import Diagnose, Dial, Probe, Say, StopWorkers
+from hpclaunch.core.effects import Diagnose, Probe, Say, StopWorkers
 from hpclaunch.core.events import (
     AgentGone,
     Diagnosed,
@@ -67,7 +67,7 @@ def test_a_silent_head_is_lost():
     """The workers are left to their lease, which is over by then."""
     member = running(silence=10.0, wait=60.0)  # last heard at 1.0, and the promise is of 13 s
     assert deeds(tell(member, 13.9, Tick())) == []
-    assert {Dial((0,)), Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
+    assert {Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
     (said,) = [e.text for e in tell(member, 19.0, Tick()) if isinstance(e, Say)]
     assert said == (
         "n1 waits for a head: the one on n0 was lost (it has been silent for 13 s), and there is "

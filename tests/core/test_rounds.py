@@ -202,13 +202,16 @@ def test_a_failure_of_an_old_round_is_no_failure_of_this_one():
     assert (head.stage, head.round) == (Stage.RUNNING, 1)
 
 
-def test_orders_are_repeated_at_every_beat_and_the_assignment_until_it_is_taken():
+def test_who_says_nothing_hears_again_and_the_assignment_until_it_is_taken():
     head = gathered(beat=1.0)
     tell(head, 0.5, CheckpointChosen(""))
-    again = sent(tell(head, 1.0, Tick()))
+    assert 1 not in sent(tell(head, 1.0, Tick()))  # it has been told a moment ago
+    again = sent(tell(head, 2.0, Tick()))
     assert again[1].assignment.first_rank == 2
-    tell(head, 1.1, report(1, RUNNING, 0))
-    assert sent(tell(head, 2.0, Tick()))[1].assignment is None
+    answer = sent(tell(head, 2.1, report(1, RUNNING, 0)))
+    assert answer[1].assignment is None
+    assert 1 not in sent(tell(head, 3.0, Tick()))
+    assert sent(tell(head, 4.0, Tick()))[1].assignment is None
 
 
 # Who is there

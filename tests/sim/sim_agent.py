@@ -115,7 +115,7 @@ class Agent:
 
     def _arm(self) -> None:
         deadline = self.control.next_deadline()
-        if not self.living or deadline == self._armed or math.isinf(deadline):
+        if not self.living or deadline in (self._armed, math.inf):
             return
         self._armed = deadline
         left = (deadline - self.clock) / self.sim.plan.rates[self.index]

@@ -31,6 +31,9 @@ class Following:
         self.seeking = NOBODY
         self.gone: set[int] = set()  # agents that are proven dead
         self.bond = Bond(job)
+        self._dialled: tuple[int, ...] = (
+            () if self.head == index else (self.head,)
+        )  # from the beginning
         self.deposed = False  # this agent leads, but has no quorum
         self._hurried = False
         self._why = ""  # the head was lost
@@ -89,8 +92,6 @@ class Following:
     def found(self) -> list[Effect]:
         """There is a head, and nobody else is asked."""
         self._lost_since = self._next_at = self._notice_at = math.inf
-        if self.seeking == NOBODY:
-            return []
         self.seeking = NOBODY
         return self._dial()
 
@@ -166,7 +167,11 @@ class Following:
         return self._dial() + [Probe(agent) for agent in dict.fromkeys((*probe, *others))]
 
     def _dial(self) -> list[Effect]:
-        return [Dial(tuple(agent for agent in self.asked if agent != self.index))]
+        wanted = tuple(agent for agent in self.asked if agent != self.index)
+        if wanted == self._dialled:
+            return []
+        self._dialled = wanted
+        return [Dial(wanted)]
 
     def hurry(self) -> None:
         """The job is to end, whoever leads."""

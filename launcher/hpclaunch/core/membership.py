@@ -44,9 +44,11 @@ class Echo:
 
     def __init__(self) -> None:
         self.at: float | None = None
+        self.sent_at = -math.inf  # the newest
         self._sent: deque[tuple[int, float]] = deque(maxlen=64)
 
     def send(self, serial: int, now: float) -> None:
+        self.sent_at = now
         self._sent.append((serial, now))
 
     def hear(self, serial: int) -> bool:

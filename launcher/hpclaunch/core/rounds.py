@@ -159,8 +159,10 @@ class Head:
             effects.append(self._order(self.roster[news]))  # who hears nothing takes us for lost
         if beat and self.stage is Stage.RUNNING:
             effects += self._grow(now)
-        if beat:
-            effects += [self._order(p) for p in self.roster.others if p.report]
+        if beat:  # most have had an answer to their own beat
+            before = now - self.job.beat
+            waiting = (p for p in self.roster.others if p.report and p.echo.sent_at <= before)
+            effects += map(self._order, waiting)
         return self._unsaid.pass_on(effects, elected=self.authority.holds(now))
 
     def _grow(self, now: float) -> list[Effect]:
