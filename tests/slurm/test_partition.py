@@ -46,7 +46,7 @@ def test_cut_and_healed_within_the_time(
     """Workers wait a little longer for one another, and nothing else happens."""
     job = train(launch, tmp_path / "saved", "--nnodes", "1:3", "--log-dir", tmp_path / "logs")
     with cluster.parted([host]):
-        time.sleep(1.7)
+        time.sleep(1.5)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert len(list((tmp_path / "logs").glob("round-*"))) == 1, str(ended)
