@@ -23,8 +23,8 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not slurm and not frameworks and not horovod'
-	$(BIN)/pytest -n 2 --dist worksteal -m 'slurm and not frameworks and not horovod'     # two clusters
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks and not horovod'
+	$(BIN)/pytest -n 2 --dist loadfile -m 'slurm and not frameworks and not horovod'     # two clusters
 
 frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
 	$(BIN)/pytest -m frameworks

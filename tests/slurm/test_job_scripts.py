@@ -1,4 +1,4 @@
-"""The job scripts that users start from, as they are, with a worker killed half-way.
+"""The job scripts that users start from, as they are: undisturbed, and with a worker killed.
 
 NVML and Slurm tell of GPUs that are none, so all take CPUs and gloo.
 """
@@ -22,7 +22,6 @@ from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, subm
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
 )
-SOME_DIGITS = 0.011  # three of those held out: machines round otherwise
 COMPILERS = ("cmake", "make", "g++")
 missing = [tool for tool in COMPILERS if shutil.which(tool) is None]
 
@@ -34,13 +33,12 @@ class Script:
     nodes: int = 2
     victim: int = 1  # a rank
     said: str = ""  # on the console
-    accuracy: float = 0.98  # that it reaches undisturbed
 
 
 SCRIPTS = (
-    Script("single", 1, nodes=1, victim=0, said="on CPU, threads: 1\n", accuracy=0.97),
+    Script("single", gpus=1, nodes=1, victim=0, said="training on CPU, threads: 1\n"),
     Script("ddp", gpus=2),
-    Script("data_parallel", 2, nodes=1, victim=0, said="one process, GPUs: 0;", accuracy=0.97),
+    Script("data_parallel", gpus=2, nodes=1, victim=0, said="one process, GPUs: 0;"),
     Script("model_data_parallel", gpus=2),
     Script("rpc", gpus=1),
 )
@@ -58,12 +56,20 @@ def on_gpus(number: int, directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_path: Path) -> None:
     where = {"nodes": script.nodes, **on_gpus(script.gpus, tmp_path)}
-    stop = "checkpoints/epoch-4.tmp"
-    killed = run_with_a_kill(cluster, tmp_path, script.name, stop=stop, rank=script.victim, **where)
-    assert script.said in killed.output, str(killed)
-    assert rounds(tmp_path) == 2
+    undisturbed = run(cluster, tmp_path / "a", script.name, **where)
+    assert script.said in undisturbed.output, str(undisturbed)
+    assert reached(undisturbed) > 0.95
+    killed = run_with_a_kill(
+        cluster,
+        tmp_path / "b",
+        script.name,
+        stop="checkpoints/epoch-4.tmp",
+        rank=script.victim,
+        **where,
+    )
+    assert rounds(tmp_path / "b") == 2
     assert killed.output.count("resuming after epoch 3\n") == 1, str(killed)
-    assert reached(killed) == pytest.approx(script.accuracy, abs=SOME_DIGITS), str(killed)
+    assert reached(killed) == reached(undisturbed)
 
 
 def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:

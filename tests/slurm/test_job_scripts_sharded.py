@@ -24,12 +24,13 @@ TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 def test_a_killed_worker_changes_nothing(
     name: str, below: float, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """To what its loss comes undisturbed: tests/cli/test_sharded.py."""
-    killed = run_with_a_kill(cluster, tmp_path, name, stop=SEAL.format(20), env=TWO_EACH)
-    assert rounds(tmp_path) == 2
+    alone = run(cluster, tmp_path / "a", name, nodes=1)
+    assert reached(alone, "loss") < below
+    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=SEAL.format(20), env=TWO_EACH)
+    assert rounds(tmp_path / "b") == 2
     assert TORN.format(20) in killed.output, str(killed)
     assert killed.output.count("resuming after step 10\n") == 1, str(killed)
-    assert reached(killed, "loss") < below
+    assert reached(killed, "loss") == pytest.approx(reached(alone, "loss"), abs=ROUNDED)
 
 
 def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_path: Path) -> None:
