@@ -31,9 +31,8 @@ class Following:
         self.seeking = NOBODY
         self.gone: set[int] = set()  # agents that are proven dead
         self.bond = Bond(job)
-        self._dialled: tuple[int, ...] = (
-            () if self.head == index else (self.head,)
-        )  # from the beginning
+        # The first head is from the beginning.
+        self._dialled: tuple[int, ...] = () if self.leads else (self.head,)
         self.deposed = False  # this agent leads, but has no quorum
         self._hurried = False
         self._why = ""  # the head was lost
