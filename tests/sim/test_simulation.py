@@ -23,6 +23,7 @@ REGRESSIONS = {
     285: "after a pause of the head, the first message was the occasion to give up the second",
     303: "the head never told itself the end if its own fork server was the slowest",
     371: "an agent whose workers survived SIGKILL never left",
+    556: "with nobody lost, a job ended since the only node that was not set aside broke",
     701530: "a late order of a dead head had its follower wait for the next one in vain",
     303308: "a head that led no more was waited for until the end of the promise",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",

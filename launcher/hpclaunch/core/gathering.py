@@ -148,15 +148,16 @@ class Gathering:
                 "there, and do the hosts see the same secret file?"
             )
             return Verdict(EXIT_LOST, reason)
+        if self.is_short:
+            for peer in self.roster:
+                peer.shunned = ""  # better than nothing
+            self.roster.changed()
         if not self.is_short and self._has_quorum(now, ticked=ticked):
             self._short_since = math.inf
             return None
         if self._short_since == math.inf:
             self._short_since = now
             self._notice_at = now
-        for peer in self.roster:
-            peer.shunned = ""  # better than nothing
-        self.roster.changed()
         over = now >= self._short_since + self.job.wait
         if self.is_short:
             return self._too_few(restarts) if over or self._is_hopeless else None
