@@ -1,8 +1,10 @@
 """All channels of an agent with real sockets: what the core says goes out, what comes is events."""
 
 import os
+import socket
 import time
 
+import psutil
 import pytest
 import zmq
 
@@ -15,6 +17,7 @@ from hpclaunch.system import wire
 SECRET = b"s" * 32
 LIMIT = 20.0  # seconds
 HERE = "127.0.0.1"
+TCP_THIN_LINEAR_TIMEOUTS = 16  # linux/tcp.h
 
 
 class Agents:
@@ -96,6 +99,24 @@ def test_a_report_and_the_order_that_answers_it(agents):
     assert (heard.sender, heard.message, heard.address) == (1, report, HERE)
     heard = agents.until(member, events.Received, lambda: head.send(1, an_order(1)))
     assert (heard.sender, heard.message) == (0, an_order(1))
+
+
+def test_what_a_stall_of_the_network_lost_is_repeated_soon(agents):
+    """TCP doubles its pauses: after a stall of 2 s it would be silent for 3. Both ends ask Linux to
+    repeat at even intervals (it does so here, whether or not it knows the bound of a second)."""
+    head, member = agents.start(0), agents.start(1)
+    report = a_report(1, member.port)
+    agents.until(head, events.Received, lambda: member.send(0, report))
+    agents.until(member, events.Received, lambda: head.send(1, an_order(1)))
+    both_ends = [
+        c.fd
+        for c in psutil.Process().net_connections("tcp")
+        if c.status == psutil.CONN_ESTABLISHED and head.port in (c.laddr.port, c.raddr.port)
+    ]
+    assert len(both_ends) == 2
+    for end in both_ends:
+        with socket.socket(fileno=os.dup(end)) as s:
+            assert s.getsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS)
 
 
 def test_another_head(agents):
