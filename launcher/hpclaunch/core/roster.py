@@ -158,6 +158,11 @@ class Roster:
         return [p for p in self._peers if not p.lost and p.place.index != self.me]
 
     @property
+    def has_left(self) -> bool:
+        """All who are present have ended."""
+        return all(p.report and p.report.phase is Phase.ENDED for p in self.present)
+
+    @property
     def nodes(self) -> set[int]:
         """Those that can take part: all of their agents are here, and nothing is against them."""
         return self.possible - {self._peers[i].place.node for i in self.absent}

@@ -15,7 +15,8 @@ from .authority import Authority
 from .bond import DYING
 from .candidacy import Election
 from .census import Census
-from .effects import ChooseCheckpoint, Effect, Probe, Say, Send
+from .choosing import Choosing
+from .effects import Effect, Probe, Say, Send
 from .electorate import Roll
 from .events import (
     AgentGone,
@@ -28,7 +29,7 @@ from .events import (
     Tick,
 )
 from .failures import Failures
-from .gathering import FIRST_NOTICE, NEXT_NOTICE, Gathering
+from .gathering import Gathering
 from .growing import Growing
 from .messages import Report
 from .model import Job, Phase, Verdict
@@ -65,7 +66,7 @@ class Head:
         self.groups: list[int] = []  # their nodes in the order of the ranks
         self._failures = Failures(job, self.roster, self.budget)
         self._unsettled = Laggards()
-        self._checkpoint: CheckpointChosen | None = None
+        self._choosing = Choosing()
         self._growing = Growing(job, self.roster)
         self.grows = False  # this round ends for the sake of a larger one
         self._beat_at = math.inf
@@ -73,7 +74,6 @@ class Head:
         self._renewed: list[Effect] = []  # the lease of our own workers
         self._ticked = False  # what only time can tell
         self._since = 0.0  # when this stage began
-        self._notice_at = math.inf  # about a checkpoint that is long in coming
 
     @property
     def term(self) -> int:
@@ -83,8 +83,8 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at, self.census.look_at]
-        if self.stage is Stage.CHOOSING and self._checkpoint is None:
-            deadlines.append(self._notice_at)
+        if self.stage is Stage.CHOOSING:
+            deadlines.append(self._choosing.next_deadline())
         if self.stage is Stage.GATHERING:
             deadlines.append(self._gathering.next_deadline())
         if self.stage is Stage.RUNNING:
@@ -141,7 +141,7 @@ class Head:
                 self._gathering.pause(now + DYING)
                 effects += self.census.look(now) + self.authority.renew(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
-                self._checkpoint = event
+                self._choosing.choice = event
             case CheckpointChosen() if self.stage is Stage.RUNNING:
                 self._growing.chosen(event.path)
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
@@ -218,7 +218,7 @@ class Head:
             case Stage.STOPPING:
                 return self._settle(now)
             case Stage.ENDING:
-                if not self._all_told() and now < self._since + self.job.parting:
+                if not self.roster.has_left and now < self._since + self.job.parting:
                     return None
                 self._enter(Stage.ENDED, now)
                 return []
@@ -230,10 +230,8 @@ class Head:
             return self._end(now)
         if not self._is_ready(now):
             return self._gathering.notice(now) or None
-        self._checkpoint = None
         self._enter(Stage.CHOOSING, now)
-        self._notice_at = now + FIRST_NOTICE
-        return [ChooseCheckpoint()]
+        return self._choosing.begin(now)
 
     def _is_given_up(self, now: float) -> bool:
         why = self._gathering.verdict(now, self.budget.total, ticked=self._ticked)
@@ -247,10 +245,11 @@ class Head:
         return ready and self.authority.lasts(now)
 
     def _next_groups(self) -> list[int]:
-        last = self.groups
-        if self._succeeds:
-            last = inheritance.groups(self.roster, self.authority.roll)
-        return seated(last, sorted(self.roster.nodes), self.job.most)
+        return seated(self._last_groups(), sorted(self.roster.nodes), self.job.most)
+
+    def _last_groups(self) -> list[int]:
+        roll, groups = self.authority.roll, self.groups
+        return inheritance.groups(self.roster, roll) if self._succeeds else groups
 
     def _choose(self, now: float) -> list[Effect] | None:
         if self._is_given_up(now):
@@ -258,26 +257,21 @@ class Head:
         if self._gathering.is_short:
             self._enter(Stage.GATHERING, now)
             return []
-        if self._checkpoint is not None:
-            # One whose fork server was killed meanwhile has no store yet; the port of its last one
-            # is dead, and whoever began with that would wait for a store that nobody serves.
-            if not self._is_ready(now):
-                return None
-            self.verdict = None if self._measuring else self.budget.begin(self._checkpoint.path)
-            if self.verdict is not None:
-                return self._end(now)
-            return self._start(self._checkpoint, self._next_groups(), now)
-        if now >= self._notice_at:
-            self._notice_at = now + NEXT_NOTICE
-            return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
-        return None
+        checkpoint = self._choosing.choice
+        if checkpoint is None:
+            return self._choosing.notice(now) or None
+        # One whose fork server was killed meanwhile has no store yet; the port of its last one
+        # is dead, and whoever began with that would wait for a store that nobody serves.
+        if not self._is_ready(now):
+            return None
+        self.verdict = None if self._measuring else self.budget.begin(checkpoint.path)
+        if self.verdict is not None:
+            return self._end(now)
+        return self._start(checkpoint, self._next_groups(), now)
 
     def _start(self, checkpoint: CheckpointChosen, groups: list[int], now: float) -> list[Effect]:
         self.round = max(self.round, inheritance.after_all(self.roster))
-        if self._succeeds:
-            self._succeeds = False
-            self.groups = inheritance.groups(self.roster, self.authority.roll)
-        last, self.groups = self.groups, groups
+        last, self.groups, self._succeeds = self._last_groups(), groups, False
         taking = set(groups)
         self._parts = [p for p in self.roster if p.place.node in taking]
         assigned = assign(
@@ -345,11 +339,6 @@ class Head:
         self._enter(Stage.ENDING, now)
         self.census.ending = True
         return self._orders()
-
-    def _all_told(self) -> bool:
-        return all(
-            p.report is not None and p.report.phase is Phase.ENDED for p in self.roster.present
-        )
 
     # Orders
 
