@@ -64,6 +64,7 @@ class Agent:
         self.control = Control(
             plan.job, index, plan.nprocs[index], address, self.name, plan.gpus[index]
         )
+        self.deadline = self.control.next_deadline()  # changes with every event, and only then
 
     @property
     def clock(self) -> float:
@@ -102,6 +103,7 @@ class Agent:
             self._forkservers += 1
         check = self.sim.checker.before(self, event)
         todo = self.control.handle(event, self.clock)
+        self.deadline = self.control.next_deadline()
         for effect in todo:
             self.sim.note(self.index, "->", effect)
         self.sim.checker.after(self, event, todo, check)
@@ -114,7 +116,7 @@ class Agent:
         self._arm()
 
     def _arm(self) -> None:
-        deadline = self.control.next_deadline()
+        deadline = self.deadline
         if not self.living or deadline in (self._armed, math.inf):
             return
         self._armed = deadline
@@ -128,7 +130,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._armed = math.inf
-        if self.living and self.clock >= self.control.next_deadline():
+        if self.living and self.clock >= self.deadline:
             self.deliver(events.Tick())
         self._arm()
 

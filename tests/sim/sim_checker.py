@@ -69,7 +69,7 @@ class Checker:
             number = (getattr(event.message, "term", 0), event.message.serial)
             stale = number <= self.newest.get(key, (-1, -1))
             self.newest[key] = max(number, self.newest.get(key, number))
-        due = agent.clock >= agent.control.next_deadline()
+        due = agent.clock >= agent.deadline
         return Before(_state(agent), due, stale)
 
     def after(
@@ -83,7 +83,7 @@ class Checker:
             same = _state(agent) == was.state and not todo
             self._require(same, agent, f"acted on an old message: {event}")
         # One deadline may set the next one to this very moment (no grace), but no more than that.
-        late = control.next_deadline() <= agent.clock and not control.exited
+        late = agent.deadline <= agent.clock and not control.exited
         spins = agent.index in self.hasty and isinstance(event, events.Tick) and late
         self._require(not spins, agent, "spins: its deadline stays in the past")
         (self.hasty.add if late else self.hasty.discard)(agent.index)
