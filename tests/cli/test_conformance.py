@@ -6,6 +6,7 @@ them must be equal, but for those of ALLOWED, and WARM where workers are forked 
 has torch. torch.compile, which takes many seconds, is in test_start.py.
 """
 
+import itertools
 import json
 import os
 import pty
@@ -222,7 +223,7 @@ def a_zip_app(cwd, start):
 
 def an_interpreter_with_options(cwd, start):
     place(cwd, "train.py", start=start)
-    return [sys.executable, "-O", "-X", "dev", "train.py", "a"]
+    return [sys.executable, "-B", "-X", "dev", "train.py", "a"]
 
 
 WAYS = [
@@ -261,24 +262,32 @@ def test_ways_to_name_a_script(here, tmp_path, way, start):
 
 SETTINGS = {
     "seeded": {"PYTHONHASHSEED": "7"},
-    "a worker's stream": {"PYTHONIOENCODING": "latin-1:backslashreplace", "PYTHONOPTIMIZE": "2"},
+    "a worker's stream": {"PYTHONIOENCODING": "latin-1:backslashreplace"},
     "diagnosis": {
         "PYTHONFAULTHANDLER": "1",
-        "PYTHONTRACEMALLOC": "1",
         "PYTHONWARNINGS": "ignore::UserWarning,error::FutureWarning",
         "PYTHONINTMAXSTRDIGITS": "5000",
         "PYTHONNODEBUGRANGES": "1",
     },
     "isolation": {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": "a:b::a"},
-    "development": {"PYTHONDEVMODE": "1", "PYTHONPYCACHEPREFIX": "cache"},
+    "development": {"PYTHONDEVMODE": "1"},
     "locale": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TZ": "Asia/Tokyo"},
     "torch": {"OMP_NUM_THREADS": "2", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "MKL_DYNAMIC": "0"},
     "of nobody": {"EMPTY": "", "LINES": "a\nb", "BYTES": "\udcff", "größe": "ü"},
+    "compilation": {
+        "PYTHONOPTIMIZE": "2",
+        "PYTHONPYCACHEPREFIX": "cache",
+        "PYTHONTRACEMALLOC": "1",
+    },
 }
+SETTINGS_AND_STARTS = [
+    (setting, start)
+    for setting, start in itertools.product(SETTINGS, ["cold", "warm"])
+    if (setting, start) != ("compilation", "warm")  # of all of torch, which takes long
+]
 
 
-@both
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "start"), SETTINGS_AND_STARTS)
 def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
     words = [place(here, "train.py", start=start)]
     python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
