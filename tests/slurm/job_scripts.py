@@ -2,6 +2,7 @@
 
 undisturbed = run(cluster, tmp_path / "a", "ddp")
 killed = run_with_a_kill(cluster, tmp_path / "b", "ddp", stop="checkpoints/epoch-4.tmp")
+came_out_alike(killed, epoch=4)
 assert reached(killed) == reached(undisturbed)
 assert rounds(tmp_path / "b") == 2
 """
@@ -23,7 +24,17 @@ from .conftest import ROOT
 from .hosts import Process
 from .recipes.jobs import ONE_THREAD, rounds
 
-__all__ = ["Stop", "kill", "reached", "rounds", "run", "run_with_a_kill", "submit", "workers"]
+__all__ = [
+    "Stop",
+    "came_out_alike",
+    "kill",
+    "reached",
+    "rounds",
+    "run",
+    "run_with_a_kill",
+    "submit",
+    "workers",
+]
 PAGE = 4096
 
 
@@ -136,6 +147,12 @@ def _writes_to(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/1")
     except FileNotFoundError:
         return ""  # it ended meanwhile
+
+
+def came_out_alike(ended: Ended, epoch: int) -> None:
+    """It was trained twice, before the kill and again after it, with the same loss and accuracy."""
+    once, again = re.findall(rf"^epoch {epoch}: .*$", ended.output, re.MULTILINE)
+    assert once == again, str(ended)
 
 
 def reached(ended: Ended, what: str = "accuracy") -> float:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, Ended
-from .job_scripts import reached, rounds, run, run_with_a_kill
+from .cluster import Cluster
+from .job_scripts import came_out_alike, reached, rounds, run, run_with_a_kill
 
 PACKAGES = ("pytorch_lightning", "accelerate", "deepspeed", "sklearn")
 missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -50,16 +50,15 @@ def extensions() -> Path:
 
 
 def changes_nothing(
-    cluster: Cluster, directory: Path, name: str, *, after: str, stop: str = "", **more: object
-) -> Ended:
+    cluster: Cluster, directory: Path, name: str, *, after: str, **more: object
+) -> None:
     """That a worker is killed once `after` is there. The other arguments: see job_scripts.py."""
     undisturbed = run(cluster, directory / "a", name, **more)
     assert reached(undisturbed) > 0.95
-    killed = run_with_a_kill(cluster, directory / "b", name, after=after, stop=stop, **more)
+    killed = run_with_a_kill(cluster, directory / "b", name, after=after, **more)
     assert rounds(directory / "b") == 2
     assert "resuming " in killed.output, str(killed)
     assert reached(killed) == reached(undisturbed)
-    return killed
 
 
 def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
@@ -78,13 +77,16 @@ def test_accelerate(cluster: Cluster, tmp_path: Path) -> None:
 def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: Path) -> None:
     """ZeRO-3: killed while it saves, it goes on from what `latest` names."""
     env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}
-    killed = changes_nothing(
+    killed = run_with_a_kill(
         cluster,
         tmp_path,
         "deepspeed_zero3",
-        after="checkpoints/epoch-3",
         stop="checkpoints/epoch-4/zero_pp_rank_0_mp_rank_00_model_states.pt",
         options=ONE_EACH,
         env=env,
     )
+    assert rounds(tmp_path) == 2
+    assert "resuming after epoch 3\n" in killed.output, str(killed)
+    came_out_alike(killed, epoch=4)
+    assert reached(killed) > 0.95
     assert "attempting to detect MPI environment" not in killed.output, str(killed)
