@@ -8,12 +8,12 @@ SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux procps g++ cma
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest frameworks test-horovod sim soak bench test-gpu bench-gpu system clean
+.PHONY: demo test lint types pytest test-horovod sim soak bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
 
-test: $(VENV)/ready system lint types pytest     ## everything that must hold before a commit
+test: $(VENV)/frameworks system lint types pytest     ## everything that must hold before a commit
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -23,11 +23,7 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(BIN)/pytest -n 2 --dist loadfile -m 'not slurm and not frameworks and not horovod'
-	$(BIN)/pytest -n 2 --dist loadfile -m 'slurm and not frameworks and not horovod'     # two clusters
-
-frameworks: $(VENV)/frameworks system     ## Lightning, Accelerate and DeepSpeed under hpclaunch
-	$(BIN)/pytest -m frameworks
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not horovod'     # three clusters
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod

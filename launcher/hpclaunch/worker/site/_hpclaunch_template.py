@@ -112,6 +112,7 @@ class Template:
 
     def load(self, modules, server, blocked):
         self.server, self.blocked = server, blocked
+        gc.disable()  # what is imported stays: to look for garbage meanwhile costs a tenth
         try:
             if sys.gettrace() or sys.getprofile():
                 raise Unfit("the interpreter is being traced")
@@ -124,6 +125,7 @@ class Template:
         for name in modules:
             self.load_module(name)
         self.tell("ready", words=self.words, why="")
+        gc.enable()
         gc.freeze()  # collections in the workers leave these pages shared
 
     def load_module(self, name):
