@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
 from hpclaunch.core.bond import DYING
@@ -208,8 +209,9 @@ def test_a_node_whose_workers_alone_fail_makes_place_for_a_spare():
     assert set(parts(effects)) == {0, 2}
 
 
-def test_without_a_spare_it_is_better_than_nothing():
-    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0, max_restarts=9)
+@pytest.mark.parametrize("wait", [0.0, 60.0])
+def test_without_a_spare_it_is_better_than_nothing(wait):
+    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0, max_restarts=9, wait=wait)
     fail(head, 0, 1, 2, (0, 1))
     fail(head, 1, 1, 2, (0, 1))
     tell(head, 6.0, PeerClosed(2))
