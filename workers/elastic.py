@@ -176,6 +176,9 @@ def main() -> None:
 
     if rank == 0:
         print(f"accuracy {accuracy(model.module, test, device):.4f}")
+    # DDP must not be the last to hold the process group. It would wait, with Python's lock, for
+    # gloo's threads, and those for the lock, to let go of the loss (pytorch/pytorch#56297).
+    del model
     dist.destroy_process_group()
 
 
