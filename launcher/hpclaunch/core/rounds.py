@@ -196,8 +196,7 @@ class Head:
             self.verdict = restarts.asked_for(report, self.budget.total)
         if report.term > self.term and self.authority.holds(now):
             self._ordering.term = self.line.next_term(report.term, self.me)  # it led, in vain
-        heard = self.authority.note(peer, now)
-        return heard + self.census.note(peer, report, self.round)
+        return self.authority.note(peer, now) + self.census.note(peer, report, self.round)
 
     # What to do
 

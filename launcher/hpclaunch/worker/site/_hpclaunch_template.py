@@ -112,7 +112,8 @@ class Template:
 
     def load(self, modules, server, blocked):
         self.server, self.blocked = server, blocked
-        gc.disable()  # what is imported stays: to look for garbage meanwhile costs a tenth
+        often = gc.get_threshold()
+        gc.set_threshold(0)  # what is imported stays: to look for garbage meanwhile costs a tenth
         try:
             if sys.gettrace() or sys.getprofile():
                 raise Unfit("the interpreter is being traced")
@@ -125,7 +126,8 @@ class Template:
         for name in modules:
             self.load_module(name)
         self.tell("ready", words=self.words, why="")
-        gc.enable()
+        if not gc.get_threshold()[0]:  # else a module has set another
+            gc.set_threshold(*often)
         gc.freeze()  # collections in the workers leave these pages shared
 
     def load_module(self, name):
