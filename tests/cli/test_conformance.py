@@ -6,7 +6,6 @@ them must be equal, but for those of ALLOWED, and WARM where workers are forked 
 has torch. torch.compile, which takes many seconds, is in test_start.py.
 """
 
-import itertools
 import json
 import os
 import pty
@@ -214,7 +213,7 @@ def a_zip_app(cwd, start):
 
 def an_interpreter_with_options(cwd, start):
     place(cwd, "train.py", start=start)
-    return [sys.executable, "-B", "-X", "dev", "train.py", "a"]
+    return [sys.executable, "-O", "-X", "dev", "train.py", "a"]
 
 
 WAYS = [
@@ -281,14 +280,10 @@ SETTINGS = {
         "PYTHONTRACEMALLOC": "1",
     },
 }
-SETTINGS_AND_STARTS = [
-    (setting, start)
-    for setting, start in itertools.product(SETTINGS, ["cold", "warm"])
-    if (setting, start) != ("compilation", "warm")  # of all of torch, which takes long
-]
 
 
-@pytest.mark.parametrize(("setting", "start"), SETTINGS_AND_STARTS)
+@both
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
     words = [place(here, "train.py", start=start)]
     python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
