@@ -18,9 +18,7 @@ from hpclaunch.core.messages import Order, Report
 from hpclaunch.core.model import Goal, Phase
 from hpclaunch.system import slurm, wire
 
-many = settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+many = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPTIONS = sorted(name for a in build_parser({})._actions for name in a.option_strings)
 NUMBERS = st.sampled_from(
     ["", "0", "1", "-1", "007", "1e3", "٣", "½", "9" * 30, "9" * 400, "0x10", "1_0", " 1", "nan"]
@@ -150,7 +148,7 @@ def test_a_message(data):
         assert isinstance(wire.decode(data), Order | Report)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(environments().filter(lambda e: "SLURM_STEP_NODELIST" in e and "SLURM_STEP_ID" in e))
 def test_the_whole_command(tmp_path, environ):
     """As one of several agents it may wait for the others: that it says so is enough here."""

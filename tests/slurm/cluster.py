@@ -102,6 +102,8 @@ class Cluster:
         names = {CONTROLLER: 1} | {f"n{i}": 10 + i for i in range(1, nodes + 1)}
         self._write_config(names, nodes=nodes, gpus=gpus, cpus=cpus)
         setup = [f"mount --bind {self.directory}/hosts /etc/hosts"]
+        # Else every host would have the load of all of them, and of the tests beside them.
+        setup += [f"mount --bind {self.directory}/loadavg /proc/loadavg"]
         setup += hosts.opening(self._open_to_all, self.directory / "aside")
         for name, number in names.items():
             self._all.append(Host(name, number, setup))
@@ -117,6 +119,7 @@ class Cluster:
         (here / "state").mkdir()
         lines = ["127.0.0.1 localhost", *(f"{hosts.NETWORK[n]} {h}" for h, n in names.items())]
         (here / "hosts").write_text("\n".join(lines) + "\n")
+        (here / "loadavg").write_text("0.00 0.00 0.00 1/1 1\n")
         config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
         (here / "slurm.conf").write_text(config)
         for gpu in range(numbers["gpus"]):  # Slurm asks only that they are there

@@ -1,5 +1,7 @@
 """This host, as it is."""
 
+import pytest
+
 from hpclaunch.core.host import judge_host
 from hpclaunch.system import disk, host
 
@@ -19,6 +21,17 @@ def test_the_limit_of_the_job_counts(monkeypatch):
     found = host.read(2, logs=None, first=False, several=False)
     assert found.memory == 1 << 20
     assert (found.load, found.synchronised) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("0.20 9.50 9.50 3/803 11206", 0.2), ("90.00 9.50 9.50 3/803 11206", 3.0)],
+    ids=["quiet, but for this moment", "quiet by now"],
+)
+def test_load_is_of_those_who_stay(monkeypatch, tmp_path, file, expected):
+    (tmp_path / "loadavg").write_text(f"{file}\n")
+    monkeypatch.setattr(host, "LOAD", tmp_path / "loadavg")
+    assert host.load() == expected
 
 
 def test_a_directory_to_come(tmp_path):

@@ -168,7 +168,7 @@ def _port() -> Finding:
 
 def _load() -> list[Finding]:
     """Others that compute on this host; no word where nobody does."""
-    return judge_host(Host(workers=0, load=os.getloadavg()[0], cpus=os.cpu_count() or 1))
+    return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
 
 
 def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:

@@ -41,7 +41,7 @@ class Host:
     logs: Disk | None = None
     shm: int | None = None  # bytes free in /dev/shm
     memory: int | None = None  # bytes available to this job
-    load: float | None = None  # the average of a minute, before the first round only
+    load: float | None = None  # processes that want a CPU, before the first round only
     cpus: int = 1  # of the whole host
     synchronised: bool | None = None  # its clock; of interest where there are several hosts
 
