@@ -482,9 +482,8 @@ def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, endi
         theirs = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
     else:  # torchrun's part in it is to name the file
         launchers.python("recorded.py", ending)
-        theirs = json.loads((here / by_hand(0, 1)["TORCHELASTIC_ERROR_FILE"]).read_text())[
-            "message"
-        ]
+        file = here / by_hand(0, 1)["TORCHELASTIC_ERROR_FILE"]
+        theirs = json.loads(file.read_text())["message"]
     launchers.hpclaunch("train.py", ending)
     ours = error_of(launchers)
     assert ours.keys() == theirs.keys()

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
+from multiprocessing import Pool
 
 from cluster_sim import check, replay
 from sim_checker import BrokenLawError
@@ -42,14 +43,23 @@ def _short(line: str) -> str:
     return _NOISE.sub("", line)
 
 
+def _broken(seed: int) -> str:
+    """Which law, and how; empty where all hold."""
+    try:
+        check(seed)
+    except BrokenLawError as e:
+        return str(e).splitlines()[0]
+    return ""
+
+
 def search(first: int, count: int) -> int:
     began, broken = time.monotonic(), Counter[str]()
     examples: dict[str, int] = {}
-    for seed in range(first, first + count):
-        try:
-            check(seed)
-        except BrokenLawError as e:
-            text = str(e).splitlines()[0]
+    seeds = range(first, first + count)
+    with Pool() as processes:
+        for seed, text in zip(seeds, processes.imap(_broken, seeds, chunksize=50), strict=True):
+            if not text:
+                continue
             what = re.sub(r"\d+(\.\d+)?", "#", text)[:110]
             broken[what] += 1
             if examples.setdefault(what, seed) == seed:
