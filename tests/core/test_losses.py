@@ -32,6 +32,7 @@ from hpclaunch.core.rounds import Head
 from hpclaunch.core.stages import Stage
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
+DONE, ENDED = Phase.DONE, Phase.ENDED
 DEAD = "its connection was closed and cannot be made again"
 
 
@@ -108,6 +109,44 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
     effects = tell(head, 6.2, CheckpointChosen(""))
     assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
     assert head.budget.total == 0
+
+
+def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
+    """It was the only other one, so that nobody else is a reason to look."""
+    head = running("n0 n1", fewest=1, silence=3.0)
+    tell(head, 3.2, Tick())
+    tell(head, 3.3, report(0, IDLE, 0))
+    tell(head, 3.4, CheckpointChosen(""))
+    assert said(tell(head, 5.0, report(1, IDLE, 0))) == ["n1 is back"]
+    assert said(tell(head, 8.1, Tick())) == ["the agent on n1 was lost: it has been silent for 3 s"]
+
+
+def test_a_pause_that_ends_once_the_checkpoint_is_chosen():
+    """The round begins then, and not with the next beat or message."""
+    head = running("n0 n1 n2", fewest=1)
+    tell(head, 1.0, report(0, STOPPING, 0, fenced=True))
+    assert ChooseCheckpoint() in tell(head, 1.1, *(report(i, IDLE, 0) for i in range(3)))
+    tell(head, 1.2, PeerClosed(2), AgentGone(2))
+    tell(head, 1.3, CheckpointChosen(""))
+    assert head.next_deadline() == 1.2 + DYING
+    assert set(parts(tell(head, 1.2 + DYING, Tick()))) == {0, 1}
+
+
+def test_the_end_is_told_to_one_that_is_only_silent():
+    """It would find no head, take it for dead, and train on by itself."""
+    head = running("n0 n1 n2", fewest=1, parting=10.0)
+    keep_up(head, 2.9, 0, 1)
+    tell(head, 3.2, Tick())
+    tell(head, 3.3, report(0, IDLE, 0), report(1, IDLE, 0))
+    tell(head, 3.4, CheckpointChosen(""))
+    tell(head, 3.9, report(0, DONE, 1))
+    effects = tell(head, 4.0, report(1, DONE, 1))
+    assert [(i, goal) for i, goal, _ in orders(effects)] == [(0, "end"), (1, "end"), (2, "end")]
+    tell(head, 4.1, *(report(i, ENDED, 1) for i in (0, 1)))
+    assert head.stage is Stage.ENDING
+    assert (2, "end", 1) in orders(tell(head, 6.0, report(2, IDLE, 0)))
+    tell(head, 6.1, report(2, ENDED, 0))
+    assert head.stage is Stage.ENDED
 
 
 def test_too_few_are_left_and_the_job_waits_for_those_that_may_come_back():

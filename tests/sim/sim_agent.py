@@ -6,7 +6,7 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
-from sim_training import Worker
+from sim_training import Round, Worker
 
 from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
@@ -50,10 +50,10 @@ class Agent:
         self.port = 0  # where a store would listen
         self.workers: list[Worker] = []
         self._running = False
-        self._lease = math.inf  # until when the workers may run
+        self.lease = math.inf  # until when the workers may run
         self._forkserver = True  # False from its death until another is there
         self._forkservers = 1  # how many there were
-        self._store_of = -1  # the last round whose store is here
+        self._store_of: Round | None = None  # the last whose store is here
         self.doom: Phase | None = None  # in which the fork server will be killed
         self._unkillable_next = False
         self._paused = False
@@ -73,7 +73,7 @@ class Agent:
 
     @property
     def lease_is_over(self) -> bool:
-        return self.clock >= self._lease
+        return self.clock >= self.lease
 
     def living_workers(self) -> list[Worker]:
         return [w for w in self.workers if w.alive]
@@ -188,7 +188,7 @@ class Agent:
             case effects.StartWorkers(assignment=part):
                 self._start_workers(part)
             case effects.KeepWorkers(until=until):
-                self._lease = until
+                self.lease = until
                 left = (until - self.clock) / self.sim.plan.rates[self.index]
                 self.sim.after(max(0.0, left), self._fence)
             case effects.StopWorkers():
@@ -207,9 +207,9 @@ class Agent:
 
     def _fence(self) -> None:
         """By the fork server, whatever the agent does."""
-        if self.clock < self._lease - 1e-9 or not self._forkserver or not self._running:
+        if self.clock < self.lease - 1e-9 or not self._forkserver or not self._running:
             return
-        self._lease = math.inf
+        self.lease = math.inf
         self._answer(events.LeaseOver())
         for worker in self.living_workers():
             self.sim.training.kill(worker)
@@ -237,14 +237,15 @@ class Agent:
             return
         rng, plan = self.sim.rng, self.sim.plan
         self._running = True
+        world = self.sim.training.world(part)
         if part.hosts_store:
-            self._store_of = part.round
+            self._store_of = world
         for offset in range(part.nproc):
             mute, deaf = rng.random() < plan.stubborn, rng.random() < 0.15
             rank = part.first_rank + offset
-            worker = Worker(self.index, part.round, rank, self._worker_ended, mute, deaf)
+            worker = Worker(self.index, part.round, world, rank, self._worker_ended, mute, deaf)
             self.workers.append(worker)
-            self.sim.training.join(worker, part)
+            self.sim.training.join(worker)
             if self._unkillable_next:
                 self._unkillable_next = False
                 self.sim.training.hang(worker)
@@ -263,7 +264,7 @@ class Agent:
         self._forkserver = False
         for worker in self.living_workers():
             self.sim.training.vanish(worker)
-        if self._store_of >= 0:
+        if self._store_of is not None:
             self.sim.training.lose_store(self._store_of)
         self.sim.after(
             self.sim.rng.uniform(0.0, REPLACING), lambda: self._miss_forkserver(for_good)

@@ -13,7 +13,7 @@ from sim_plan import Kind
 
 from hpclaunch.core import effects, events
 from hpclaunch.core.messages import Hint
-from hpclaunch.core.model import Assignment, Grow, Phase, Place
+from hpclaunch.core.model import Assignment, Grow, Phase, Place, Verdict
 from hpclaunch.core.rounds import Head
 from hpclaunch.core.stages import Stage
 
@@ -51,6 +51,8 @@ class Checker:
         self.aside: dict[int, set[int]] = {}  # nodes that a head has set aside
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.ended_apart = False  # a head was struck while it told the others the end
+        plan = sim.plan  # calm: no answer takes as long as a lease
+        self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
 
     def forget(self, index: int) -> None:
         """Another process is there in its place."""
@@ -80,7 +82,9 @@ class Checker:
         if control.head is not None:
             self._require(control.head.round >= was.state[4], agent, "went back as the head")
         if was.stale and not was.due:
-            same = _state(agent) == was.state and not todo
+            # To a report it has heard while it led, it says once more who leads now.
+            told = [e for e in todo if not _is_hint(e)]
+            same = _state(agent) == was.state and not told
             self._require(same, agent, f"acted on an old message: {event}")
         # One deadline may set the next one to this very moment (no grace), but no more than that.
         late = agent.deadline <= agent.clock and not control.exited
@@ -96,8 +100,16 @@ class Checker:
         if control.head is not None and control.head.grows:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
+        elif isinstance(event, events.LeaseOver):
+            self.lost.add(control.member.round)
+            self._require(not self.calm, agent, "has heard nothing for a whole lease")
+        if control.head is not None and not control.head.authority.holds(agent.clock):
+            self.lost |= set() if self.calm else {control.head.round}
+        lease = agent.lease
         for effect in todo:
-            if isinstance(effect, effects.StartWorkers):
+            if isinstance(effect, effects.KeepWorkers):
+                lease = effect.until
+            elif isinstance(effect, effects.StartWorkers) and agent.clock < lease:  # else it is old
                 self._starts(agent, effect.assignment)
             elif isinstance(effect, effects.Exit):
                 self._exits(agent)
@@ -115,8 +127,6 @@ class Checker:
 
     def _starts(self, agent: Agent, part: Assignment) -> None:
         plan, index = self.sim.plan, agent.index
-        if agent.lease_is_over:  # the order was old, and nothing is started
-            return
         alive = [w for w in self.sim.training.living() if w.round != part.round]
         # The fork server cannot help those that survive a SIGKILL.
         alive = [w for w in alive if not (w.unkillable and plan.losses)]
@@ -206,6 +216,8 @@ class Checker:
         for index, peer in enumerate(head.roster):
             there = self.sim.agents[index].living and self.sim.agents[index].told
             lost = peer.lost and there and not peer.lost.endswith("before")
+            if head.term and peer.report is None:
+                continue  # it has not found its new head yet, or begins only now
             plan = self.sim.plan
             disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
             error = lost and not disturbed and not (plan.drop or plan.slow)
@@ -218,6 +230,11 @@ class Checker:
         self._require(not left, agent, f"leaves while its own {left} run")
         reason = agent.control.member.verdict.reason
         given_up = reason.startswith("the head on")
+        head = agent.control.head
+        if head is not None and any(
+            p.lost and sim.agents[p.place.index].living for p in head.roster
+        ):
+            self.ended_apart = True  # they will find no head, and may go on by themselves
         late = given_up and any(not without for _, without in self.left)
         if not late:
             self.left.append((agent.index, given_up))
@@ -241,7 +258,7 @@ class Checker:
         sim = self.sim
         for agent in sim.agents:
             self._require(not agent.living, agent, f"has not left after {sim.now:.0f} s")
-        if sim.plan.orderly:
+        if sim.plan.orderly and not self.ended_apart:
             lost = {sim.plan.job.places[f.agent].node for f in sim.plan.faults}
             for agent in sim.agents:
                 left = sim.plan.job.places[agent.index].node not in lost
@@ -249,13 +266,13 @@ class Checker:
                 self._require(good or not left, agent, f"does not go on: {agent.verdict}")
         # Who never met a head or was cut off can only say that.
         apart = sim.network.disturbed
-        lossy = sim.plan.drop or sim.plan.slow
+        lossy = sim.plan.drop or sim.plan.slow or apart
         together = [
             a
             for a in sim.agents
             if a.verdict and a.index not in apart and a.told
             if a.index in {index for index, _ in self.left}
-            if not (lossy and a.verdict.reason.startswith("the head on"))
+            if not (lossy and _is_alone(a.verdict))
         ]
         if self.ended_apart or not together:
             return
@@ -263,10 +280,13 @@ class Checker:
         verdicts = {a.index: a.verdict for a in together}
         self._require(len(codes) == 1, together[0], f"leaves with others: {verdicts}")
         if codes == {0}:
-            last = sim.training.rounds[max(sim.training.rounds)]
-            done = len(last.exits) == last.world_size
-            done = done and all(code == 0 for code, _, _ in last.exits.values())
-            self._require(done, together[0], f"calls {last.exits} a success")
+            worlds = sim.training.rounds.values()  # a half that was cut off may have had one later
+            done = any(
+                len(w.exits) == w.world_size and all(code == 0 for code, _, _ in w.exits.values())
+                for w in worlds
+            )
+            last = [w.exits for w in worlds][-1]
+            self._require(done, together[0], f"calls {last} a success")
         if sim.plan.survived:
             self._fair(sim.agents[0])
 
@@ -287,7 +307,10 @@ class Checker:
             spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)
         if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
-            late = sum(start > plan.job.last_call for start in plan.starts)
+            due = plan.job.last_call
+            if not plan.job.wait:  # for nobody, once the job has begun
+                due = min([due, *(f.at for f in plan.faults if f.kind is Kind.UNFIT)])
+            late = sum(start > due for start in plan.starts)
             fair, spent = len(plan.unfit) + late > plan.spare, False
         count = f"{plan.crashes} crashes and {plan.kills} killed fork servers"
         self._require(fair, head, f"ends with {verdict} after {count}")
@@ -296,7 +319,9 @@ class Checker:
         if plan.slow or plan.drop or plan.kinds:
             return  # reports may come too late to tell causes from consequences
         assert verdict.cause is not None
-        exits = self.sim.training.rounds[verdict.cause.round].exits
+        (exits,) = (
+            r.exits for r in self.sim.training.rounds.values() if r.number == verdict.cause.round
+        )
         first = min(at for code, _, at in exits.values() if code)
         blamed = exits[verdict.cause.rank][2]
         self._require(
@@ -310,6 +335,15 @@ class Checker:
             raise BrokenLawError(
                 f"at {self.sim.now:.3f} agent {agent.index} on {agent.host} {what}"
             )
+
+
+def _is_alone(verdict: Verdict) -> bool:
+    """It was cut off from the others, and does not know how the job ended for them."""
+    return verdict.reason.startswith("the head on") or "may have gone on without" in verdict.reason
+
+
+def _is_hint(effect: effects.Effect) -> bool:
+    return isinstance(effect, effects.Send) and isinstance(effect.message, Hint)
 
 
 def _state(agent: Agent) -> tuple[object, ...]:

@@ -110,7 +110,15 @@ class Plan:
     @property
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good, and nobody may be lost in error."""
-        return self.kinds <= set(SURVIVED) and not (self.drop or self.slow)
+        return self.kinds <= set(SURVIVED) and not (self.drop or self.slow) and self.rests
+
+    @property
+    def rests(self) -> bool:
+        """No pause follows so soon on another that together they are as long as a silence."""
+        pauses = [f for f in self.faults if f.kind is Kind.PAUSE]
+        begun = sorted((max(f.at, self.starts[f.agent]), f.lasts) for f in pauses)
+        pairs = itertools.pairwise(begun)
+        return all(b - (a + lasts) > self.job.silence for (a, lasts), (b, _) in pairs)
 
     @property
     def orderly(self) -> bool:

@@ -24,6 +24,7 @@ SAVING = 0.1  # seconds between the creation of a checkpoint file and its last b
 class Worker:
     agent: int
     round: int
+    world: Round
     rank: int
     ended: Callable[[Worker, int, int], None]  # (worker, code, signal), to its fork server
     mute: bool  # ignores SIGTERM
@@ -39,6 +40,9 @@ class Worker:
 
 @dataclass(eq=False, slots=True)
 class Round:
+    """One world. Two heads may have begun rounds of the same number; their stores are not."""
+
+    number: int
     world_size: int
     victims: frozenset[int]  # ranks that fail by themselves
     workers: list[Worker] = field(default_factory=list)
@@ -56,7 +60,7 @@ class Training:
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, Round] = {}  # by the port of the store, in the order of their begin
         self.directory: list[File] = []
         self._crashes_left = sim.plan.crashes
 
@@ -66,17 +70,21 @@ class Training:
     def newest_complete(self) -> str:
         return next((f.path for f in reversed(self.directory) if f.complete), "")
 
-    def join(self, worker: Worker, part: Assignment) -> None:
-        """The worker runs; with the last one of its world a coupled training begins."""
-        plan, rng = self.sim.plan, self.sim.rng
-        this = self.rounds.get(part.round)
+    def world(self, part: Assignment) -> Round:
+        rng = self.sim.rng
+        this = self.rounds.get(part.store_port)
         if this is None:
             victims: frozenset[int] = frozenset()
             if self._crashes_left:
                 self._crashes_left -= 1
                 count = min(rng.randint(1, 2), part.world_size)
                 victims = frozenset(rng.sample(range(part.world_size), count))
-            this = self.rounds[part.round] = Round(part.world_size, victims)
+            this = self.rounds[part.store_port] = Round(part.round, part.world_size, victims)
+        return this
+
+    def join(self, worker: Worker) -> None:
+        """The worker runs; with the last one of its world a coupled training begins."""
+        plan, rng, this = self.sim.plan, self.sim.rng, worker.world
         this.workers.append(worker)
         if worker.rank in this.victims:
             code, signum = rng.choice(CRASHES)
@@ -96,7 +104,7 @@ class Training:
         if not worker.alive or worker.unkillable:
             return
         worker.alive = False
-        this = self.rounds[worker.round]
+        this = worker.world
         this.exits[worker.rank] = (code, signum, self.sim.now)
         worker.ended(worker, code, signum)
         if code and self.sim.plan.coupled:
@@ -132,7 +140,7 @@ class Training:
         worker.unkillable = True
 
         def notice() -> None:
-            peers = [w for w in self.rounds[worker.round].workers if w.alive and not w.unkillable]
+            peers = [w for w in worker.world.workers if w.alive and not w.unkillable]
             if peers:
                 self.end(self.sim.rng.choice(peers), 1, 0)
             else:
@@ -140,9 +148,9 @@ class Training:
 
         self.sim.after(3.0, notice)
 
-    def lose_store(self, number: int) -> None:
+    def lose_store(self, world: Round) -> None:
         """Workers that meet there just now fail; those that have met do not need it."""
-        for worker in self.rounds[number].workers:
+        for worker in world.workers:
             if self.sim.rng.random() < 0.5:
                 self._follow(worker)
 

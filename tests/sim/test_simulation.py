@@ -26,6 +26,7 @@ REGRESSIONS = {
     556: "with nobody lost, a job ended since the only node that was not set aside broke",
     701530: "a late order of a dead head had its follower wait for the next one in vain",
     303308: "a head that led no more was waited for until the end of the promise",
+    51181: "a pause that was over once a checkpoint had been chosen lasted to the next beat",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }
 

@@ -26,7 +26,6 @@ class Census:
     def note(self, peer: Peer, report: Report, number: int) -> list[Effect]:
         """A report that is news, while round `number` is on."""
         self.roster.absent.discard(peer.place.index)
-        self.expect(peer)
         if peer.assignment is not None:
             fenced = report.fenced and report.round == number
             self.hit = self.hit or fenced or bool(peer.unfit)
@@ -42,6 +41,7 @@ class Census:
         if peer.come_back():
             self.roster.changed()
             effects.append(Say(f"{peer.host} is back"))
+        self.expect(peer)  # from now on, should this have been its last word
         return effects
 
     def look(self, now: float) -> list[Effect]:

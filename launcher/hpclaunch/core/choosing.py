@@ -23,8 +23,8 @@ class Choosing:
         self._notice_at = now + FIRST_NOTICE
         return [ChooseCheckpoint()]
 
-    def next_deadline(self) -> float:
-        return self._notice_at if self.choice is None else math.inf
+    def next_deadline(self, paused_until: float) -> float:
+        return self._notice_at if self.choice is None else paused_until
 
     def notice(self, now: float) -> list[Effect]:
         if now < self._notice_at:

@@ -47,8 +47,12 @@ class Gathering:
         """Workers of one that has died may be there until then."""
         self._not_before = until
 
+    @property
+    def paused_until(self) -> float:
+        return self._not_before if self._is_paused else math.inf
+
     def next_deadline(self) -> float:
-        deadlines = [self._not_before if self._is_paused else math.inf]
+        deadlines = [self.paused_until]
         if self._short_since == math.inf:
             deadlines.append(self._quorum_at)
         if self._awaits and not self._is_paused:

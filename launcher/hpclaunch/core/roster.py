@@ -159,8 +159,10 @@ class Roster:
 
     @property
     def has_left(self) -> bool:
-        """All who are present have ended."""
-        return all(p.report and p.report.phase is Phase.ENDED for p in self.present)
+        """All who may hear of the end have: those who are silent and not proven dead as well, who
+        would take us for dead when we are gone, and go on by themselves."""
+        told = (p for p in self._peers if not p.lost or (p.report is not None and not p.gone))
+        return all(p.report and p.report.phase is Phase.ENDED for p in told)
 
     @property
     def nodes(self) -> set[int]:

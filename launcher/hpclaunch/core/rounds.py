@@ -84,7 +84,7 @@ class Head:
             return math.inf
         deadlines = [self._beat_at, self.census.look_at]
         if self.stage is Stage.CHOOSING:
-            deadlines.append(self._choosing.next_deadline())
+            deadlines.append(self._choosing.next_deadline(self._gathering.paused_until))
         if self.stage is Stage.GATHERING:
             deadlines.append(self._gathering.next_deadline())
         if self.stage is Stage.RUNNING:
