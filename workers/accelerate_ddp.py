@@ -1,6 +1,7 @@
 """A small CNN on handwritten digits with Hugging Face Accelerate; checkpoints are directories.
 
-    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/accelerate_ddp.py --dir checkpoints
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/accelerate_ddp \
+        workers/accelerate_ddp.py --dir checkpoints/accelerate_ddp
 
 Accelerate takes the launcher for torchrun; `accelerate config` is not needed. The state is saved at
 the end of every epoch, whole or not at all; a restart goes on from there. The data are
@@ -89,7 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument(
+        "--dir", type=Path, default="checkpoints/accelerate_ddp", help="where to save"
+    )
     args = parser.parse_args()
 
     accelerator = Accelerator(

@@ -1,6 +1,7 @@
 """A small CNN on handwritten digits with nn.DataParallel: all GPUs of a node in one process.
 
-    hpclaunch --nproc 1 --checkpoint-dir checkpoints workers/data_parallel.py --dir checkpoints
+    hpclaunch --nproc 1 --checkpoint-dir checkpoints/data_parallel \
+        workers/data_parallel.py --dir checkpoints/data_parallel
 
 For scripts that have it already. For a new one take ddp.py: here one Python thread per GPU waits
 for the same interpreter, the model is copied to every GPU for every batch, the first GPU gathers
@@ -61,8 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all GPUs together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument(
+        "--dir", type=Path, default="checkpoints/data_parallel", help="where to save"
+    )
     args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        parser.error("this is for one worker: start it with --nproc 1, or take ddp.py")
 
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -78,11 +83,12 @@ def main() -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):

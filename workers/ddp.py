@@ -1,6 +1,6 @@
 """A small CNN on handwritten digits with DistributedDataParallel: start from this one.
 
-    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/ddp.py --dir checkpoints
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/ddp workers/ddp.py --dir checkpoints/ddp
 
 Rank 0 saves at the end of every epoch, whole or not at all; a restart goes on from there. The data
 are scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. With a GPU it uses nccl,
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/ddp", help="where to save")
     parser.add_argument("--pause", type=float, default=0, help="seconds to wait in every epoch")
     args = parser.parse_args()
 
@@ -80,12 +80,13 @@ def main() -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):

@@ -1,6 +1,7 @@
 """A residual network on handwritten digits with DeepSpeed's ZeRO-3: for models larger than a GPU.
 
-    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/deepspeed_zero3.py --dir checkpoints
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/deepspeed_zero3 \
+        workers/deepspeed_zero3.py --dir checkpoints/deepspeed_zero3
 
 Parameters, gradients and the optimizer's state are divided among the workers. `--offload cpu` keeps
 them in the host's memory, `--offload nvme` on its disk, in SLURM_TMPDIR or the temporary directory
@@ -85,7 +86,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
     parser.add_argument("--blocks", type=int, default=2)
     parser.add_argument("--offload", choices=("none", "cpu", "nvme"), default="none")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument(
+        "--dir", type=Path, default="checkpoints/deepspeed_zero3", help="where to save"
+    )
     args = parser.parse_args()
 
     # DeepSpeed's collectives have new names in torch, which says so at every call.

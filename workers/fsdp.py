@@ -1,6 +1,6 @@
 """A small GPT with FSDP2: each rank holds its share of the weights and of the optimizer.
 
-    hpclaunch --nproc 4 --checkpoint-dir checkpoints workers/fsdp.py --dir checkpoints
+    hpclaunch --nproc 4 --checkpoint-dir checkpoints/fsdp workers/fsdp.py --dir checkpoints/fsdp
 
 All ranks save their shards together (torch.distributed.checkpoint, DCP), and any number of ranks
 can go on from there. The text is that of Python's standard library, byte by byte, so nothing is
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/fsdp", help="where to save")
     args = parser.parse_args()
     world = int(os.environ["WORLD_SIZE"])
     if args.batch_size < world:
@@ -131,7 +131,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         done = step + 1
-        if done % args.save_every == 0:
+        if done % args.save_every == 0 or done == args.steps:
             # It is complete once all ranks have written: DCP then adds `.metadata`.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if rank == 0:

@@ -1,6 +1,7 @@
 """A small Llama on a mesh of two dimensions: tensor parallel (TP) in a node, FSDP2 across nodes.
 
-    hpclaunch --nproc 4 --checkpoint-dir checkpoints workers/fsdp_tp.py --tp 2 --dir checkpoints
+    hpclaunch --nproc 4 --checkpoint-dir checkpoints/fsdp_tp \
+        workers/fsdp_tp.py --tp 2 --dir checkpoints/fsdp_tp
 
 The ranks of a node share every matrix product, and in between each has a part of the sequence; that
 is much traffic, which stays on NVLink. Nodes differ in their data. The ranks of a node are next to
@@ -149,7 +150,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--batch-size", type=int, default=32, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/fsdp_tp", help="where to save")
     args = parser.parse_args()
     world, tp = int(os.environ["WORLD_SIZE"]), args.tp or int(os.environ["LOCAL_WORLD_SIZE"])
     if world % tp or HEADS % tp:
@@ -201,7 +202,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         done = step + 1
-        if done % args.save_every == 0:
+        if done % args.save_every == 0 or done == args.steps:
             # It is complete once all ranks have written: DCP then adds `.metadata`.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if rank == 0:

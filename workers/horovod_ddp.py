@@ -1,6 +1,7 @@
 """A small CNN on handwritten digits with Horovod over gloo: data parallel without DDP.
 
-    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/horovod_ddp.py --dir checkpoints
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/horovod_ddp \
+        workers/horovod_ddp.py --dir checkpoints/horovod_ddp
 
 `hvd.init()` finds everything that horovodrun would have set. Horovod needs no MPI for that: build
 it with HOROVOD_WITH_GLOO=1, and for GPUs with HOROVOD_GPU_OPERATIONS=NCCL.
@@ -61,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/horovod_ddp", help="where to save")
     args = parser.parse_args()
 
     hvd.init()
@@ -83,12 +84,13 @@ def main() -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):

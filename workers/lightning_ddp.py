@@ -1,6 +1,7 @@
 """A small CNN on handwritten digits with Lightning's Trainer and its own checkpoints.
 
-    hpclaunch --nproc 2 --checkpoint-dir checkpoints workers/lightning_ddp.py --dir checkpoints
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/lightning_ddp \
+        workers/lightning_ddp.py --dir checkpoints/lightning_ddp
 
 Lightning takes the launcher for torchrun, so that it starts no processes of its own and reads
 nothing of Slurm's. ModelCheckpoint saves every epoch; a restart goes on from the newest. The data
@@ -49,7 +50,7 @@ class Digits(pl.LightningModule):
         right = (self.cnn(images).argmax(1) == labels).float().mean()
         self.log("accuracy", right, sync_dist=True)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_train_epoch_end(self) -> None:
         reached = self.trainer.callback_metrics["accuracy"]
         self.print(f"epoch {self.current_epoch}: accuracy {reached:.4f}")
 
@@ -61,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--dir", default="checkpoints", help="where to save")
+    parser.add_argument("--dir", default="checkpoints/lightning_ddp", help="where to save")
     args = parser.parse_args()
 
     pl.seed_everything(0, verbose=False)
@@ -84,7 +85,10 @@ def main() -> None:
         print(f"resuming from {os.path.basename(checkpoint)}")
     # Shuffles by epoch: the same order of the digits whether or not we were restarted.
     loader = DataLoader(train, batch_size=size, shuffle=True)
-    trainer.fit(Digits(), loader, DataLoader(test, batch_size=99), ckpt_path=checkpoint or None)
+    model, held_out = Digits(), DataLoader(test, batch_size=99)
+    trainer.fit(model, loader, held_out, ckpt_path=checkpoint or None)
+    if "accuracy" not in trainer.callback_metrics:  # the last epoch is in the checkpoint already
+        trainer.validate(model, held_out, verbose=False)
     if trainer.is_global_zero:
         print(f"accuracy {trainer.callback_metrics['accuracy']:.4f}")
 

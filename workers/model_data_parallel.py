@@ -1,7 +1,7 @@
 """A model split over two devices in every worker, and DistributedDataParallel over the workers.
 
-    hpclaunch --gpus-per-worker 2 --checkpoint-dir checkpoints \
-        workers/model_data_parallel.py --dir checkpoints
+    hpclaunch --gpus-per-worker 2 --checkpoint-dir checkpoints/model_data_parallel \
+        workers/model_data_parallel.py --dir checkpoints/model_data_parallel
 
 For a model that does not fit into one GPU. Every batch goes through in parts, so that one half
 works on a part while the other works on the next. Without GPUs both halves are on the CPU.
@@ -75,7 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument(
+        "--dir", type=Path, default="checkpoints/model_data_parallel", help="where to save"
+    )
     parser.add_argument("--parts", type=int, default=4, help="of a batch, one behind the other")
     args = parser.parse_args()
 
@@ -103,6 +105,7 @@ def main() -> None:
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):

@@ -1,6 +1,7 @@
 """Replicas of a small CNN that share one GPU: for models that leave a GPU idle.
 
-    hpclaunch --nproc 8 --checkpoint-dir checkpoints workers/mps_replicas.py --dir checkpoints
+    hpclaunch --nproc 8 --checkpoint-dir checkpoints/mps_replicas \
+        workers/mps_replicas.py --dir checkpoints/mps_replicas
 
 With more workers than GPUs hpclaunch starts MPS for them, and stops it. `--mps off` shows what it
 gives: the images per second of all replicas are printed last. The replicas exchange gradients over
@@ -64,7 +65,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=16, help="of each replica")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument(
+        "--dir", type=Path, default="checkpoints/mps_replicas", help="where to save"
+    )
     args = parser.parse_args()
 
     gpu = torch.cuda.is_available()
@@ -84,12 +87,13 @@ def main() -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         if rank == 0:
             print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     seconds = []  # that all replicas together took for each epoch

@@ -1,6 +1,7 @@
 """A small GPT cut into stages, one after the other: each rank holds some layers of the model.
 
-    hpclaunch --nproc 4 --checkpoint-dir checkpoints workers/pipeline.py --dir checkpoints
+    hpclaunch --nproc 4 --checkpoint-dir checkpoints/pipeline \
+        workers/pipeline.py --dir checkpoints/pipeline
 
 A batch goes through as microbatches, so that all ranks have work at once. `--schedule` says in
 which order: all forward and then all back (GPipe), in turns, which needs less memory (1F1B), or
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--save-every", type=int, default=10, help="steps")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/pipeline", help="where to save")
     args = parser.parse_args()
     if args.batch_size % args.microbatches:
         parser.error(f"--batch-size {args.batch_size} has no {args.microbatches} equal parts")
@@ -182,7 +183,7 @@ def main() -> None:
         loss = go(schedule.step, train, seed=step)
         optimizer.step()
         done = step + 1
-        if done % args.save_every == 0:
+        if done % args.save_every == 0 or done == args.steps:
             # It is complete once all ranks have written: DCP then adds `.metadata`.
             dcp.save(state(done), checkpoint_id=args.dir / f"step-{done}")
             if is_last:

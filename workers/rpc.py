@@ -1,6 +1,6 @@
 """A master that hands out work by torch.distributed.rpc, on handwritten digits.
 
-    hpclaunch --nproc 3 --checkpoint-dir checkpoints workers/rpc.py --dir checkpoints
+    hpclaunch --nproc 3 --checkpoint-dir checkpoints/rpc workers/rpc.py --dir checkpoints/rpc
 
 Rank 0 has the model and the order of the digits. It cuts every batch into parts, gives each to the
 next rank that is free, and adds up the gradients in the order of the parts: fast and slow ranks
@@ -120,11 +120,12 @@ def lead(args: argparse.Namespace, ranks: list[str]) -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):
@@ -147,7 +148,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--parts", type=int, default=4, help="of a batch, to hand out")
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/rpc", help="where to save")
     args = parser.parse_args()
 
     global learner

@@ -1,6 +1,7 @@
 """A small CNN on handwritten digits with one device: a GPU, or the CPUs that Slurm gave.
 
-    hpclaunch --checkpoint-dir checkpoints workers/single.py --dir checkpoints
+    hpclaunch --nproc 1 --checkpoint-dir checkpoints/single \
+        workers/single.py --dir checkpoints/single
 
 Saves at the end of every epoch, whole or not at all; a restart goes on from there. The data are
 scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95
@@ -57,8 +58,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--dir", type=Path, default="checkpoints", help="where to save")
+    parser.add_argument("--dir", type=Path, default="checkpoints/single", help="where to save")
     args = parser.parse_args()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        parser.error("this is for one worker: start it with --nproc 1, or take ddp.py")
 
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
@@ -76,11 +79,12 @@ def main() -> None:
 
     first = 0
     if checkpoint := os.environ.get("HPCLAUNCH_CHECKPOINT"):
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"] + 1
         print(f"resuming after epoch {state['epoch']}")
+        del state  # it is a second copy of the weights
 
     args.dir.mkdir(parents=True, exist_ok=True)
     for epoch in range(first, args.epochs):

@@ -9,10 +9,14 @@ from launching import environment, hpclaunch
 
 ROOT = Path(__file__).parent.parent.parent
 JOB_SCRIPTS = sorted((ROOT / "sbatch").glob("*.sbatch"))
+WORKERS = sorted((ROOT / "workers").glob("*.py"))
+SKLEARN = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn"
+)
 
 
 def test_they_come_in_pairs():
-    workers = {p.stem for p in (ROOT / "workers").glob("*.py")}
+    workers = {p.stem for p in WORKERS}
     workers |= {p.parent.name for p in (ROOT / "workers").glob("*/CMakeLists.txt")}
     assert {p.stem for p in JOB_SCRIPTS} == workers
 
@@ -28,9 +32,29 @@ def test_a_job_script_is_short(path):
     text = "\n".join(lines)
     assert re.search(r"^srun .*hpclaunch ", text, re.MULTILINE)
     assert f"workers/{path.stem}" in text
+    saved = re.findall(r"checkpoints\S*", text)
+    assert saved == [f"checkpoints/{path.stem}"] * 2, "of no other example"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
+@pytest.mark.parametrize("path", WORKERS, ids=lambda path: path.stem)
+def test_a_worker_saves_where_its_job_script_says(path):
+    saved = re.findall(r"(?:dir |default=\")(checkpoints[/\w]*)", path.read_text())
+    assert saved == [f"checkpoints/{path.stem}"] * 3, (
+        "twice as the docstring has it, and by default"
+    )
+
+
+@SKLEARN
+@pytest.mark.parametrize("name", ["single", "data_parallel"])
+def test_one_worker_is_not_several(name, tmp_path):
+    launch = ("--preload", "sklearn.datasets", "--nproc", 2)
+    done = hpclaunch(*launch, ROOT / "workers" / f"{name}.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{name}.py: error: this is for one worker: start it with --nproc 1" in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@SKLEARN
 def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
     """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""
     launch, elastic = (
@@ -44,6 +68,7 @@ def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
         env = environment(OMP_NUM_THREADS=1)
         done = hpclaunch(*launch, "--nproc", workers, elastic, "--epochs", 1, cwd=place, env=env)
         assert done.returncode == 0, done.stderr
+        assert (place / "checkpoints" / "elastic" / "step-23.pt").exists()  # the last one
         epochs[workers] = [float(x) for x in re.findall(r"loss (\S+),", done.stdout)]
     assert len(epochs[1]) == 1
     assert epochs[3] == pytest.approx(epochs[1], rel=0.01)  # sums are rounded otherwise

@@ -1,7 +1,7 @@
 """The job scripts of `sbatch/` as they are: run them, and kill one of their workers half-way.
 
 undisturbed = run(cluster, tmp_path / "a", "ddp")
-killed = run_with_a_kill(cluster, tmp_path / "b", "ddp", stop="checkpoints/epoch-4.tmp")
+killed = run_with_a_kill(cluster, tmp_path / "b", "ddp", stop="checkpoints/ddp/epoch-4.tmp")
 came_out_alike(killed, epoch=4)
 assert reached(killed) == reached(undisturbed)
 assert rounds(tmp_path / "b") == 2

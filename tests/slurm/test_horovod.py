@@ -25,8 +25,8 @@ def test_a_killed_worker_changes_nothing(cluster: Cluster, tmp_path: Path) -> No
         cluster,
         tmp_path / "b",
         "horovod_ddp",
-        after="checkpoints/epoch-3.pt",
-        stop="checkpoints/epoch-4.tmp",
+        after="checkpoints/horovod_ddp/epoch-3.pt",
+        stop="checkpoints/horovod_ddp/epoch-4.tmp",
         env=env,
     )
     assert rounds(tmp_path / "b") == 2

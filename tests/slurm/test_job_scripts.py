@@ -71,7 +71,7 @@ def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_p
         cluster,
         tmp_path,
         script.name,
-        stop="checkpoints/epoch-4.tmp",
+        stop=f"checkpoints/{script.name}/epoch-4.tmp",
         rank=script.victim,
         nodes=script.nodes,
         **on_gpus(script.gpus, tmp_path),
@@ -89,7 +89,7 @@ def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_p
 
 
 def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
-    stop = "checkpoints/epoch-5.tmp"
+    stop = "checkpoints/mps_replicas/epoch-5.tmp"
     ended = run_with_a_kill(cluster, tmp_path, "mps_replicas", stop=stop, nodes=1)
     assert rounds(tmp_path) == 2
     assert reached(ended) > 0.95
@@ -99,7 +99,8 @@ def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
 @pytest.mark.timeout(400)  # it compiles
 def test_a_program_in_cpp_goes_on(cluster: Cluster, tmp_path: Path) -> None:
-    killed = run_with_a_kill(cluster, tmp_path, "libtorch", stop="checkpoints/epoch-4.tmp")
+    stop = "checkpoints/libtorch/epoch-4.tmp"
+    killed = run_with_a_kill(cluster, tmp_path, "libtorch", stop=stop)
     assert rounds(tmp_path) == 2
     assert killed.output.count("resuming after epoch 3\n") == 1, str(killed)
     for left in ("checkpoints", "hpclaunch-logs"):
@@ -112,7 +113,7 @@ def test_elastic_comes_out_as_with_one_worker(cluster: Cluster, tmp_path: Path) 
     """A launcher is killed, and a spare takes its place; that is cut off, and comes back."""
     one_each = on_gpus(1, tmp_path)
     alone = run(cluster, tmp_path / "a", "elastic", nodes=1, **one_each)
-    checkpoints = tmp_path / "b" / "checkpoints"
+    checkpoints = tmp_path / "b" / "checkpoints" / "elastic"
     first, second, third = (Stop(checkpoints / f"step-{step}.tmp") for step in (60, 100, 140))
     with first, second, third:
         job = submit(cluster, tmp_path / "b", "elastic", nodes=3, **one_each)

@@ -60,13 +60,13 @@ def changes_nothing(
 
 def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
     """With its own checkpoints, and imported once on each node."""
-    after = "checkpoints/epoch=1.ckpt"
+    after = "checkpoints/lightning_ddp/epoch=1.ckpt"
     changes_nothing(cluster, tmp_path, "lightning_ddp", after=after, options=ONE_EACH)
 
 
 def test_accelerate(cluster: Cluster, tmp_path: Path) -> None:
     """A directory that its script seals, with a part from each rank."""
-    after = "checkpoints/epoch-1/.complete"
+    after = "checkpoints/accelerate_ddp/epoch-1/.complete"
     changes_nothing(cluster, tmp_path, "accelerate_ddp", after=after)
 
 
@@ -78,7 +78,7 @@ def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: Path) -> None:
         cluster,
         tmp_path,
         "deepspeed_zero3",
-        stop="checkpoints/epoch-4/zero_pp_rank_0_mp_rank_00_model_states.pt",
+        stop="checkpoints/deepspeed_zero3/epoch-4/zero_pp_rank_0_mp_rank_00_model_states.pt",
         options=ONE_EACH,
         env=env,
     )

@@ -16,7 +16,7 @@ from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, subm
 
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
 ROUNDED = 0.01  # sums are, in another order
-SEAL = "checkpoints/step-{}/.metadata.tmp"
+SEAL = "checkpoints/{}/step-{}/.metadata.tmp"
 TORN = "passing over checkpoint step-{}: nothing says that it is complete"
 
 
@@ -26,7 +26,8 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     alone = run(cluster, tmp_path / "a", name, nodes=1)
     assert reached(alone, "loss") < below
-    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=SEAL.format(20), env=TWO_EACH)
+    stop = SEAL.format(name, 20)
+    killed = run_with_a_kill(cluster, tmp_path / "b", name, stop=stop, env=TWO_EACH)
     assert rounds(tmp_path / "b") == 2
     assert TORN.format(20) in killed.output, str(killed)
     assert killed.output.count("resuming after step 10\n") == 1, str(killed)
@@ -37,7 +38,7 @@ def test_shards_are_taken_over_by_the_ranks_that_are_left(cluster: Cluster, tmp_
     """First a worker is killed, then a launcher: of 4 ranks 2 are left."""
     alone = run(cluster, tmp_path / "a", "fsdp", nodes=1)
     assert reached(alone, "loss") < 2.6
-    stops = [Stop(tmp_path / "b" / SEAL.format(step)) for step in (20, 30)]
+    stops = [Stop(tmp_path / "b" / SEAL.format("fsdp", step)) for step in (20, 30)]
     with stops[0], stops[1]:
         job = submit(cluster, tmp_path / "b", "fsdp", env=TWO_EACH)
         stops[0].reached(job)
