@@ -132,7 +132,10 @@ def test_what_to_type_for_salloc(printed):
         "--ntasks-per-node=1 --gres=gpu:v100:1 --cpus-per-task=10 --mem=90G"
     )
     assert comment.startswith("#")
-    assert shell == ["module load pytorch", "srun -c $SLURM_CPUS_PER_TASK hpclaunch train.py"]
+    modules, once, launch = shell
+    assert modules == "module load pytorch"
+    assert once.startswith("# hpclaunch is not in the module; once")
+    assert launch == "srun -c $SLURM_CPUS_PER_TASK hpclaunch train.py"
 
 
 def test_words_reach_the_launcher_as_they_are(cwd, printed):
