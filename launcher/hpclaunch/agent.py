@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from .sharing import Sharing
 from .system import forkserver
 from .system.checkpoints import Search
 from .system.journal import Journal
-from .system.logs import tail
+from .system.logs import size, tail
 from .system.signals import Signals
 from .workers import is_warm, prepare, workers_of
 
@@ -65,6 +66,7 @@ class Agent:
         self.health = Health(config, self._poller, self.output.say, self._note)
         self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
         self.round_dir: Path | None = None
+        self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._events: deque[events.Event] = deque()
@@ -89,14 +91,15 @@ class Agent:
             self._conclude(self.verdict)
             return self.verdict.code
         finally:
-            if self.search is not None:
-                self.search.close()
-            self.output.close()
-            self.forkserver.close()
-            self.sharing.close()  # its daemons serve the workers, which are gone now
-            self.health.close()
-            if self.channels is not None:
-                self.channels.close()
+            with ExitStack() as ends:  # each of them, whatever becomes of the others
+                if self.channels is not None:
+                    ends.callback(self.channels.close)
+                ends.callback(self.health.close)
+                ends.callback(self.sharing.close)  # its daemons serve the workers: after their end
+                ends.callback(self.forkserver.close)
+                ends.callback(self.output.close)
+                if self.search is not None:
+                    ends.callback(self.search.close)
 
     def _turn(self) -> None:
         for console in self.output.wanting:
@@ -215,7 +218,8 @@ class Agent:
         last = ""
         if code:
             names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
-            last = "\n".join(filter(None, [tail(*names), *self.health.faults_of(rank)]))
+            wrote = tail({name: self._begins.get(name, 0) for name in names})
+            last = "\n".join(filter(None, [wrote, *self.health.faults_of(rank)]))
         if self.measuring and code == EXIT_UNFIT:
             yield events.HealthFound(last.splitlines()[-1])
         yield events.WorkerExited(rank, code, signum, last)
@@ -225,13 +229,16 @@ class Agent:
             answer = search.answer()
         except OSError as e:
             self._stop_search(search)
-            reason = f"cannot look for checkpoints in {self.config.checkpoint_dir}: {e}"
-            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
+            self._deliver(self._cannot_search(e))
             return
         if answer is not None:
             self._stop_search(search)
             self.health.look_at_checkpoints(Disk(**answer.disk))
             self._deliver(events.CheckpointChosen(answer.path, tuple(answer.passed_over)))
+
+    def _cannot_search(self, error: OSError) -> events.Event:
+        reason = f"cannot look for checkpoints in {self.config.checkpoint_dir}: {error}"
+        return events.SearchFailed(Trouble(EXIT_LOST, reason))
 
     def _stop_search(self, search: Search) -> None:
         self._poller.unregister(search.fileno())
@@ -290,7 +297,11 @@ class Agent:
             return
         if self.search is not None:
             self._stop_search(self.search)  # a node was lost meanwhile
-        self.search = Search(str(self.config.checkpoint_dir))
+        try:
+            self.search = Search(str(self.config.checkpoint_dir))
+        except OSError as e:
+            self._events.append(self._cannot_search(e))
+            return
         self._poller.register(self.search.fileno(), zmq.POLLIN)
 
     def _start_workers(self, part: Assignment) -> None:
@@ -300,6 +311,8 @@ class Agent:
         self.measuring = part.preflight
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
+        files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
+        self._begins = {file: size(file) for file in files}
         self.output.follow(part, crew.workers, self.round_dir)
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)

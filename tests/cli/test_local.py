@@ -250,6 +250,18 @@ def test_a_log_directory_of_the_users_choice(tmp_path):
         assert (tmp_path / "mine/round-0/rank-0.out").read_text() == "hello\n" * runs
 
 
+def test_the_words_of_an_earlier_launch_explain_nothing(tmp_path):
+    """They are in the same file, and it is not the same failure twice."""
+    options = ["--nproc", 1, "--log-dir", "mine", "--max-restarts", 1]
+    done = hpclaunch(*options, script(tmp_path, "import nowhere"), cwd=tmp_path)
+    assert "restart" not in done.stderr  # which would not help
+    body = "import os; print('real work', flush=True); os._exit(7)"
+    done = hpclaunch(*options, script(tmp_path, body), cwd=tmp_path)
+    assert done.returncode == 7
+    assert done.stderr.count("; restart 1 of 1\n") == 1
+    assert "nowhere" not in done.stderr
+
+
 def test_the_environment_is_torchruns(tmp_path):
     """Every variable that torchrun sets, and with the same value where it can be the same."""
     body = "import json, os; json.dump(dict(os.environ), open(os.environ['RANK'] + '.json', 'w'))"

@@ -11,13 +11,14 @@ from hpclaunch.core.events import (
     CheckpointChosen,
     ForkServerReplaced,
     Received,
+    SearchFailed,
     Signalled,
     Started,
     StoreListening,
     Tick,
     TroubleFound,
 )
-from hpclaunch.core.model import EXIT_USAGE, Phase, Trouble
+from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
 
@@ -52,6 +53,22 @@ def test_the_head_ends_a_job_that_it_alone_has_come_to(event, code):
     (left,) = [e for e in tell(control, 10.0, Tick()) if isinstance(e, Exit)]
     assert left.verdict.code == code
     assert tell(control, 11.0, Tick(), event) == []
+
+
+def test_a_search_that_fails_ends_a_job_that_cannot_begin():
+    failed = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints"))
+    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    tell(control, 0.0, Started(), StoreListening(4000))
+    (left,) = [e for e in tell(control, 0.2, failed) if isinstance(e, Exit)]
+    assert left.verdict.reason == "cannot look for checkpoints"
+
+
+def test_a_search_that_fails_while_workers_run_is_nobodys_matter():
+    """It was to find out whether to go on with more nodes."""
+    failed = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints"))
+    control = Control(a_job("n0"), 0, 1, "127.0.0.1", "a0")
+    tell(control, 0.0, Started(), StoreListening(4000), CheckpointChosen(""))
+    assert tell(control, 5.0, failed) == []
 
 
 def test_the_head_loses_its_fork_server_between_two_rounds():

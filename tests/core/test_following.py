@@ -43,6 +43,16 @@ def test_a_head_that_leads_no_more_gives_its_followers_their_word_back():
     assert (member.following.head, member.following.seeking) == (2, NOBODY)
 
 
+def test_one_that_came_after_it_was_asked_about_is_not_dead():
+    """Its host refused a connection while there was no head; the answers come when there is one."""
+    member = a_member(hosts="n0 n1 n2", silence=10.0)
+    tell(member, 0.0, Started())
+    tell(member, 12.0, Tick())  # it looks around for another head
+    tell(member, 12.1, wait(0), AgentGone(2))
+    tell(member, 13.0, HeadClosed(0), AgentGone(0))
+    assert member.following.gone == {0}
+
+
 def test_a_head_that_leads_again_is_heard_from_its_first_order_on():
     """Its numbers begin anew, and its world is another one."""
     member = idle(hosts="n0 n1 n2", silence=10.0)

@@ -64,6 +64,14 @@ def test_a_search_that_takes_long_is_not_begun_again():
     assert ChooseCheckpoint() in beat(head, 24.5)
 
 
+def test_a_search_that_failed_is_begun_again():
+    head = smaller(Grow.CHECKPOINT)
+    assert ChooseCheckpoint() in beat(head, 1.1)
+    head.growing.failed()
+    assert ChooseCheckpoint() not in beat(head, 2.1)
+    assert ChooseCheckpoint() in beat(head, 6.2)
+
+
 @pytest.mark.parametrize(("grow", "most"), [(Grow.NEVER, 0), (Grow.NOW, 2)])
 def test_not_at_all(grow, most):
     head = smaller(grow) if not most else None

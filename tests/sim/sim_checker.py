@@ -135,7 +135,8 @@ class Checker:
         head = next(h for h in self._heads() if h.roster[index].assignment == part)
         newest = max(self.started, default=(0, 0))
         others = any(a.living and a is not agent for a in self.sim.agents)
-        old = (head.term, part.round) < newest and others  # else nobody is left to tell it
+        told = others and not self.ended_apart  # else nobody is left to tell it
+        old = (head.term, part.round) < newest and told
         self._require(not old, agent, "starts an old round")
         starters = self.started.setdefault((head.term, part.round), set())
         self._require(index not in starters, agent, f"starts round {part.round} twice")

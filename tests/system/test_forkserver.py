@@ -179,7 +179,8 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
 
 
 def test_signals_meant_for_the_agent_leave_it_alone(client):
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    terminal = (signal.SIGINT, signal.SIGHUP, signal.SIGTSTP)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, *terminal):
         os.kill(client.pid, signum)
     client.start(sh("exit 0"))
     client.until("gone")

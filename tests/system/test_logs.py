@@ -9,11 +9,19 @@ from hpclaunch.system import logs
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     out.write_text("\n".join(f"line {n}" for n in range(5000)))
-    assert logs.tail(err, out).splitlines()[-1] == "line 4999"
-    assert len(logs.tail(err, out).splitlines()) == logs.TAIL_LINES
+    assert logs.tail({err: 0, out: 0}).splitlines()[-1] == "line 4999"
+    assert len(logs.tail({err: 0, out: 0}).splitlines()) == logs.TAIL_LINES
     err.write_bytes(b"Traceback\nBoom \xff\n\n")
-    assert logs.tail(err, out) == "Traceback\nBoom �"
-    assert logs.tail(tmp_path / "none") == ""
+    assert logs.tail({err: 0, out: 0}) == "Traceback\nBoom �"
+    assert logs.tail({tmp_path / "none": 0}) == ""
+
+
+def test_what_an_earlier_launch_has_written_is_not_in_the_tail(tmp_path):
+    err, out = tmp_path / "e", tmp_path / "o"
+    err.write_text("Traceback\nModuleNotFoundError\n")
+    begins = {file: logs.size(file) for file in (err, out)}
+    out.write_text("epoch 1\n")
+    assert logs.tail(begins) == "epoch 1"
 
 
 def test_the_log_directory_is_private_and_reused(tmp_path):

@@ -1,5 +1,6 @@
 """Output: the mirror follows the files, and a console that takes nothing stops nobody."""
 
+import errno
 import io
 import os
 import re
@@ -207,6 +208,37 @@ def test_in_whatever_pieces_it_comes(parts, pauses):
     assert prefixed.data == b"".join(b"[0]:" + line for line in lines)
     found = [line.rstrip(b"\r\n") for line in lines if b"loss" in line]
     assert searched.data == b"".join(b"[0]:" + line + b"\n" for line in found)
+
+
+def test_a_file_that_somebody_removes_is_followed_to_its_end(mirror, tmp_path):
+    path, other, screen = tmp_path / "rank-0.out", tmp_path / "rank-1.out", Screen()
+    mirror.follow(path, Tap(screen))
+    append(path, b"one\n")
+    path.unlink()
+    mirror.finish(0.0)
+    mirror.forget()
+    mirror.follow(other, Tap(screen))
+    append(other, b"two\n")
+    mirror.finish(1.0)
+    assert screen.data == b"one\ntwo\n"
+
+
+def test_a_file_that_cannot_be_read_for_a_while(mirror, tmp_path, monkeypatch):
+    path, screen, read = tmp_path / "rank-0.out", Screen(), os.read
+    mirror.follow(path, Tap(screen))
+    append(path, b"one\n")
+    inode = path.stat().st_ino
+
+    def stale(fd, size):
+        if os.fstat(fd).st_ino == inode:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(fd, size)
+
+    with monkeypatch.context() as troubled:
+        troubled.setattr(os, "read", stale)
+        mirror.finish(0.0)
+    mirror.finish(1.0)
+    assert screen.data == b"one\n"
 
 
 def test_a_huge_line_is_neither_held_nor_lost(mirror, tmp_path):

@@ -30,16 +30,16 @@ class Wiring:
         self.others = []
 
     def head(self, keys, agents):
-        return self._add(net.HeadChannel(keys, agents, MAX))
+        return self.add(net.HeadChannel(keys, agents, MAX))
 
     def member(self, keys, index):
-        return self._add(net.MemberChannel(keys, index, ["127.0.0.1"], MAX))
+        return self.add(net.MemberChannel(keys, index, ["127.0.0.1"], MAX))
 
     def stranger(self, port):
         self.others.append(socket.create_server(("127.0.0.1", port)))
         return self.others[-1]
 
-    def _add(self, channel):
+    def add(self, channel):
         self.inboxes[channel] = []
         return channel
 
@@ -110,8 +110,28 @@ def test_a_member_finds_the_head_and_they_talk(keys, wiring):
     assert wiring.until(member, net.Reached)
     member.send(0, b"hello")
     assert wiring.until(head, net.Arrived) == net.Arrived(3, b"hello", "127.0.0.1")
+    assert len(member.targets) == len(keys.ports)
     head.send(3, b"order")
     assert wiring.until(member, net.Arrived) == net.Arrived(0, b"order", "127.0.0.1")
+    assert member.targets == [("127.0.0.1", head.port)]  # and it asks at no other
+
+
+def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
+    """Else the head answers on one connection, and what comes on the other is lost."""
+    member = wiring.add(net.MemberChannel(keys, 1, ["127.0.0.1", "127.0.0.2"], MAX))
+    head = wiring.head(keys, 2)
+    assert wiring.until(head, net.Arrived, speak=lambda: member.send(0, b"hello"))
+    head.send(1, b"order")
+    assert wiring.until(member, net.Arrived)
+    assert len(member.targets) == 1
+    wiring.until(member, net.Closed, limit=0.5)  # the other connection's end takes a moment
+    sent = [b"%d" % number for number in range(10)]
+    for data in sent:
+        member.send(0, data)
+    heard = []
+    while sent[-1] not in heard:
+        heard.append(wiring.until(head, net.Arrived).data)
+    assert [data for data in heard if data != b"hello"] == sent
 
 
 def test_a_taken_port_is_no_error_and_a_stranger_is_never_spoken_to(keys, wiring):

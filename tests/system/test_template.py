@@ -218,6 +218,19 @@ def test_a_stop_while_workers_are_forked(client):
         client.until("gone")
 
 
+def test_a_stop_while_the_template_hangs(client):
+    """It is ended, and nobody is born of it any more."""
+    client.prepare("print('started')\n")
+    template = client.ready().template()
+    template.suspend()
+    client.ask(client.command(), warm=True)
+    client.server.stop()
+    assert client.until("exit")["code"] == 128 + signal.SIGKILL
+    client.until("gone")
+    assert not client.path(0, "out").exists()
+    assert client.round() == ["started\n"]
+
+
 def test_a_killed_template_is_replaced(client):
     client.prepare("import sys; print('torch' in sys.modules)\n")
     template = client.ready().template()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import shlex
@@ -34,6 +35,20 @@ if TYPE_CHECKING:
 
     from .count import Count
     from .program import Program
+
+
+def _log_dir(where: Allocation) -> Path:
+    """Of this launch alone: a batch script without srun may have several, at once too."""
+    directory = Path("hpclaunch-logs") / where.name
+    for number in itertools.count(2) if where.alone else ():
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+            break
+        except FileExistsError:
+            directory = directory.with_name(f"{where.name}-{number}")
+        except OSError:
+            break  # LogDirectory has the words for it
+    return directory
 
 
 def check(options: argparse.Namespace) -> None:
@@ -126,7 +141,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             threads = _threads(mode, cpus, sharing)
         at_load = contract.at_load(environ, threads=threads)
         begin, why = start(options, what, {**environ, **at_load}, head=where.index == HEAD)
-        logs = LogDirectory(options.log_dir or Path("hpclaunch-logs") / where.name)
+        logs = LogDirectory(options.log_dir or _log_dir(where))
     except UsageError as e:
         if where.alone:
             raise

@@ -17,12 +17,14 @@ from .events import (
     Event,
     PeerClosed,
     Received,
+    SearchFailed,
     Started,
     Tick,
+    TroubleFound,
 )
 from .member import Member
 from .messages import Report
-from .model import HEAD, Job, Phase
+from .model import HEAD, Job, Phase, Trouble
 from .rounds import Head
 from .stages import Stage
 
@@ -101,6 +103,8 @@ class Control:
         match event:
             case CheckpointChosen() | Diagnosed() | Received(message=Report()):
                 return self.head.handle(event, now)
+            case SearchFailed(trouble=trouble):
+                return self._search_failed(trouble, now)
             case Started() | Tick() | PeerClosed() | AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
@@ -111,6 +115,14 @@ class Control:
             here, there = self.job.places[self.index].host, following.host
             effects.append(Say(f"{here} leads no more: {there} does, with those who were cut off"))
         return effects
+
+    def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
+        """No round can begin then; one that is running is none the worse for it."""
+        assert self.head is not None, "only a head searches"
+        if self.head.stage is Stage.CHOOSING:
+            return self._route(TroubleFound(trouble), now)
+        self.head.growing.failed()
+        return []
 
     # Who leads
 

@@ -50,7 +50,7 @@ class PrepareGpus:
 
 @dataclass(frozen=True, slots=True)
 class ChooseCheckpoint:
-    """Find the newest complete checkpoint; answered by CheckpointChosen."""
+    """Find the newest complete checkpoint; answered by CheckpointChosen, or SearchFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,13 @@ class CheckpointChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchFailed:
+    """Nobody can say which checkpoint is the newest."""
+
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosed:
     """Why others are not heard, in a sentence or two; "" when nothing is known."""
 
@@ -140,6 +147,7 @@ Event = (
     | HealthFound
     | GpusReady
     | CheckpointChosen
+    | SearchFailed
     | Diagnosed
     | WorkerExited
     | WorkersGone

@@ -112,6 +112,8 @@ class Following:
             if not (lost or self.bond.closed):
                 return []  # it has been heard since
             self.bond.gone = True
+        elif not lost:
+            return []  # it was asked about while we had no head, and may have come later
         self.gone.add(agent)
         if self.seeking != NOBODY and self.line.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)

@@ -32,6 +32,10 @@ class Growing:
         self._newest = path
         self._base = path if self._base is None else self._base
 
+    def failed(self) -> None:
+        """The search did; there is another in its time."""
+        self._looking = False
+
     def newcomers(self, groups: list[int], number: int) -> list[str]:
         """The hosts that could make the world of this round larger, if they are to. A round with a
         worker that has finished is about to end by itself."""

@@ -159,10 +159,10 @@ class Roster:
 
     @property
     def has_left(self) -> bool:
-        """All who may hear of the end have: those who are silent and not proven dead as well, who
-        would take us for dead when we are gone, and go on by themselves."""
-        told = (p for p in self._peers if not p.lost or (p.report is not None and not p.gone))
-        return all(p.report and p.report.phase is Phase.ENDED for p in told)
+        """All who are not proven dead have ended. One that is only silent would take us for dead
+        once we are gone, and go on by itself."""
+        living = (p.report for p in self._peers if not p.gone)
+        return all(report and report.phase is Phase.ENDED for report in living)
 
     @property
     def nodes(self) -> set[int]:

@@ -67,7 +67,7 @@ class Head:
         self._failures = Failures(job, self.roster, self.budget)
         self._unsettled = Laggards()
         self._choosing = Choosing()
-        self._growing = Growing(job, self.roster)
+        self.growing = Growing(job, self.roster)
         self.grows = False  # this round ends for the sake of a larger one
         self._beat_at = math.inf
         self._now = 0.0
@@ -143,7 +143,7 @@ class Head:
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
             case CheckpointChosen() if self.stage is Stage.RUNNING:
-                self._growing.chosen(event.path)
+                self.growing.chosen(event.path)
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
                 effects += self._gathering.explain(text, now)
         if isinstance(event, Tick) and now >= self.census.look_at:
@@ -166,11 +166,11 @@ class Head:
         return self._unsaid.pass_on(effects, elected=self.authority.holds(now))
 
     def _grow(self, now: float) -> list[Effect]:
-        hosts = self._growing.newcomers(self.groups, self.round)
+        hosts = self.growing.newcomers(self.groups, self.round)
         if not hosts or self._measuring or self.census.hit:
             return []
-        if not self._growing.is_time:
-            return self._growing.look(now)
+        if not self.growing.is_time:
+            return self.growing.look(now)
         self.census.hit = self.grows = True
         return [Say(f"ending the round, to go on with {some(hosts, NAMES)}"), *self._advance(now)]
 
@@ -287,7 +287,7 @@ class Head:
             peer.assignment = assigned.get(peer.place.index)
         self._keep_roll(now)
         self.grows = False
-        self._growing.begin()
+        self.growing.begin()
         self._failures.begin()
         self.census.hit = False
         self._enter(Stage.RUNNING, now)

@@ -9,6 +9,7 @@ worker.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
@@ -38,13 +39,22 @@ class LogDirectory:
         return directory
 
 
-def tail(*paths: Path) -> str:
-    """The last lines of the first file that has any: what a worker wrote before it ended."""
-    for path in paths:
+def size(path: Path) -> int:
+    """In bytes; of a file that is yet to come as well."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def tail(begins: Mapping[Path, int]) -> str:
+    """The last lines of the first file that has any: what a worker wrote before it ended. What was
+    in a file before this begin, in bytes, an earlier launch has written."""
+    for path, begin in begins.items():
         try:
             with path.open("rb") as f:
                 f.seek(0, os.SEEK_END)
-                f.seek(max(0, f.tell() - TAIL_BYTES))
+                f.seek(max(begin, f.tell() - TAIL_BYTES))
                 text = f.read().decode(errors="replace").strip("\n")
         except OSError:
             continue

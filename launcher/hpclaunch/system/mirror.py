@@ -8,6 +8,7 @@ the sink that has the least: nothing is lost to a console that is slow, and no w
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import dataclass, field
@@ -220,7 +221,10 @@ class Mirror:
     def _copy(self, stream: _Stream, now: float) -> None:
         left = SHARE
         while stream.behind and left > 0 and (room := stream.room) > 0:
-            data = os.read(stream.fd, min(CHUNK, room))
+            try:
+                data = os.read(stream.fd, min(CHUNK, room))
+            except OSError:  # of a file system that has its troubles: until there is more to read
+                data = b""
             if not data:
                 stream.behind = False
                 break
@@ -257,7 +261,8 @@ class Mirror:
             if stream.behind:
                 continue
             stream.flush()
-            os.close(stream.fd)
-            if key >= 0 and self._inotify is not None:
-                self._inotify.rm_watch(key)
             del self._streams[key]
+            if key >= 0 and self._inotify is not None:
+                with contextlib.suppress(OSError):  # somebody has removed the file
+                    self._inotify.rm_watch(key)
+            os.close(stream.fd)

@@ -35,6 +35,7 @@ from hpclaunch.core.model import HEAD
 PORTS = range(20000, 32000)
 CANDIDATES = 8
 UNSEATED = b"?"  # begins the routing id of an agent without an index
+MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
 LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
@@ -183,7 +184,7 @@ class Channel(ABC):
             self._peer_on[connection] = sender
             self._connection_of[sender] = connection
             _retransmit_soon(connection)
-        address = str(frame.get("Peer-Address")).removeprefix("::ffff:")
+        address = str(frame.get("Peer-Address")).removeprefix(MAPPED)
         return Arrived(sender, frame.bytes, address)
 
     def close(self) -> None:
@@ -323,6 +324,7 @@ class MemberChannel(Channel):
                 address, port = s.getpeername()[:2]
         except OSError:
             return  # closed meanwhile
+        address = address.removeprefix(MAPPED)
         if (address, port) not in self._candidates:
             return
         for candidate, endpoint in list(self._candidates.items()):

@@ -59,7 +59,7 @@ from .store import Store
 from .template import UNSAFE, Lessons, State, Template
 
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
-BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop does not wait for it
+BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop ends the template
 NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
 
 
@@ -163,7 +163,6 @@ class ForkServer:
 
     def on_stop(self):
         self.await_birth()
-        self.request = None
         for pid in self.workers:
             to_group(pid, signal.SIGTERM)
             to_group(pid, signal.SIGCONT)
@@ -179,7 +178,6 @@ class ForkServer:
 
     def on_kill(self):
         self.await_birth()
-        self.request = None
         self.sweep()
         self.settle()
 
@@ -267,7 +265,19 @@ class ForkServer:
         self.tell("exit", rank=self.workers.pop(pid), code=code, signal=signum)
 
     def await_birth(self):
-        """A worker that is being forked cannot be ended before it is known."""
+        """A worker that is being forked cannot be ended before it is known.
+
+        With a template that takes too long all of them end, and those that it may just have forked
+        are swept; one that hangs in the kernel keeps the round from being over.
+        """
+        self.hear_birth()
+        if self.asked:
+            os.kill(self.template.pid, signal.SIGKILL)
+            self.hear_birth()
+        if not self.asked:
+            self.request = None
+
+    def hear_birth(self):
         limit = time.monotonic() + BIRTH_LIMIT
         while self.asked and time.monotonic() < limit:
             self.hear_template(wait=0.1)

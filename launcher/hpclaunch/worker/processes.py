@@ -13,6 +13,7 @@ SPARED = (  # sent by scancel or a terminal to every process: only the agent may
     signal.SIGINT,
     signal.SIGHUP,
     signal.SIGQUIT,
+    signal.SIGTSTP,  # else nobody would end the workers of a stopped agent
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
