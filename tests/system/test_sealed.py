@@ -168,6 +168,17 @@ def test_deepspeed_names_what_is_complete(tmp_path):
     assert checkpoints.newest(tmp_path) == (str(tmp_path / "global_step20"), [])
 
 
+def test_a_rank_of_deepspeed_may_be_later_than_latest(tmp_path):
+    """The first does not wait for it; a torn save over this one would come much later."""
+    directory = tag(tmp_path, "global_step10", at=100)
+    latest(tmp_path, "global_step10", at=101)
+    shard = directory / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    os.utime(shard, (130, 130))
+    assert checkpoints.newest(tmp_path) == (str(directory), [])
+    os.utime(shard, (300, 300))
+    assert f"{shard.name} is newer than latest" in passed_over(tmp_path)
+
+
 def test_deepspeed_under_lightning(tmp_path):
     directory = tmp_path / "epoch=1.ckpt"
     shard = tag(directory, "checkpoint", at=100) / "mp_rank_00_model_states.pt"

@@ -23,6 +23,9 @@ COMPLETE = ".complete"  # a script's own
 LATEST = "latest"  # DeepSpeed's
 UNSEALED = f"nothing says that it is complete ({METADATA}, {COMPLETE}, or DeepSpeed's {LATEST})"
 SLACK = 2 * 10**9  # nanoseconds between the clocks of the nodes that write one checkpoint
+# DeepSpeed's rank 0 does not wait for the others before it writes `latest`, but with ZeRO-3. A save
+# that is not finished, of the same name, comes later than this.
+EARLY = 60 * 10**9
 TAG = 256  # characters of a name: `latest` may also be a large file of another kind
 READERS = 8  # threads: a parallel file system is slow for a single one
 
@@ -95,7 +98,8 @@ def _hold(path: Path, seal: Path, directory: Path) -> None:
     name = path.relative_to(directory)
     if not path.exists():
         raise ValueError(f"{name} is missing")
-    if path.stat().st_mtime_ns > seal.stat().st_mtime_ns + SLACK:
+    slack = EARLY if seal.name == LATEST else SLACK
+    if path.stat().st_mtime_ns > seal.stat().st_mtime_ns + slack:
         raise ValueError(f"{name} is newer than {seal.name}, which is written last")
 
 
