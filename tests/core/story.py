@@ -72,7 +72,7 @@ def an_order(
     goal: Goal, number: int = 0, *, serial: int = 0, sender: int = 0, term: int = 0, **fields: Any
 ) -> Received:
     """Of the head of the first term, unless it says otherwise."""
-    fields = {"incarnation": "a1", **fields}
+    fields = {"incarnation": "a1", "office": term, **fields}
     order = Order(term, serial or next(_serials), goal=goal, round=number, **fields)
     return Received(sender, order, f"10.0.0.{sender + 1}")
 

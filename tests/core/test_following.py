@@ -62,6 +62,16 @@ def test_a_head_that_leads_again_is_heard_from_its_first_order_on():
     assert member.following.term == 3
 
 
+def test_a_head_that_takes_a_later_term_has_the_same_world():
+    """It does where somebody has led in vain meanwhile, who would not hear it otherwise."""
+    member = idle(hosts="n0 n1 n2", silence=10.0)
+    tell(member, 0.5, run(0))
+    effects = tell(member, 0.6, an_order(Goal.RUN, 0, term=3, office=0))
+    assert StopWorkers() not in effects
+    assert (member.phase, member.following.term) == (Phase.RUNNING, 3)
+    assert tell(member, 0.7, stop(0)) == []
+
+
 def test_an_order_of_an_old_term_is_ignored():
     member = idle(hosts="n0 n1 n2", silence=10.0)
     tell(member, 13.0, Tick(), of_n2())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core import effects, events
-from hpclaunch.core.messages import Hint
+from hpclaunch.core.messages import Hint, Report
 from hpclaunch.core.model import Assignment, Grow, Phase, Place, Verdict
 from hpclaunch.core.rounds import Head
 from hpclaunch.core.stages import Stage
@@ -69,7 +69,7 @@ class Checker:
             message = event.message  # of a process, or for one, that another may have replaced
             key = (agent.index, event.sender, type(message), message.incarnation)
             number = (getattr(event.message, "term", 0), event.message.serial)
-            stale = number <= self.newest.get(key, (-1, -1))
+            stale = number <= self.newest.get(key, (-1, -1)) and not _is_unknown(agent, event)
             self.newest[key] = max(number, self.newest.get(key, number))
         due = agent.clock >= agent.deadline
         return Before(_state(agent), due, stale)
@@ -336,6 +336,14 @@ class Checker:
             raise BrokenLawError(
                 f"at {self.sim.now:.3f} agent {agent.index} on {agent.host} {what}"
             )
+
+
+def _is_unknown(agent: Agent, event: events.Received) -> bool:
+    """To a head, which does not hear another process of an agent before the first is lost."""
+    if agent.control.head is None or not isinstance(event.message, Report):
+        return False
+    known = agent.control.head.roster[event.sender].report
+    return known is None or known.incarnation != event.message.incarnation
 
 
 def _is_alone(verdict: Verdict) -> bool:

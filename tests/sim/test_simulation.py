@@ -26,6 +26,9 @@ REGRESSIONS = {
     556: "with nobody lost, a job ended since the only node that was not set aside broke",
     701530: "a late order of a dead head had its follower wait for the next one in vain",
     303308: "a head that led no more was waited for until the end of the promise",
+    16195: "a head ended the job before a half that was cut off had come back to hear of it",
+    18070: "a new head took an agent for dead that had only come later than it was asked about",
+    35598: "a head took a later term, and those whose workers had ended left the world for it",
     51181: "a pause that was over once a checkpoint had been chosen lasted to the next beat",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }

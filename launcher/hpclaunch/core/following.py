@@ -27,6 +27,7 @@ class Following:
     def __init__(self, job: Job, line: Line, index: int) -> None:
         self.job, self.line, self.index = job, line, index
         self.term, self.head = 0, line.head_of(0)
+        self.office = 0  # the term in which this head began; it may go on in a later one
         self.roll: Roll | None = None  # the newest that a head has told us
         self.seeking = NOBODY
         self.gone: set[int] = set()  # agents that are proven dead
@@ -76,10 +77,10 @@ class Following:
             return False
         if sender != self.head and not self.is_lost(now):
             return False  # our word to the other head stands
-        if order.term > self.term:
+        if order.office != self.office:
             self.bond = Bond(self.job)
             self.roll = None  # two heads may have written rolls of the same edition
-        self.term, self.head = order.term, sender
+        self.term, self.head, self.office = order.term, sender, order.office
         if not self.bond.met:
             self.gone.clear()  # hosts may have refused a connection to agents that came later
         if not self.bond.hear(order, address, now):

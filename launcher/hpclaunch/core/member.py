@@ -121,12 +121,12 @@ class Member:
         return effects + self._report(now)
 
     def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
-        following, before = self.following, self.following.term
+        following, before = self.following, self.following.office
         if not following.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
         effects = following.found()
-        effects += self.work.leave_world(now) if following.term != before else []
+        effects += self.work.leave_world(now) if following.office != before else []
         effects += [] if self._is_head else following.bond.lease(order)
         willing = not (self._signum or self.work.trouble)
         return effects + self.work.obey(order, now, willing=willing)

@@ -73,6 +73,7 @@ class Order:
     heard: int = 0  # the serial of the newest report that it answers
     keep: float = 0.0  # seconds from the sending of that report that workers may run
     roll: Roll | None = None  # if the agent has an older one
+    office: int = 0  # the term in which this head began to lead
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from .roster import Peer
 class Ordering:
     def __init__(self, authority: Authority, term: int) -> None:
         self.authority = authority
-        self.term = term
+        self.term = self._office = term
         self._serial = 0
 
     def order(
@@ -38,6 +38,7 @@ class Ordering:
             heard=report.serial,
             keep=self.authority.lease(peer, now),
             roll=roll if report.edition < roll.edition else None,
+            office=self._office,
         )
         peer.echo.send(self._serial, now)
         return Send(peer.place.index, order)

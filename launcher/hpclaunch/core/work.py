@@ -118,7 +118,7 @@ class Work:
         return self.stop(now, lost=lost)
 
     def leave_world(self, now: float) -> list[Effect]:
-        """The head of a later term leads one without us, and we are to be in its next one."""
+        """Another head leads one without us, and we are to be in its next one."""
         return self.prepare() if self.phase is Phase.DONE else self.stop(now, lost=True)
 
     def end(self, verdict: Verdict, now: float) -> list[Effect]:
