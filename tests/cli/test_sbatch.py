@@ -84,7 +84,8 @@ def test_all_that_can_be_asked_for(cwd, printed):
         "#SBATCH --requeue --open-mode=append      # its output goes on in the same file\n"
         "module load python/3.11 cuda\n"
         "source env/bin/activate\n"
-        "srun --no-kill -c $SLURM_CPUS_PER_TASK hpclaunch --nnodes 2:3 -r 3 -t3 train.py\n"
+        "srun --no-kill --kill-on-bad-exit=0 --wait=0 -c $SLURM_CPUS_PER_TASK "
+        "hpclaunch --nnodes 2:3 -r 3 -t3 train.py\n"
     )
 
 

@@ -84,7 +84,8 @@ def _requests(job: Job) -> list[tuple[str, str]]:
 
 def _shell(job: Job) -> list[str]:
     step = ["srun"]
-    step += ["--no-kill"] * job.elastic
+    # The last two: a launcher that is killed shall not end the others, whatever the site has set.
+    step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic
     step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # Slurm 22.05 to 23.02 forget it
     if job.pyxis:
         step += [f"--container-image={quoted([job.pyxis])}", "--container-mount-home"]
