@@ -32,11 +32,10 @@ thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic 
 runs, whatever the agent does: others may be about to go on without this node.
 """
 
-import json
+import contextlib
 import os
 import select
 import signal
-import socket
 import time
 from typing import Any
 
@@ -50,11 +49,13 @@ from .processes import (
     children,
     complain,
     exit_code,
+    kill,
     numbers,
     prctl,
     to_group,
     written,
 )
+from .requests import AgentGoneError, Requests
 from .store import Store
 from .template import UNSAFE, Lessons, State, Template
 
@@ -87,7 +88,6 @@ class ForkServer:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self):
-        buffer = b""
         while True:
             poll = select.poll()
             poll.register(self.channel, select.POLLIN)
@@ -113,22 +113,12 @@ class ForkServer:
                 self.reap()
                 self.settle()
             if self.channel.fileno() in ready:
-                try:
-                    data = self.channel.recv(1 << 16)
-                except ConnectionResetError:  # the agent died without reading our last words
-                    return
-                if not data:
-                    return
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    request = json.loads(line)
+                for request in self.channel.read():
                     getattr(self, "on_" + request.pop("op").replace("-", "_"))(**request)
 
     def tell(self, event, **fields):
-        try:
-            self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # the agent is gone: run() sees it too
+        with contextlib.suppress(AgentGoneError):  # run() sees it too
+            self.channel.tell(event, **fields)
 
     # Requests
 
@@ -336,11 +326,7 @@ class ForkServer:
             living = [pid for pid in children() if pid not in spared]
             if not living:
                 return True
-            for pid in living:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            kill(living)
             select.select([self.wakeup], [], [], 0.05)
             self.wakeup.drain()
             self.reap()
@@ -348,11 +334,11 @@ class ForkServer:
 
 
 def main(fd, blocked, spared):
-    channel = socket.socket(fileno=int(fd))
-    channel.set_inheritable(False)  # it came to us by inheritance; no worker may have it
-    server = ForkServer(channel, {*SPARED, *numbers(spared)}, numbers(blocked))
+    server = ForkServer(Requests(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
     try:
         server.run()
+    except AgentGoneError:
+        pass
     finally:
         # The agent is gone, or this process is at fault: either way nothing may stay.
         server.request = None

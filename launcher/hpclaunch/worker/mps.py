@@ -26,26 +26,21 @@ agent's children, or what is left is swept by the next keeper on this node. Daem
 signals that Slurm or a terminal sends to all: workers that save their state still need them.
 """
 
-import json
 import os
 import select
 import signal
-import socket
 import time
 import zlib
 from typing import Any
 
 from .mpsdaemon import TICK, Daemon, FrontEnd, MpsError, enter, leave, make, ready_for, stop, sweep
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
+from .requests import AgentGoneError, Requests
 
 OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end: the fork server is killing them
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
 WATCH = 600.0  # seconds: who has not used CUDA until then hardly will
-
-
-class AgentGoneError(Exception):
-    pass
 
 
 class OvertakenError(Exception):
@@ -66,10 +61,9 @@ class Keeper:
         self.watch: Any = None
 
     def run(self, device, first):
-        buffer = b""
         swept = sweep(self.places, self.prefix)
         if swept:
-            self.tell("swept", names=swept)
+            self.channel.tell("swept", names=swept)
         poll = select.poll()
         poll.register(self.channel, select.POLLIN)
         while True:
@@ -77,24 +71,13 @@ class Keeper:
             if not poll.poll(None if due is None else max(0, due * 1000)):
                 self.look()
                 continue
-            data = self.channel.recv(1 << 16)
-            if not data:
-                return
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                request = json.loads(line)
+            for request in self.channel.read():
                 self.watch = None
                 if request["op"] == "watch":
                     workers = {int(rank): pid for rank, pid in request["workers"].items()}
                     self.watch = Watch(workers, device, first)
                 else:
                     self.on_prepare(request["number"], request["groups"], request["foreign"])
-
-    def tell(self, event, **fields):
-        try:
-            self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
-        except BrokenPipeError:
-            raise AgentGoneError from None
 
     def pause(self, seconds, *, ask=False):
         """Sleep, but not beyond the agent's life, or with `ask`, its next request."""
@@ -111,12 +94,12 @@ class Keeper:
         try:
             replaced = self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
-            self.tell("failed", number=number, why=str(e))
+            self.channel.tell("failed", number=number, why=str(e))
         except OvertakenError:
-            self.tell("failed", number=number, why="another round began")
+            self.channel.tell("failed", number=number, why="another round began")
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
-            self.tell("ready", number=number, directories=directories, replaced=replaced)
+            self.channel.tell("ready", number=number, directories=directories, replaced=replaced)
 
     def prepare(self, number, groups, foreign):
         """Returns {UUIDS: why its daemon was replaced}."""
@@ -182,11 +165,11 @@ class Keeper:
         else:
             outside, served = self.watch.look({pid for pids in clients.values() for pid in pids})
         if served:
-            self.tell("clients", counts={key: len(pids) for key, pids in clients.items()})
+            self.channel.tell("clients", counts={key: len(pids) for key, pids in clients.items()})
             self.watch = None
             return
         if outside:
-            self.tell("outside", ranks=sorted(outside))
+            self.channel.tell("outside", ranks=sorted(outside))
         if not self.watch.again():
             self.watch = None
 
@@ -261,8 +244,6 @@ def has_open(pid, path):
 
 
 def main(fd, blocked, spared, control, places, prefix, job, device, first):
-    channel = socket.socket(fileno=int(fd))
-    channel.set_inheritable(False)
     spared = {*SPARED, *numbers(spared)}
     for s in spared:
         signal.signal(s, signal.SIG_IGN)
@@ -270,10 +251,10 @@ def main(fd, blocked, spared, control, places, prefix, job, device, first):
     spawner = Spawner({}, numbers(blocked))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(channel, spawner, control, places.split(":"), prefix, job)
+    keeper = Keeper(Requests(fd), spawner, control, places.split(":"), prefix, job)
     try:
         keeper.run(device, float(first))
-    except (AgentGoneError, ConnectionResetError):
+    except AgentGoneError:
         pass
     finally:
         keeper.end()

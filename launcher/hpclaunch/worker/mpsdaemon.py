@@ -8,7 +8,7 @@ import stat
 import subprocess
 import time
 
-from .processes import PR_SET_PDEATHSIG, children, prctl
+from .processes import PR_SET_PDEATHSIG, children, kill, prctl
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that needs longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, the end of another's included
@@ -149,11 +149,7 @@ def end_users(directory):
     limit = time.monotonic() + KILL_LIMIT
     while True:
         left = users(directory)
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        kill(left)
         for pid in children():  # the servers of a daemon that died are ours now
             os.waitpid(pid, os.WNOHANG)
         if not left or time.monotonic() > limit:

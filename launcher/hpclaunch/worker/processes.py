@@ -89,6 +89,15 @@ def to_group(pid, signum):
         os.kill(pid, signum)
 
 
+def kill(pids):
+    """Those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 def exit_code(status):
     """(code as a shell has it, signal or 0) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
