@@ -105,6 +105,7 @@ def newest(directory: Path) -> int:
     return max((int(p.stem.partition("-")[2]) for p in directory.glob("epoch-*.pt")), default=-1)
 
 
+@pytest.mark.timeout(1800)
 def test_thirty_faults(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     seed = int(os.environ.get("HPCLAUNCH_SOAK_SEED", random.randrange(10000)))
     print(f"\nHPCLAUNCH_SOAK_SEED={seed}")
