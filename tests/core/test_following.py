@@ -43,6 +43,15 @@ def test_a_head_that_leads_no_more_gives_its_followers_their_word_back():
     assert (member.following.head, member.following.seeking) == (2, NOBODY)
 
 
+def test_what_was_found_out_without_a_head_is_forgotten_with_it():
+    """The head was only cut off; who was not there then may have come since."""
+    member = idle(hosts="n0 n1 n2 n3", silence=10.0)
+    tell(member, 13.5, Tick(), AgentGone(2))
+    assert member.following.gone == {2}
+    tell(member, 13.6, wait(0))
+    assert member.following.gone == set()
+
+
 def test_one_that_came_after_it_was_asked_about_is_not_dead():
     """Its host refused a connection while there was no head; the answers come when there is one."""
     member = a_member(hosts="n0 n1 n2", silence=10.0)

@@ -6,6 +6,7 @@ outcome depends on the faults there were.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ class Checker:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.newest: dict[tuple[object, ...], tuple[int, int]] = {}  # (to, sender, kind) -> number
-        self.hasty: set[int] = set()  # whose deadline had passed already after their last step
+        self.hasty: Counter[int] = Counter()  # after how many steps the deadline had passed already
         self.facts: dict[
             tuple[int, int], tuple[object, ...]
         ] = {}  # of each round, the same for all
@@ -59,7 +60,7 @@ class Checker:
         self.newest = {key: n for key, n in self.newest.items() if index not in key[:2]}
         for starters in self.started.values():
             starters.discard(index)
-        self.hasty.discard(index)
+        self.hasty[index] = 0
 
     # Every step
 
@@ -86,11 +87,11 @@ class Checker:
             told = [e for e in todo if not _is_hint(e)]
             same = _state(agent) == was.state and not told
             self._require(same, agent, f"acted on an old message: {event}")
-        # One deadline may set the next one to this very moment (no grace), but no more than that.
+        # A deadline may set the next one to this very moment: that a head is dead, and no grace.
         late = agent.deadline <= agent.clock and not control.exited
-        spins = agent.index in self.hasty and isinstance(event, events.Tick) and late
+        spins = self.hasty[agent.index] > 1 and isinstance(event, events.Tick) and late
         self._require(not spins, agent, "spins: its deadline stays in the past")
-        (self.hasty.add if late else self.hasty.discard)(agent.index)
+        self.hasty[agent.index] = self.hasty[agent.index] + 1 if late else 0
         if isinstance(event, events.ForkServerReplaced):
             self.lost |= {control.member.round, control.member.round + 1}  # or one on its way
         elif isinstance(event, events.WorkerExited) and event.code and was.state[0] is RUNNING:

@@ -29,6 +29,7 @@ REGRESSIONS = {
     16195: "a head ended the job before a half that was cut off had come back to hear of it",
     18070: "a new head took an agent for dead that had only come later than it was asked about",
     35598: "a head took a later term, and those whose workers had ended left the world for it",
+    82240: "a new head took for dead who was not there when another head had been lost for a while",
     51181: "a pause that was over once a checkpoint had been chosen lasted to the next beat",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }

@@ -81,10 +81,10 @@ class Following:
             self.bond = Bond(self.job)
             self.roll = None  # two heads may have written rolls of the same edition
         self.term, self.head, self.office = order.term, sender, order.office
-        if not self.bond.met:
-            self.gone.clear()  # hosts may have refused a connection to agents that came later
         if not self.bond.hear(order, address, now):
             return False
+        # Hosts may have refused a connection to agents that came later.
+        self.gone &= {sender} if self.bond.gone else set()
         if order.roll is not None and (not self.roll or order.roll.edition > self.roll.edition):
             self.roll = order.roll
         return True
