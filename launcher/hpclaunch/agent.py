@@ -190,12 +190,9 @@ class Agent:
                 self.output.say(
                     f"{name} not passed on to rank {who}: the script has no handler for it"
                 )
-            case {"event": "store-exit", "code": code}:
-                where = f", see {errors}" if (errors := self._store_errors()) else ""
-                self.output.say(
-                    f"the store process on {self.place.host} ended with {code}{where}: "
-                    "workers that use torch.distributed cannot meet"
-                )
+            case {"event": "store-exit", "port": port, "code": code, "signal": signum, "why": why}:
+                words = why or tail({self._store_errors: self._begins.get(self._store_errors, 0)})
+                self._deliver(events.StoreEnded(port, code, signum, words))
             case {"event": "template", "state": state, "why": why}:
                 self._note("template", reply)
                 if state == "none":
@@ -312,12 +309,16 @@ class Agent:
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
         files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
-        self._begins = {file: size(file) for file in files}
+        store = self._store_errors
+        self._begins = {file: size(file) for file in (*files, store)}
         self.output.follow(part, crew.workers, self.round_dir)
-        store = self._store_errors() if part.hosts_store else ""
-        warm = is_warm(part, self.config, self.environ)
-        learn = self.config.start.learn
-        self.forkserver.start(crew.workers, crew.shared, store=store, warm=warm, learn=learn)
+        self.forkserver.start(
+            crew.workers,
+            crew.shared,
+            store=str(store) if part.hosts_store else "",
+            warm=is_warm(part, self.config, self.environ),
+            learn=self.config.start.learn,
+        )
         self._note("binding", crew.placed)
 
     def _cannot_start(self, trouble: Trouble) -> None:
@@ -326,8 +327,11 @@ class Agent:
     def _note(self, kind: str, value: Any) -> None:
         self.journal.note(kind, time.monotonic(), value)
 
-    def _store_errors(self) -> str:
-        return "" if self.config.logs is None else str(self.config.logs.path / "store.err")
+    @property
+    def _store_errors(self) -> Path:
+        """What the processes that hold the rounds' stores write; there is none without logs."""
+        assert self.config.logs is not None, "an agent without logs has no store"
+        return self.config.logs.path / "store.err"
 
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 
 from .core.advice import advise
-from .core.model import EXIT_USAGE, Verdict
-from .core.restarts import how
+from .core.model import EXIT_USAGE, Culprit, Verdict
+from .core.restarts import how, who
 
 CONSEQUENCES = 4  # named in full; the rest is counted
 WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
@@ -34,10 +34,10 @@ def _post_mortem(verdict: Verdict, log_dir: str) -> str:
     if verdict.cause is not None:
         cause = verdict.cause
         if cause.tail:
-            lines.append(f"  the last lines of rank {cause.rank}:")
+            lines.append(f"  the last lines of {who(cause)}:")
             lines += [f"    | {line}" for line in cause.tail.splitlines()]
-        elif not cause.with_server:
-            lines.append(f"  rank {cause.rank} wrote nothing")
+        elif cause.culprit is not Culprit.FORK_SERVER:
+            lines.append(f"  {who(cause)} wrote nothing")
         if advice := advise(cause):
             lines.append(_paragraph("  advice: ", advice))
         if verdict.consequences:

@@ -14,7 +14,17 @@ from hpclaunch.core.effects import Effect, Send
 from hpclaunch.core.events import Event, HeadReached, Received, Signalled, Started, StoreListening
 from hpclaunch.core.member import Member
 from hpclaunch.core.messages import Order, Report
-from hpclaunch.core.model import Assignment, Goal, Job, Phase, Place, Verdict, WorkerExit
+from hpclaunch.core.model import (
+    NO_RANK,
+    Assignment,
+    Culprit,
+    Goal,
+    Job,
+    Phase,
+    Place,
+    Verdict,
+    WorkerExit,
+)
 
 EVERYTHING = 10**6  # a serial number or an edition that no story comes to
 
@@ -53,7 +63,7 @@ def a_part(number: int = 0, **fields: Any) -> Assignment:
 
 def run(number: int = 0, **fields: Any) -> Received:
     """The head orders the round `number` to be run."""
-    return an_order(Goal.RUN, number, assignment=a_part(number), **fields)
+    return an_order(Goal.RUN, number, **{"assignment": a_part(number)} | fields)
 
 
 def stop(number: int = 0, **fields: Any) -> Received:
@@ -103,8 +113,12 @@ def failed(rank: int, code: int = 1, signum: int = 0, age: float = 0.0) -> Worke
     return WorkerExit(rank, code, signum, age, stopped=False, tail=f"rank {rank} is no more")
 
 
+def store_ended(age: float = 0.0) -> WorkerExit:
+    return WorkerExit(NO_RANK, 137, 9, age, stopped=False, tail="", culprit=Culprit.STORE)
+
+
 def killed_with_server(rank: int, age: float = 0.0) -> WorkerExit:
-    return WorkerExit(rank, 137, 9, age, stopped=False, tail="", with_server=True)
+    return WorkerExit(rank, 137, 9, age, stopped=False, tail="", culprit=Culprit.FORK_SERVER)
 
 
 class Core(Protocol):

@@ -1,26 +1,28 @@
-"""Stories of one agent whose fork server is killed, and replaced, at any moment."""
+"""Stories of one agent whose fork server or store process ends, at any moment."""
 
 from __future__ import annotations
 
 import pytest
-from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell
+from story import TERM, a_member, a_part, deeds, end, idle, reports, run, running, stop, tell
 
 from hpclaunch.core.effects import KillWorkers, OpenStore, StartWorkers, StopWorkers
 from hpclaunch.core.events import (
     ForkServerReplaced,
     Started,
+    StoreEnded,
     StoreListening,
     Tick,
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.model import EXIT_LOST, Phase
+from hpclaunch.core.model import EXIT_LOST, NO_RANK, Culprit, Phase
 
 REPLACED = ForkServerReplaced()
+SERVER, STORE, WORKER = Culprit.FORK_SERVER, Culprit.STORE, Culprit.WORKER
 
 
 def exits(report):
-    return [(e.rank, e.code, e.signal, e.stopped, e.with_server) for e in report.exits]
+    return [(e.rank, e.code, e.signal, e.stopped, e.culprit) for e in report.exits]
 
 
 def test_its_workers_are_a_failed_round():
@@ -30,7 +32,7 @@ def test_its_workers_are_a_failed_round():
     assert deeds(effects) == [OpenStore()]
     (report,) = reports(effects)
     assert (report.phase, report.round) == (Phase.PREPARING, 0)
-    assert exits(report) == [(2, 137, 9, False, True), (3, 137, 9, True, True)]
+    assert exits(report) == [(2, 137, 9, False, SERVER), (3, 137, 9, True, SERVER)]
     assert deeds(tell(member, 2.1, stop(0, lost=True))) == []
     (report,) = reports(tell(member, 2.2, StoreListening(4002)))
     assert (report.phase, report.store_port) == (Phase.IDLE, 4002)
@@ -43,7 +45,7 @@ def test_a_worker_that_had_ended_well_is_not_lost():
     member = running()
     tell(member, 2.0, WorkerExited(2, 0, 0))
     (report,) = reports(tell(member, 2.1, REPLACED))
-    assert exits(report) == [(2, 0, 0, False, False), (3, 137, 9, False, True)]
+    assert exits(report) == [(2, 0, 0, False, WORKER), (3, 137, 9, False, SERVER)]
 
 
 def test_all_workers_had_ended_well():
@@ -61,7 +63,7 @@ def test_while_its_workers_are_stopped():
     assert deeds(tell(member, 2.0, WorkerExited(2, 1, 0))) == [StopWorkers()]
     effects = tell(member, 2.1, REPLACED)
     assert deeds(effects) == [OpenStore()]
-    assert exits(reports(effects)[-1]) == [(2, 1, 0, False, False), (3, 137, 9, True, True)]
+    assert exits(reports(effects)[-1]) == [(2, 1, 0, False, WORKER), (3, 137, 9, True, SERVER)]
     assert deeds(tell(member, 22.0, Tick())) == []
 
 
@@ -119,3 +121,42 @@ def test_a_round_that_was_not_lost_before_is_not_lost_by_it(asked):
     tell(member, 2.0, asked)
     (report,) = reports(tell(member, 2.1, REPLACED))
     assert [e.stopped for e in report.exits] == [True, True]
+
+
+# The store process
+
+ENDED = StoreEnded(4001, 137, 9)
+
+
+def holding():
+    """A member on whose node the ranks meet."""
+    member = idle()
+    part = a_part(0, hosts_store=True, store_port=4001)
+    assert deeds(tell(member, 1.0, run(0, assignment=part))) == [StartWorkers(part)]
+    return member
+
+
+def test_a_store_that_ends_is_a_failed_round():
+    """On other nodes as well: all ranks meet there."""
+    effects = tell(holding(), 2.0, ENDED)
+    assert deeds(effects) == [StopWorkers()]
+    (report,) = reports(effects)
+    assert (report.phase, exits(report)) == (Phase.STOPPING, [(NO_RANK, 137, 9, False, STORE)])
+
+
+def test_a_store_that_ends_when_the_workers_here_are_done():
+    """Others may not be."""
+    member = holding()
+    tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0), WorkersGone())
+    effects = tell(member, 2.1, ENDED)
+    assert deeds(effects) == []
+    (report,) = reports(effects)
+    assert (report.phase, exits(report)[-1]) == (Phase.DONE, (NO_RANK, 137, 9, False, STORE))
+    assert deeds(tell(member, 2.2, stop(0, lost=True))) == [OpenStore()]
+
+
+def test_a_store_of_an_earlier_round_that_ends():
+    """Its word crossed the order for this one."""
+    member = holding()
+    assert deeds(tell(member, 2.0, StoreEnded(4000, 137, 9))) == []
+    assert member.phase is Phase.RUNNING

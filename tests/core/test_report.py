@@ -1,7 +1,7 @@
 """What the user reads at the end of a job that failed."""
 
 from hpclaunch import report
-from hpclaunch.core.model import EXIT_USAGE, Failure, Verdict
+from hpclaunch.core.model import EXIT_USAGE, Culprit, Failure, Verdict
 from hpclaunch.core.restarts import Budget
 
 
@@ -47,7 +47,7 @@ def test_a_worker_that_was_killed_without_a_word():
 
 def test_a_fork_server_that_was_killed():
     """No rank is to blame, nor what it wrote; who kills so is the same."""
-    cause = failure(2, code=137, signal=9, with_server=True)
+    cause = failure(2, code=137, signal=9, culprit=Culprit.FORK_SERVER)
     peer = failure(0, code=1)
     budget = Budget(1)
     assert budget.spend([cause], saves=False) is None

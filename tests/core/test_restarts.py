@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.model import Failure, WorkerExit
+from hpclaunch.core.model import Culprit, Failure, WorkerExit
 from hpclaunch.core.restarts import (
     MAX_CONSEQUENCES,
     Budget,
@@ -15,6 +15,8 @@ from hpclaunch.core.restarts import (
     in_order,
     signal_name,
 )
+
+SERVER = Culprit.FORK_SERVER
 
 
 def failure(rank, at, code=1, signal=0, **fields):
@@ -32,7 +34,11 @@ CAUSES = {
     ),
     "an exit before a later signal": ([failure(0, 5.0), failure(1, 5.1, 134, 6)], [0, 1]),
     "a fork server, however late it is missed": (
-        [failure(0, 5.0), failure(2, 5.2, 137, 9, with_server=True), failure(1, 5.1, 139, 11)],
+        [
+            failure(0, 5.0),
+            failure(2, 5.2, 137, 9, culprit=SERVER),
+            failure(1, 5.1, 139, 11),
+        ],
         [2, 0, 1],
     ),
     "else the lower rank": ([failure(2, 5.0), failure(1, 5.0)], [1, 2]),
@@ -177,7 +183,7 @@ def test_a_verdict_stays_small_however_many_fail():
         (failure(0, 0.0, 137, 9), "rank 0 on n0 was killed by SIGKILL"),
         (failure(0, 0.0, 168, 40), "rank 0 on n0 was killed by signal 40"),
         (
-            failure(3, 0.0, 137, 9, with_server=True),
+            failure(3, 0.0, 137, 9, culprit=SERVER),
             "the fork server on n1 was killed with its workers",
         ),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from story import a_job, deeds, failed, killed_with_server, orders, report, tell
+from dataclasses import replace
+
+from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
 from hpclaunch.core.effects import ChooseCheckpoint, Diagnose, Probe, Say, Send
 from hpclaunch.core.events import (
@@ -109,6 +111,34 @@ def test_a_fork_server_is_killed_and_the_job_goes_on():
     assert head.stage is Stage.STOPPING
     (said, _) = deeds(tell(head, 3.1, *all_report(IDLE, 0)))
     assert said == Say("the fork server on n1 was killed with its workers; restart 1 of 3")
+
+
+def test_a_store_ends_and_the_job_goes_on():
+    """Ranks that failed of it are a consequence, though they are heard first."""
+    head = running()
+    tell(head, 3.0, report(1, STOPPING, 0, exits=(failed(2),)))
+    tell(head, 3.1, report(0, STOPPING, 0, exits=(store_ended(),)))
+    (said, _) = deeds(tell(head, 3.2, *all_report(IDLE, 0)))
+    assert said == Say("the store process on n0 was killed by SIGKILL; restart 1 of 3")
+
+
+def test_a_store_that_ends_last_is_no_failure():
+    head = running()
+    tell(head, 3.0, report(1, DONE, 0))
+    tell(head, 3.1, report(0, DONE, 0, exits=(store_ended(),)))
+    assert head.verdict.code == 0
+
+
+def test_a_store_that_nobody_can_serve_ends_the_job():
+    """It would be so again: the interpreter has no torch."""
+    head = running()
+    words = "ModuleNotFoundError: No module named 'torch'"
+    end = replace(store_ended(), code=1, signal=0, tail=words)
+    tell(head, 3.0, report(0, STOPPING, 0, exits=(end,)))
+    tell(head, 3.1, *all_report(IDLE, 0))
+    assert head.verdict.reason == (
+        f"the store process on n0 exited with code 1 in round 0, and it would fail again: {words}"
+    )
 
 
 def test_a_round_waits_for_an_agent_that_is_not_ready_again():

@@ -15,7 +15,7 @@ from sim_checker import BrokenLawError
 
 _BEAT = re.compile(r"serial=\d+|age=[\d.]+|tail=''")
 _NOISE = re.compile(
-    r", (head_)?address='[^']*'|, tail=''|, trouble=None|, (lost|with_server)=False"
+    r", (head_)?address='[^']*'|, tail=''|, trouble=None|, lost=False|, culprit=<[^>]*>"
 )
 
 

@@ -41,6 +41,7 @@ class Client:
         ]
         errors = str(self.tmp_path / "store.err") if store else ""
         self.server.start(workers, env or {}, store=errors, warm=warm, learn=learn)
+        return port
 
     def path(self, rank, kind="err"):
         return self.tmp_path / f"rank-{rank}.{kind}"

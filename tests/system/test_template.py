@@ -350,13 +350,49 @@ def test_a_store_that_ends_is_told(client):
     client.prepare("")
     client.ready().round(store=True)
     client.others()[1].kill()
-    assert client.until("store-exit")["code"] == 137
+    told = client.until("store-exit")
+    assert (told["code"], told["signal"], told["why"]) == (137, signal.SIGKILL, "")
 
 
 def test_a_store_without_torch_is_told(client):
     (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
     client.prepare("", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
     client.start(sh("exit 0"), store=True)
-    deadline = time.monotonic() + LIMIT
-    client.until("store-exit")
-    assert time.monotonic() < deadline
+    assert client.until("store-exit")["why"] == "ImportError: no torch here"
+
+
+def test_a_template_that_is_killed_while_it_forks_the_store(client):
+    """Whoever connected would wait for a store that nobody serves."""
+    client.prepare("")
+    client.ready().template().suspend()
+    port = client.ask(sh("sleep 600"), store=True)
+    client.until("started")
+    client.template().kill()
+    told = client.until("store-exit")
+    assert (told["port"], told["why"]) == (
+        port,
+        "cannot start the store process: the template process was killed",
+    )
+
+
+BROKEN = """
+import torch.distributed as dist
+
+class Store(dist.TCPStore):
+    def __init__(self, *args, use_libuv=True, master_listen_fd=None, **more):
+        if use_libuv and master_listen_fd is not None:
+            raise NotImplementedError("libuv with an listen fd")
+        super().__init__(*args, use_libuv=use_libuv, master_listen_fd=master_listen_fd, **more)
+
+dist.TCPStore = Store
+"""
+
+
+def test_a_torch_whose_libuv_takes_no_socket(client):
+    """As before 2.8."""
+    (client.tmp_path / "older.py").write_text(BROKEN)
+    path = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
+    client.prepare(USE, "older", env=path)
+    client.ready().start(client.command("PORT"), store=True, warm=True, env=PATH)
+    assert client.until("exit")["code"] == 0, client.path(0).read_text()
+    assert client.path(0, "out").read_text() == "False\n"

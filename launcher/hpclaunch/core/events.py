@@ -58,6 +58,16 @@ class StoreListening:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreEnded:
+    """The process that held the store of a round is gone, or could not begin."""
+
+    port: int  # of that store
+    code: int
+    signal: int
+    tail: str = ""  # its last words
+
+
+@dataclass(frozen=True, slots=True)
 class HealthFound:
     """This node was looked at, or something was noticed meanwhile."""
 
@@ -144,6 +154,7 @@ Event = (
     | PeerClosed
     | AgentGone
     | StoreListening
+    | StoreEnded
     | HealthFound
     | GpusReady
     | CheckpointChosen

@@ -1,12 +1,12 @@
-"""How the workers of one agent ended in a round, from their exits to what the head is told."""
+"""How the processes of one agent ended in a round, from their exits to what the head is told."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import replace
 
-from .events import WorkerExited
-from .model import Assignment, WorkerExit
+from .events import StoreEnded, WorkerExited
+from .model import NO_RANK, Assignment, Culprit, WorkerExit
 
 
 class Exits:
@@ -21,6 +21,12 @@ class Exits:
         exit_ = WorkerExit(event.rank, event.code, event.signal, 0.0, stopped, tail)
         self._exits[event.rank] = (exit_, now)
 
+    def add_store(self, event: StoreEnded, now: float) -> None:
+        """Nobody asks a store to end during its round."""
+        code, signum, tail = event.code, event.signal, event.tail
+        exit_ = WorkerExit(NO_RANK, code, signum, 0.0, False, tail, Culprit.STORE)
+        self._exits[NO_RANK] = (exit_, now)
+
     def lose(self, part: Assignment, now: float, *, stopped: bool) -> bool:
         """The fork server was killed, and with it all that had not ended; False if all had.
 
@@ -31,7 +37,7 @@ class Exits:
         for rank in lost:
             asked = stopped or rank != lost[0]
             code = 128 + signal.SIGKILL
-            exit_ = WorkerExit(rank, code, signal.SIGKILL, 0.0, asked, "", with_server=True)
+            exit_ = WorkerExit(rank, code, signal.SIGKILL, 0.0, asked, "", Culprit.FORK_SERVER)
             self._exits[rank] = (exit_, now)
         return bool(lost)
 

@@ -143,32 +143,43 @@ class Assignment:
     preflight: bool = False  # these workers measure the nodes, and are not the user's
 
 
+class Culprit(str, Enum):
+    """Which process of a round ended, and the round with it."""
+
+    WORKER = "worker"
+    FORK_SERVER = "fork server"  # was killed, and its workers with it
+    STORE = "store"  # where the ranks meet; it has no rank
+
+
+NO_RANK = -1  # of a process that is no worker
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerExit:
-    """How one worker ended, as its agent reports it."""
+    """How one worker, or the round's store, ended, as its agent reports it."""
 
-    rank: int
+    rank: int  # NO_RANK for the store
     code: int  # 128 + n for signal n, as a shell has it
     signal: int  # 0 when it exited by itself
     age: float  # seconds between the exit and the sending of this report
     stopped: bool  # it ended after its agent had asked it to: never a cause
     tail: str  # the last lines it wrote
-    with_server: bool = False  # its fork server was killed, and it with that
+    culprit: Culprit = Culprit.WORKER
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A worker that failed, on the head's clock."""
+    """A worker, or a store, that failed, on the head's clock."""
 
     round: int
-    rank: int
+    rank: int  # NO_RANK for the store
     host: str
     code: int
     signal: int
     at: float
     tail: str
     stopped: bool = False  # it was being stopped already: a consequence, never a cause
-    with_server: bool = False  # its fork server was killed, and it with that
+    culprit: Culprit = Culprit.WORKER
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from .messages import Report
-from .model import Failure, Verdict, WorkerExit
+from .model import Culprit, Failure, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
@@ -35,7 +35,7 @@ def failure(e: WorkerExit, number: int, host: str, now: float) -> Failure:
         at=now - e.age,
         stopped=e.stopped,
         tail=e.tail,
-        with_server=e.with_server,
+        culprit=e.culprit,
     )
 
 
@@ -44,12 +44,13 @@ def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
 
     The earliest exit is the cause: a peer notices a lost connection only once the first process
     is gone, and still has to unwind. Within one instant a death by signal comes before an exit,
-    since nobody dies by SIGKILL or SIGSEGV because a peer went away. A fork server that was killed
-    is told only once another is there, and by then a peer may have failed of it.
+    since nobody dies by SIGKILL or SIGSEGV because a peer went away. The end of a fork server or
+    of the store is told later than it came, and by then a peer may have failed of it.
     """
 
     def key(f: Failure) -> tuple[float, ...]:
-        return (f.stopped, not f.with_server, f.at, f.signal == 0, f.rank)
+        worker = f.culprit is Culprit.WORKER
+        return (f.stopped, worker, f.at, f.signal == 0, f.rank)
 
     return tuple(sorted(failures, key=key))
 
@@ -63,13 +64,18 @@ def signal_name(signum: int) -> str:
 
 def how(failure: Failure) -> str:
     """One failure in words, for a line of text."""
-    if failure.with_server:
+    if failure.culprit is Culprit.FORK_SERVER:
         return f"the fork server on {failure.host} was killed with its workers"
     if failure.signal:
         ending = f"was killed by {signal_name(failure.signal)}"
     else:
         ending = f"exited with code {failure.code}"
-    return f"rank {failure.rank} on {failure.host} {ending}"
+    return f"{who(failure)} on {failure.host} {ending}"
+
+
+def who(failure: Failure) -> str:
+    """Which process wrote the last lines of a failure."""
+    return "the store process" if failure.culprit is Culprit.STORE else f"rank {failure.rank}"
 
 
 def asked_for(report: Report, restarts: int) -> Verdict | None:
@@ -167,7 +173,7 @@ class Budget:
 
 def _words(first: Failure) -> str:
     """How the cause has put it; "" where it did not end by itself."""
-    own = not first.signal and not first.with_server
+    own = not first.signal and first.culprit is not Culprit.FORK_SERVER
     lines = first.tail.strip().splitlines() if own else []
     return lines[-1].strip() if lines else ""
 

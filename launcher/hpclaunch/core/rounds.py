@@ -295,8 +295,8 @@ class Head:
         return [*(Say(line) for line in lines), *self._orders()]
 
     def _watch(self, now: float) -> list[Effect] | None:
-        failed = self._failures.unasked
         done = all_in(Phase.DONE, self.round, self._parts)
+        failed = self._failures.unasked and not done  # else it was a store that nobody needs now
         if done and self._measuring:
             self._measuring = False
             failed = True  # not quite, but this round is to end for the next one as well

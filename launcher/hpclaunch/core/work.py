@@ -20,6 +20,7 @@ from .events import (
     GpusReady,
     HealthFound,
     LeaseOver,
+    StoreEnded,
     StoreListening,
     WorkerExited,
     WorkersGone,
@@ -67,6 +68,8 @@ class Work:
             case WorkerExited():
                 self.exits.add(event, now, stopped=self.phase is not Phase.RUNNING)
                 return self.stop(now, lost=True) if event.code else []
+            case StoreEnded():
+                return self._store_ended(event, now)
             case WorkersGone():
                 return self._gone()
             case LeaseOver():
@@ -167,6 +170,16 @@ class Work:
         effects = self.stop(now, lost=True)
         self._stopping.hurry(now)
         return effects
+
+    def _store_ended(self, event: StoreEnded, now: float) -> list[Effect]:
+        """Ranks that would still meet there, here or on another node, would wait for ever."""
+        if self.phase not in (Phase.RUNNING, Phase.DONE):
+            return []
+        assert self.part is not None, "there are workers in a round only"
+        if not self.part.hosts_store or event.port != self.part.store_port:
+            return []  # that of an earlier round
+        self.exits.add_store(event, now)
+        return self.stop(now, lost=True)
 
     def _gone(self) -> list[Effect]:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING, Phase.STUCK):

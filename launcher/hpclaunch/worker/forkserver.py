@@ -12,7 +12,8 @@ empty) to be deaf to beside the usual ones. Workers inherit those that the user 
         "store": PATH, "env": {...},               {"event": "exit", "rank": R, "code": C,
         "workers": [{"rank", "argv", "env",            "signal": S}
         "out", "err", "cpus"}, ...]}               {"event": "gone"}
-                                                   {"event": "store-exit", "code": C}
+                                                   {"event": "store-exit", "port": P,
+                                                       "code": C, "signal": S, "why": W}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
@@ -27,9 +28,10 @@ gone becomes its own child, whatever session it moved to: "no children" means no
 Workers are forked from the template (`template.py`) when they start warm, and fresh interpreters
 otherwise. "store" is where the process that holds the round's TCPStore writes its errors, "" when
 another node has it; the template forks it as well, and is started on its first connection if not
-before. With "learn" it imports what the script did, for the next round. This process itself is one
-thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock) it kills what
-runs, whatever the agent does: others may be about to go on without this node.
+before. "store-exit" says that there is none any more; "why" is empty where the process itself has
+written it. With "learn" the template imports what the script did, for the next round. This process
+itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock)
+it kills what runs, whatever the agent does: others may be about to go on without this node.
 """
 
 import contextlib
@@ -190,7 +192,7 @@ class ForkServer:
             self.fork("store")
         elif state is State.DEAD:
             self.store.close()
-            self.tell("store-exit", code=1)
+            self.lose_store(self.template.why)
 
     def fork(self, what, learn=False, **request):
         errors = self.store.errors if self.store.wanted else ""
@@ -201,8 +203,14 @@ class ForkServer:
         self.template.ask("fork", fds, what=what, store=errors, learn=learn, **request)
         if errors:
             self.store.close()
+            self.store.asked = True
         if learn:
             os.close(fds[-1])
+
+    def lose_store(self, why="", code=1, signum=0):
+        """Told at once: a rank that comes to the store later would wait for it in vain."""
+        self.store.pid, self.store.asked = 0, False
+        self.tell("store-exit", port=self.store.port, code=code, signal=signum, why=why)
 
     def learn(self):
         names = self.lessons.take()
@@ -235,7 +243,12 @@ class ForkServer:
                 self.proceed()
 
     def on_forked(self, what, pids, store, why, code=126, signum=0):
-        self.store.pid = store or self.store.pid
+        if self.store.asked and not store:
+            self.lose_store(f"cannot start the store process: {why}", code, signum)
+        elif store:
+            self.store.pid, self.store.asked = store, False
+            if store in self.early:
+                self.lose_store("", *self.early.pop(store))
         if what != "workers":
             return
         request, self.request, self.asked = self.request, None, False
@@ -279,9 +292,9 @@ class ForkServer:
         why = self.template.bury(how)
         if why != UNSAFE:
             self.tell("template", state=self.template.state.value, why=why)
-        if self.asked:
-            killed = "the template process was killed"
-            self.on_forked("workers", {}, 0, killed, 128 + signal.SIGKILL, signal.SIGKILL)
+        if self.asked or self.store.asked:
+            killed, what = "the template process was killed", "workers" if self.asked else "store"
+            self.on_forked(what, {}, 0, killed, 128 + signal.SIGKILL, signal.SIGKILL)
         if self.template.state is State.NONE:
             self.template.start()
         self.proceed()
@@ -301,11 +314,10 @@ class ForkServer:
             if pid in self.workers:
                 self.ended(pid, code, signum)
             elif pid == self.store.pid:
-                self.store.pid = 0
-                self.tell("store-exit", code=code)
+                self.lose_store("", code, signum)
             elif pid == self.template.pid:
                 self.on_template_end(code, signum)
-            elif self.asked:
+            elif self.asked or self.store.asked:
                 self.early[pid] = (code, signum)
 
     def settle(self):

@@ -14,9 +14,12 @@ class Store:
 
     def __init__(self):
         self.pid = 0  # of the process that holds this round's
+        self.port = 0  # of this round's
+        self.asked = False  # that process is being forked
         self.errors = ""  # where that process writes its own
         self.wanted = False  # somebody is to take the socket over
         self._socket: socket.socket | None = None
+        self._listening = 0  # the port of that socket, which may be the next round's
 
     def fileno(self):
         return -1 if self._socket is None else self._socket.fileno()
@@ -33,7 +36,8 @@ class Store:
             )
         else:
             self._socket = socket.create_server(("", 0), backlog=4096)
-        return self._socket.getsockname()[1]
+        self._listening = self._socket.getsockname()[1]
+        return self._listening
 
     def begin(self, errors):
         """A round begins; "" when another node has its store. The last one's goes only now, so
@@ -41,6 +45,7 @@ class Store:
         self.end()
         self.errors = errors
         self.wanted = bool(errors)
+        self.port = self._listening
         if not self.wanted:
             self.close()
 
@@ -51,6 +56,7 @@ class Store:
         self.wanted = False
 
     def end(self):
+        self.asked = False
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             self.pid = 0

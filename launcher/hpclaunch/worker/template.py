@@ -35,6 +35,7 @@ class Template:
         self._ends = 0
         self.pid = 0
         self.words = []  # with which the workers' command lines begin, up to the script
+        self.why = ""  # it ended last
         self.state = State.NONE
 
     def fileno(self):
@@ -116,7 +117,8 @@ class Template:
         self._ends += 1
         if self._ends > MOST_ENDS:
             self.state = State.DEAD
-        return said.splitlines()[-1] if said and failed else how
+        self.why = said.splitlines()[-1] if said and failed else how
+        return self.why
 
 
 class Lessons:

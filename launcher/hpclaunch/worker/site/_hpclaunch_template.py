@@ -222,17 +222,7 @@ class Template:
         try:
             self.adopted(brood)
             redirect(err, err)
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            socket_of_round = socket.socket(fileno=listener)
-            port = socket_of_round.getsockname()[1]
-            store = TCPStore(
-                "127.0.0.1",
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=socket_of_round.detach(),
-            )
+            store = serve_store(listener)
             while store:
                 signal.pause()
         except BaseException:
@@ -241,6 +231,30 @@ class Template:
             traceback.print_exc()
         finally:
             os._exit(1)
+
+
+def serve_store(listener):
+    """A TCPStore that takes over a listening socket.
+
+    torch's libuv backend can do so from 2.8 on; its older backend could always.
+    """
+    import functools
+
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    socket_of_round = socket.socket(fileno=listener)
+    serve = functools.partial(
+        TCPStore,
+        "127.0.0.1",
+        socket_of_round.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=socket_of_round.detach(),
+    )
+    try:
+        return serve()
+    except NotImplementedError:
+        return serve(use_libuv=False)
 
 
 def become(template, brood, worker, env, pipe):
