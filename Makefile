@@ -2,13 +2,14 @@
 
 PYTHON ?= python3
 VENV := .venv
+VERSIONS := 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.10.0 2.12.0 2.13.0 2.14.0 2.15.0
 BIN := $(VENV)/bin
 GPU := .venv-gpu
 SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux procps g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 
-.PHONY: demo test lint types pytest test-horovod sim soak bench test-gpu bench-gpu system clean
+.PHONY: demo test lint types pytest test-horovod test-torch sim soak bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -27,6 +28,9 @@ pytest: $(VENV)/ready
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod
+
+test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", some 6 GB and 15 minutes each
+	if $(ROOT); then export HPCLAUNCH_SLURM_REQUIRED=1; fi; tests/every_torch $(VERSIONS)
 
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000

@@ -52,7 +52,8 @@ class Agent:
         self.signals = signals
         self.forkserver = server
         label = config.allocation.label
-        self.output = Output(config.streams, role=config.role, label=label)
+        host = self.place.host
+        self.output = Output(config.streams, role=config.role, label=label, host=host)
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()

@@ -19,12 +19,13 @@ STALLED = 10.0  # seconds that the end waits for a console that takes nothing
 class Output:
     """One agent's consoles, and the mirror that feeds them. Nothing ever waits for a console."""
 
-    def __init__(self, streams: Streams, *, role: str, label: str) -> None:
+    def __init__(self, streams: Streams, *, role: str, label: str, host: str) -> None:
         self.mirror = Mirror()
         self.out, self.err = Console(1), Console(2)
         self._streams = streams
         self._role = role
         self._label = label
+        self._host = host
         self._duplicates: list[Duplicates] = []
 
     @property
@@ -46,9 +47,10 @@ class Output:
                 self._duplicates.append(matches)
             for worker in workers:
                 local_rank = part.first_local_rank + worker.rank - part.first_rank
-                name = os.fsencode(
-                    streams.prefix(role=self._role, rank=worker.rank, local_rank=local_rank)
+                prefix = streams.prefix(
+                    role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
                 )
+                name = os.fsencode(prefix)
                 shown = streams.shown(local_rank, stream)
                 taps = []
                 if shown is not Shown.HIDDEN:

@@ -21,6 +21,8 @@ from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
 
 from hpclaunch.system.forkserver import SITE
 
+pytestmark = pytest.mark.torch
+
 HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
 ERRORS = "writes what torch's @record would, where the script has none (README, Output)"
 CONTRACT = "another value at every launch, in torchrun's contract too"

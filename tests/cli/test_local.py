@@ -3,11 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from launching import LIMIT, end, environment, family, hpclaunch, living, script, start, until
+
+pytestmark = pytest.mark.torch
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist
@@ -316,6 +319,7 @@ def test_the_console_shows_what_was_chosen(tmp_path):
         "print('loss', rank); print('else', rank); print('err', rank, file=sys.stderr)\n"
     )
     options = ["-r=3", "-t=0:3,1:1", "--duplicate_stdout_filters=loss", "--log-dir=mine"]
+    options += ["--logs-specs=default"]
     done = hpclaunch("--nproc=3", *options, script(tmp_path, body), cwd=tmp_path)
     lines = ["[default0]:else 0", "[default0]:loss 0", "[default1]:else 1", "[default1]:loss 1"]
     assert sorted(done.stdout.splitlines()) == lines
@@ -324,6 +328,15 @@ def test_the_console_shows_what_was_chosen(tmp_path):
     assert (logs / "rank-2.out").read_text() == "loss 2\nelse 2\n"
     found = sorted((logs / "filtered-agent-0.out").read_text().splitlines())
     assert found == [f"[default{rank}]:loss {rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_what_tee_begins_its_lines_with(tmp_path, by):
+    template = "${hostname}:${rank}: "
+    option = [f"--log-line-prefix-template={template}"] if by == "option" else []
+    env = environment(TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="not this: " if option else template)
+    done = hpclaunch("-t=3", *option, script(tmp_path, "print(1)"), cwd=tmp_path, env=env)
+    assert done.stdout == f"{socket.gethostname()}:0: 1\n"
 
 
 def test_a_signal_that_the_user_wants_handled_ends_the_job_in_order(tmp_path):

@@ -1,4 +1,4 @@
-"""The options, side by side with those of the installed torch."""
+"""The options, side by side with those of the torch that is installed, whichever it is."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from hpclaunch.core.errors import UsageError
 
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 
+pytestmark = pytest.mark.torch
+
 # Prints what torch's parser knows, and what it makes of each command line on standard input.
 TORCH = """
 import contextlib, json, os, sys
+import torch
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.run import get_args_parser
 
@@ -44,10 +47,13 @@ options = [
         "flag": a.nargs == 0,
         "variable": isinstance(a, (env, check_env)),
     }
-    for a in parser._actions if a.dest != "help"
+    for a in parser._actions if a.dest not in ("help", "print_completion")  # which exit
 ]
-print(json.dumps({"options": options, "parsed": [parse(line) for line in json.load(sys.stdin)]}))
+parsed = [parse(line) for line in json.load(sys.stdin)]
+print(json.dumps({"torch": torch.__version__, "options": options, "parsed": parsed}))
 """
+
+COMPLETION = ("--print-completion", "--print_completion")
 
 # What torch's parser leaves open and torchrun fills in.
 TORCH_FILLS_IN = {"master_port": 29500, "shutdown_timeout": 30}
@@ -69,13 +75,14 @@ SAMPLES = {
     "redirects": ("0:1,1:2", "0:1,1:2"),
     "tee": ("3", "3"),
     "local_ranks_filter": ("0,2", "0,2"),
+    "log_line_prefix_template": ("${rank}: ", "${rank}: "),
     "duplicate_stdout_filters": ("a,b,,c", ("a", "b,c")),
     "duplicate_stderr_filters": ("a", ("a",)),
     "node_rank": ("1", 1),
     "master_addr": ("n1", "n1"),
     "master_port": ("29501", 29501),
     "local_addr": ("n2", "n2"),
-    "logs_specs": ("mine", "mine"),
+    "logs_specs": ("default", "default"),
     "numa_binding": ("core-complex", "core-complex"),
     "signals_to_handle": ("SIGTERM,SIGUSR1", (signal.SIGTERM, signal.SIGUSR1)),
     "shutdown_timeout": ("5", 5.0),
@@ -100,8 +107,13 @@ def ask_torch(lines=(), **environ):
 
 
 @pytest.fixture(scope="module")
-def torch_options():
-    return ask_torch()["options"]
+def told_by_torch():
+    return ask_torch()
+
+
+@pytest.fixture(scope="module")
+def torch_options(told_by_torch):
+    return told_by_torch["options"]
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +122,23 @@ def optional(torch_options):
 
 
 @pytest.fixture(scope="module")
-def torchs(optional):
-    """Every spelling that torch's parser knows."""
-    return {"-h", "--help", *(name for option in optional for name in option["names"])}
+def torchs(optional, told_by_torch, table):
+    """Every spelling that torch's parser knows, or that of a later torch."""
+    here = version(told_by_torch["torch"])
+    later = {name for name, row in table.items() if row[5] and version(row[5]) > here}
+    own = {name for option in optional for name in option["names"]}
+    assert own.isdisjoint(later), f"{TABLE.name} has these as those of a later torch"
+    return own | later | {"-h", "--help"} | ({*COMPLETION} if here >= (2, 15) else set())
+
+
+def version(text):
+    return tuple(map(int, text.split("+")[0].split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
 def table():
-    """The rows by each spelling: (all spellings, variable, torchrun's default, ours, status)."""
+    """The rows by each spelling: (all spellings, variable, torchrun's default, ours, status, the
+    torch that has it first)."""
     rows = {}
     for line in TABLE.read_text().splitlines():
         if line.startswith("| `"):
@@ -156,6 +177,14 @@ def written(default):
 
 class TestBesideTorch:
     """A new torch with a new option fails here, and is named."""
+
+    def test_torchruns_help_names_no_other(self, table):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--help"]
+        shown = subprocess.run(torchrun, capture_output=True, text=True, check=True).stdout
+        heads = re.findall(r"^  (-.+?)(?:  |$)", shown, re.MULTILINE)
+        named = {name for head in heads for name in re.findall(r"(?<![\w-])--?[a-z_-]+", head)}
+        assert len(named) > 50
+        assert not named - table.keys(), f"options of this torchrun that {TABLE.name} lacks"
 
     def test_every_option_of_torchs_is_known(self, torch_options):
         known = parse("train.py")
@@ -263,7 +292,7 @@ class TestParsing:
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
             "wait_for_nodes",
-            *("redirects", "tee", "local_ranks_filter"),
+            *("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),
             *("training_script", "training_script_args"),
         }
@@ -312,6 +341,8 @@ class TestParsing:
             (["--nproc", "1", "--nproc-per-node", "2"], "nproc_per_node", "2"),
             (["--re", "1"], "redirects", "1"),
             (["--v"], "virtual_local_rank", True),
+            (["--log-", "logs"], "log_dir", Path("logs")),  # clear before torch 2.15, and still
+            (["--log-l", "${rank}"], "log_line_prefix_template", "${rank}"),
         ],
     )
     def test_values(self, words, dest, value):
@@ -475,12 +506,34 @@ class TestHelp:
         assert re.fullmatch(r"hpclaunch \S+\n", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh", "fish"])
+def test_completion(shell, capsys):
+    with pytest.raises(SystemExit) as e:
+        parse("--print-completion", shell)
+    assert not e.value.code
+    shown = capsys.readouterr().out
+    assert "hpclaunch" in shown
+    assert "max-restarts" in shown
+
+
+def test_bash_completes_with_it(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        parse("--print-completion", "bash")
+    (tmp_path / "completion").write_text(capsys.readouterr().out)
+    complete = (
+        "COMP_WORDS=(hpclaunch --max-r); COMP_CWORD=1; _shtab_hpclaunch; echo ${COMPREPLY[@]}"
+    )
+    bash = ["bash", "-c", f"source {tmp_path}/completion; {complete}"]
+    assert subprocess.run(bash, capture_output=True, text=True).stdout == "--max-restarts\n"
+
+
 def test_the_parser_is_light():
     """It answers --help, and runs on every node before anything else."""
     folder = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "cli"
     found = set()
-    for name in ("options", "parser", "values"):
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+    for name in ("options", "parser", "values", "completion"):
+        tree = ast.parse((folder / f"{name}.py").read_text())
+        for node in ast.walk(tree) if name != "completion" else tree.body:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

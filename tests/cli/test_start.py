@@ -8,6 +8,8 @@ import sys
 import pytest
 from launching import environment, hpclaunch
 
+pytestmark = pytest.mark.torch
+
 TELL = "import sys; print('torch' in sys.modules)\n"
 TRAINS = TELL + "import torch\n"
 

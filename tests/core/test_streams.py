@@ -139,9 +139,10 @@ def test_filters_are_of_one_stream():
     [
         ("", "[default3]:"),
         ("[${rank}]: ", "[11]: "),
+        ("${hostname}:${rank}: ", "n1:11: "),
         ("${role_name}/$local_rank ${unknown} $ $$ ${", "default/3 ${unknown} $ $ ${"),
     ],
 )
 def test_the_prefix(template, prefix):
     streams = Streams(prefix_template=template)
-    assert streams.prefix(role="default", rank=11, local_rank=3) == prefix
+    assert streams.prefix(role="default", rank=11, local_rank=3, host="n1") == prefix

@@ -15,6 +15,8 @@ import pytest
 from .cluster import Cluster, Ended, Job
 from .conftest import SCRIPTS, Launch
 
+pytestmark = pytest.mark.torch
+
 TRAIN = SCRIPTS / "train.py"
 EPOCHS = 4
 

@@ -475,7 +475,9 @@ def ours(streams, role, directory):
     screens = {"out": Screen(), "err": Screen()}
     copies = {"out": Screen(), "err": Screen()}
     for local_rank in range(WORKERS):
-        prefix = os.fsencode(streams.prefix(role=role, rank=local_rank, local_rank=local_rank))
+        prefix = os.fsencode(
+            streams.prefix(role=role, rank=local_rank, local_rank=local_rank, host="n1")
+        )
         for name, stream in (("out", Std.OUT), ("err", Std.ERR)):
             taps = []
             shown = streams.shown(local_rank, stream)

@@ -12,6 +12,8 @@ from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.system.forkserver import SITE
 
+pytestmark = pytest.mark.torch
+
 PATH = {"PYTHONPATH": SITE}
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
 from test_hooks import HOOKS, LIMIT, environment, python, start, worker_environment
 from test_hooks import processes as processes  # fixtures
 from test_hooks import store as store
+
+pytestmark = pytest.mark.torch
 
 RANKS = """
 import json, os, sys

@@ -11,6 +11,8 @@ import pytest
 
 import hpclaunch
 
+pytestmark = pytest.mark.torch
+
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 90  # seconds; far more than any of this takes
 FOREIGN = ("HPCLAUNCH", "TORCHELASTIC", "PYTHON", "MASTER", "RANK", "WORLD", "LOCAL", "SLURM")

@@ -5,6 +5,7 @@ Their defaults are None where Slurm knows better, so that it shows whether the u
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping
 
 from hpclaunch import __version__
@@ -13,6 +14,7 @@ from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER, WAIT
 from hpclaunch.core.streams import parse_filters
 
 from . import values
+from .completion import SHELLS, PrintCompletion
 from .parser import LaunchParser
 
 DESCRIPTION = """\
@@ -55,6 +57,13 @@ def build_parser(environ: Mapping[str, str]) -> LaunchParser:
     add = parser.section("about")
     add("-h", "--help", action="help", help="show this and exit")
     add("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
+    add(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        default=argparse.SUPPRESS,
+        help="print a completion script for this shell and exit",
+    )
     return parser
 
 
@@ -246,6 +255,14 @@ def _add_output(add: Callable[..., None]) -> None:
         help="what the console shows with a prefix as in [default0]: (default: %(default)s)",
     )
     add(
+        "--log-line-prefix-template",
+        default="",
+        metavar="TEMPLATE",
+        help="what lines of --tee begin with, with ${role_name}, ${local_rank}, ${rank} and "
+        "${hostname} in it (default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else "
+        "[${role_name}${local_rank}]:)",
+    )
+    add(
         "--local-ranks-filter",
         default="",
         metavar="RANKS",
@@ -338,4 +355,4 @@ def _add_the_rest(add: Callable[..., None]) -> None:
         choices=("node", "socket", "exclusive", "core-complex"),
         help="the same as --bind",
     )
-    add("--logs-specs", metavar="NAME", help="refused: see --log-dir")
+    add("--logs-specs", metavar="NAME", help="only default, which changes nothing: see --log-dir")

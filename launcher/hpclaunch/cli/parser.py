@@ -33,6 +33,8 @@ OURS = frozenset(
         "--version",
     }
 )
+# torchrun's own from 2.15 on. What an abbreviation meant before that, it means still.
+NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
 # Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
@@ -121,7 +123,8 @@ class LaunchParser(Parser):
         if dashed in self._known:
             return dashed
         begun = [known for known in self._known if known.startswith(dashed)]
-        matches = [known for known in begun if known not in OURS] or begun
+        torchruns = [known for known in begun if known not in OURS]
+        matches = [known for known in torchruns if known not in NEWER] or torchruns or begun
         if not matches:
             self.error(f"no option {name}")
         if len(matches) > 1:

@@ -53,10 +53,10 @@ def _log_dir(where: Allocation) -> Path:
 
 def check(options: argparse.Namespace) -> None:
     """Raises UsageError for options that are wrong whatever the machine is like."""
-    if options.logs_specs is not None:
+    if options.logs_specs not in (None, "default"):
         raise UsageError(
             f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
-            "the agent never loads; see -r, -t and --log-dir"
+            "the agent never loads; omit it, and see -r, -t and --log-dir"
         )
     _streams(options, {})
     _seconds(options, "join_timeout", JOIN)
@@ -252,7 +252,8 @@ def _streams(options: argparse.Namespace, environ: Mapping[str, str]) -> streams
         local_ranks=streams.parse_local_ranks("--local-ranks-filter", options.local_ranks_filter),
         stdout_filters=tuple(options.duplicate_stdout_filters),
         stderr_filters=tuple(options.duplicate_stderr_filters),
-        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
+        prefix_template=options.log_line_prefix_template
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", ""),
     )
 
 

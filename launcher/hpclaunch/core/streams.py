@@ -1,6 +1,6 @@
 """What of the workers' output is shown on the console, and how: torchrun's options for it.
 
-Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.13). Whatever is chosen here,
+Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). Whatever is chosen here,
 every worker's output is in its files.
 """
 
@@ -67,11 +67,11 @@ class Streams:
     def filters(self, stream: Std) -> tuple[str, ...]:
         return self.stdout_filters if stream is Std.OUT else self.stderr_filters
 
-    def prefix(self, *, role: str, rank: int, local_rank: int) -> str:
+    def prefix(self, *, role: str, rank: int, local_rank: int, host: str) -> str:
         """What a tee'd or duplicated line begins with; unknown names in the template stay."""
         if not self.prefix_template:
             return f"[{role}{local_rank}]:"
-        names = {"role_name": role, "rank": rank, "local_rank": local_rank}
+        names = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": host}
         return Template(self.prefix_template).safe_substitute(names)
 
 

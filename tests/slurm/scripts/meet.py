@@ -1,0 +1,54 @@
+"""Meet in every way that torch knows, in each round; rank 1 is killed at the end of the first one.
+
+    meet.py PORT FILE    for tcp:// (on the host of rank 0), and for file://
+
+Every rank says in which ways it met the others, and whether it found torch imported.
+"""
+# ruff: noqa: T201 -- what a worker has to say goes to its standard output
+
+import os
+import signal
+import sys
+
+WARM = "torch" in sys.modules
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.distributed import rpc  # noqa: E402
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ROUND = os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def meet(way: str, **how: object) -> None:
+    dist.init_process_group("gloo", **how)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == WORLD, f"{way}: {total.item()} of {WORLD}"
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def call() -> None:
+    rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=WORLD)
+    assert rpc.rpc_sync(f"worker{(RANK + 1) % WORLD}", abs, args=(-RANK,)) == RANK
+    rpc.shutdown()
+
+
+def main(port: str, file: str) -> None:
+    ranks = {"rank": RANK, "world_size": WORLD}
+    address = os.environ["MASTER_ADDR"]
+    meet("tcp://", init_method=f"tcp://{address}:{port}", **ranks)
+    meet("file://", init_method=f"file://{os.path.abspath(file)}", **ranks)
+    call()  # by env://, as below: one store has room for one process group
+    dist.init_process_group("gloo")
+    dist.barrier()
+    start = "warm" if WARM else "cold"
+    print(f"{start}, round {ROUND}: rank {RANK} of {WORLD} has met all", flush=True)
+    if ROUND == "0" and RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main(*sys.argv[1:])
