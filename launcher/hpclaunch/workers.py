@@ -87,7 +87,7 @@ def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> N
     start = config.start
     command = config.command if start.warm else (config.python, "-c", "")
     env = _at_load(config, environ) | _path(environ)
-    server.prepare(command, env, start.modules, now=start.warm or start.ahead)
+    server.prepare(command, env, start.modules, own=contract.OWN, now=start.warm or start.ahead)
 
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:

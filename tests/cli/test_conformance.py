@@ -380,6 +380,66 @@ def test_a_users_sitecustomize_that_fails(here, tmp_path, start):
     assert "of the user" in hpclaunch.err
 
 
+# What Python runs before a script
+
+STARTS = {  # where each is found, beside the site-packages that it adds to sys.path
+    "sitecustomize": "library/sitecustomize.py",
+    "usercustomize": "user/{site}/usercustomize.py",
+    "pth": "user/{site}/of_pth.py",
+}
+BEFORE = """
+import builtins, os, sys
+sys.path.append({path!r})
+os.environ["SET_BY_{name}"] = os.environ.get("CONFORMANCE_OUT", "") + "/of {name}"
+os.environ.pop("UNSET_BY_{name}", None)  # the launcher's own Python has run this too
+print("{name} runs, and torch is", "torch" in sys.modules)
+
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            builtins.HOOKED = getattr(builtins, "HOOKED", ()) + ("{name}",)
+
+sys.meta_path.insert(0, Hook())
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreter(tmp_path_factory):
+    """One that looks into the user's own site-packages, which those of the tests need not do."""
+    venv = tmp_path_factory.mktemp("interpreter") / "venv"
+    make = [sys.executable, "-m", "venv", "--system-site-packages", "--without-pip", venv]
+    subprocess.run(make, check=True)
+    ours = [path for path in sys.path if path.endswith("-packages")]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in ours]
+    next(venv.glob("lib/*/site-packages")).joinpath("tests.pth").write_text("".join(lines))
+    return venv / "bin" / "python"
+
+
+@both
+def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
+    """Each adds a path, a hook into imports and a variable, takes a variable away, and speaks."""
+    env = {"PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONPATH": str(tmp_path / "library")}
+    for name, place_of in STARTS.items():
+        site = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+        file = tmp_path / place_of.format(site=site)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        path = tmp_path / f"of {name}"
+        modules(path, [f"module_of_{name}"])
+        file.write_text(BEFORE.format(name=name, path=str(path)))
+        env[f"UNSET_BY_{name}"] = "1"
+    file.with_suffix(".pth").write_text("import of_pth\n")
+    env["CONFORMANCE_IMPORT"] = ",".join(f"module_of_{name}" for name in STARTS)
+    script = place(here, "train.py", start=start)
+    script.write_text(script.read_text() + "\nimport torch, builtins; print(builtins.HOOKED)\n")
+    launchers = ["/proc/self/environ differs"]  # which has run them before, as torchrun would
+    _, hpclaunch = compare(here, tmp_path, [script], start, launchers, env=env, program=interpreter)
+    order = ["pth", "sitecustomize", "usercustomize"]
+    lines = [f"{name} runs, and torch is False\n" for name in order]
+    assert hpclaunch.out == "".join(lines) + f"{(*reversed(order),)}\n"
+    for name in STARTS:
+        assert hpclaunch.facts[0][f"environ.SET_BY_{name}"].endswith(f"/of {name}")
+
+
 # Children and torch
 
 

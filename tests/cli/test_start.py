@@ -90,6 +90,52 @@ def test_another_interpreter(run, tmp_path):
     assert f"cold start: {wrapper} is another interpreter" in told
 
 
+SITES = {  # sitecustomize: why workers cannot have it from one process
+    "import os; os.environ.get('LOCAL_RANK')": "sitecustomize.py reads LOCAL_RANK, of which each",
+    "import os; os.getenv('MASTER_PORT')": "sitecustomize.py reads MASTER_PORT, of which each",
+    "import threading, time; threading.Thread(target=time.sleep, args=(1,)).start()": "threads",
+    "import subprocess; p = subprocess.Popen(['sleep', '1'])": "starts processes",
+    "log = open('log', 'w')": "/log",
+    "import os; ends = os.pipe()": "opens pipe:",
+    "import sys; sys.setprofile(lambda *_: None)": "the interpreter is being traced",
+}
+
+
+@pytest.mark.parametrize("source", SITES)
+def test_a_site_that_is_each_workers_own(run, tmp_path, source):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(source)
+    said, told, _ = run(TRAINS, env={"PYTHONPATH": library})
+    assert said == ["False", "False"]
+    assert "hpclaunch: cold start: " in told
+    assert SITES[source] in told
+
+
+FINE = [
+    "import sys; sys.path.insert(0, sys.path.pop())",
+    "import os; os.environ['OMP_NUM_THREADS'] = '3'",
+    "import subprocess, sys\nif sys.argv[0] != '-c':\n"
+    "    subprocess.run([sys.executable, '-c', ''], check=True)",
+    "import os, sys\nif 'AGAIN' not in os.environ:\n    os.environ['AGAIN'] = '1'\n"
+    "    os.execv(sys.executable, sys.orig_argv)",
+    "import torch",
+]
+
+
+@pytest.mark.parametrize("source", FINE)
+def test_a_site_that_all_workers_may_share(run, tmp_path, source):
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(source)
+    shown = "import os; print([os.environ.get(name) for name in ('OMP_NUM_THREADS', 'AGAIN')])\n"
+    warm, told, _ = run(TRAINS + shown, env={"PYTHONPATH": library})
+    assert told == ""
+    assert warm[:2] == ["True", "True"]
+    cold, _, _ = run(TRAINS + shown, "--cold", env={"PYTHONPATH": library})
+    assert warm[2:] == cold[2:]
+
+
 def test_modules_beside_the_script_come_first(run, tmp_path):
     (tmp_path / "numpy.py").write_text("WHOSE = 'mine'\n")
     source = "import numpy; print(numpy.WHOSE)\ndef later():\n    import torch\n"

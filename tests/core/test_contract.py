@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from story import a_part
 
-from hpclaunch.core import contract
+from hpclaunch.core import contract, mps
+from hpclaunch.core.devices import Gpu, Share
+
+GPUS = (Gpu("0", "GPU-0"),)
 
 
 def environment(part, inherited=None, *, offset=0, interface="eth0"):
@@ -44,6 +47,20 @@ def test_the_last_worker_of_two_nodes_with_two_each():
         "HPCLAUNCH_STORE": "10.0.0.1:4000",
         "HPCLAUNCH_CHECKPOINT": "/ckpt/step-20.pt",
     }
+
+
+def test_what_each_worker_has_of_its_own_is_named():
+    """But for what is known before the template loads."""
+    told = environment(a_part()).keys() - contract.at_load({}, threads=1).keys()
+    slurm = dict.fromkeys(contract.OWN, "1") | {"SLURM_JOB_ID": "71"}
+    told |= contract.of_slurm(a_part(), 0, slurm, cpus=4).keys()
+    for selector in (contract.CUDA, contract.HIP):
+        told |= contract.of_gpus(
+            Share((0,), sharers=2), GPUS, {}, isolated=True, selector=selector, backend="gloo"
+        ).keys()
+    settings = mps.Settings("on", "auto", "4G")
+    told |= mps.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
+    assert told <= contract.OWN
 
 
 @pytest.mark.parametrize(

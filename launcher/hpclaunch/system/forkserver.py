@@ -36,10 +36,20 @@ class ForkServer(Helper):
         return ForkServer(self.handled)
 
     def prepare(
-        self, argv: Sequence[str], env: dict[str, str], modules: Sequence[str], *, now: bool
+        self,
+        argv: Sequence[str],
+        env: dict[str, str],
+        modules: Sequence[str],
+        *,
+        own: Iterable[str] = (),
+        now: bool,
     ) -> None:
-        """How to start the template; `now`, or when a store is asked for its first connection."""
-        self.ask(op="prepare", argv=argv, env=env, modules=modules, now=now)
+        """How to start the template; `now`, or when a store is asked for its first connection.
+
+        `own` are variables of which each worker has a value of its own: what depends on one of
+        them when it is imported cannot be imported for all.
+        """
+        self.ask(op="prepare", argv=argv, env=env, modules=modules, own=sorted(own), now=now)
 
     def listen(self, *, loopback: bool) -> None:
         self.ask(op="listen", loopback=loopback)

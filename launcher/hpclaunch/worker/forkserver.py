@@ -6,7 +6,7 @@ empty) to be deaf to beside the usual ones. Workers inherit those that the user 
     from the agent                                 to the agent
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
         "env": {...}, "modules": [...],            {"event": "passed-over", "module": M, "why": W}
-        "now": BOOL}
+        "own": [...], "now": BOOL}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
         "store": PATH, "env": {...},               {"event": "exit", "rank": R, "code": C,
@@ -124,8 +124,8 @@ class ForkServer:
 
     # Requests
 
-    def on_prepare(self, argv, env, modules, now):
-        self.template.prepare(argv, os.environ | env, modules)
+    def on_prepare(self, argv, env, modules, own, now):
+        self.template.prepare(argv, os.environ | env, modules, own)
         if now:
             self.template.start()
 

@@ -28,6 +28,7 @@ class Template:
         self._argv: Any = None
         self._environ: Any = None
         self._modules = []  # to import beside torch
+        self._own = []  # variables of which each worker has a value of its own
         self._avoided = set()  # those that it cannot import
         self._channel: Any = None
         self._buffer = b""
@@ -41,8 +42,8 @@ class Template:
     def fileno(self):
         return -1 if self._channel is None else self._channel.fileno()
 
-    def prepare(self, argv, environ, modules):
-        self._argv, self._environ, self._modules = argv, environ, [*modules]
+    def prepare(self, argv, environ, modules, own):
+        self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
 
     def learn(self, modules):
         """Those of them that are new."""
@@ -59,7 +60,8 @@ class Template:
         # What an import writes is written for every worker, as if each had imported it.
         self._output = [os.memfd_create(name) for name in ("out", "err")]
         fds = [theirs.fileno(), *self._output]
-        environ = {**self._environ, "HPCLAUNCH_TEMPLATE": ",".join(map(str, fds))}
+        words = ",".join(map(str, [os.getpid(), *fds]))
+        environ = {**self._environ, "HPCLAUNCH_TEMPLATE": words}
         for fd in fds:
             os.set_inheritable(fd, True)
         self.pid = self._spawner.spawn(self._argv, environ, *self._output, deaf=self._deaf)
@@ -73,7 +75,8 @@ class Template:
         """Import what it is to have; what it has already costs nothing."""
         self.state = State.STARTING
         blocked = list(self._spawner.blocked)
-        self.ask("load", modules=self._modules, server=os.getpid(), blocked=blocked)
+        own, env = self._own, self._environ
+        self.ask("load", modules=self._modules, env=env, own=own, blocked=blocked)
 
     def ask(self, op, fds=(), **fields):
         data = json.dumps({"op": op, **fields}).encode() + b"\n"

@@ -57,9 +57,9 @@ def by_hand(rank, world):
 class Launchers:
     """`words` are those after the launcher's options; `outside` has what the runs leave."""
 
-    def __init__(self, cwd, outside, *, start="cold", env=None, before=()):
+    def __init__(self, cwd, outside, *, start="cold", env=None, before=(), program=sys.executable):
         self.start = ["--cold"] if start == "cold" else []
-        self.cwd, self.outside, self.before = cwd, outside, before
+        self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
         self.told = outside / "told"
         self.told.mkdir(parents=True)
         # What an interpreter reads as it starts is for each case to say.
@@ -71,7 +71,7 @@ class Launchers:
         if words[0] == sys.executable:  # as hpclaunch takes it off
             words = words[1:]
         starts = [
-            self._start([sys.executable, "-u", *words], f"python-{rank}", by_hand(rank, workers))
+            self._start([self.program, "-u", *words], f"python-{rank}", by_hand(rank, workers))
             for rank in range(workers)
         ]
         codes = [process.wait(LIMIT) for process in starts]
@@ -82,7 +82,7 @@ class Launchers:
         logs = self.outside / "hpclaunch"
         options = ["--nproc", workers, "--bind", "none", "--max-restarts", 0, "--log-dir", logs]
         # By the tests' interpreter: the installed command may name it in another way.
-        command = [sys.executable, HPCLAUNCH, *options, *self.start, "--rdzv-id", RUN_ID, *words]
+        command = [self.program, HPCLAUNCH, *options, *self.start, "--rdzv-id", RUN_ID, *words]
         code = self._start(command, "hpclaunch").wait(LIMIT)
         out, err = (logs / "round-0" / f"rank-0.{name}" for name in ("out", "err"))
         return self._finished(code, out, err, workers)

@@ -1,16 +1,18 @@
 """The template: an interpreter that has imported torch, and forks the workers of every round.
 
 The fork server starts it with the workers' own command line. It never runs the script: still in
-its start, within the site hook, it serves requests; a worker that it forks returns from here, and
-goes on to the script as a fresh interpreter does. So `__main__`, `sys.argv`, `sys.path`, options of
-the interpreter and the ends of a script are Python's own doing.
+its start, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves requests;
+a worker that it forks returns from here, and goes on to the script as a fresh interpreter does. So
+`__main__`, `sys.argv`, `sys.path`, options of the interpreter and the ends of a script are Python's
+own doing.
 
-HPCLAUNCH_TEMPLATE has three descriptors: a stream socket to the fork server, one JSON object per
-line, and the files that hold what the imports wrote to stdout and stderr.
+HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
+server, one JSON object per line, and the files that hold what was written to stdout and stderr.
 
     from the fork server                            to the fork server
     {"op": "load", "modules": [...],                {"event": "failed", "module": M, "why": W}
-        "server": PID, "blocked": [...]}            {"event": "unsafe", "module": M, "why": W}
+        "env": {...}, "own": [...],                 {"event": "unsafe", "module": M, "why": W}
+        "blocked": [...]}
                                                     {"event": "ready" or "unfit", "words": [...],
                                                         "why": W}
     {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
@@ -24,15 +26,16 @@ With "store" the listening socket comes along, and one child holds the round's T
 Workers are forked by a child of ours that ends at once: they become children of the fork server,
 which is the nearest subreaper, and which alone waits for them and ends them.
 
-Nothing that a fork could break may be here when it forks: one thread, no device, no socket but our
-own, and no module that the script would find elsewhere; otherwise the template is unfit. A module
-that brings such a thing ends it, so that the next one does without.
+Nothing that a fork could break may be here when it forks: one thread, no process, device, socket or
+file to write to but our own, no module that the script would find elsewhere, and nothing that was
+read from the variables which each worker has of its own ("own"); otherwise the template is unfit. A
+module that brings such a thing ends it, so that the next one does without.
 """
 
 # ruff: noqa: E402
 import sys
 
-AT_START = frozenset(sys.modules)  # what any interpreter has before its script
+AT_START = frozenset(sys.modules)  # what this interpreter has before its script
 
 import atexit
 import gc
@@ -44,14 +47,19 @@ import socket
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 
 PR_SET_PDEATHSIG = 1
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/")
-OURS = ("__main__", "_hpclaunch_hooks", "_hpclaunch_template")
+SHARED = (  # what must not be
+    *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
+    *("socket:", "pipe:"),
+)
+OURS = ("__main__", "_hpclaunch_hooks")
+STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
 
-def serve():
+def serve(startup):
     """Returns in the workers only."""
     try:
-        worker = Template(*map(int, os.environ.pop("HPCLAUNCH_TEMPLATE").split(","))).run()
+        words = os.environ.pop("HPCLAUNCH_TEMPLATE").split(",")
+        worker = Template(startup, *map(int, words)).run()
         if worker is None:  # the fork server is gone
             os._exit(0)
         become(*worker)
@@ -68,16 +76,19 @@ class Unfit(Exception):  # noqa: N818
 
 
 class Template:
-    def __init__(self, channel, out, err):
+    def __init__(self, startup, server, channel, out, err):
         for fd in (channel, out, err):
             os.set_inheritable(fd, False)
+        self.startup = startup
+        self.server = server
         self.channel = socket.socket(fileno=channel)
         self.output = (out, err)
-        self.server = 0
+        self.env = {}  # with which this process was started
+        self.own = frozenset()  # type: ignore[var-annotated]
         self.blocked = ()
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
-        self.mine = descriptors().keys()
+        self.mine = startup.open
         with open("/proc/self/comm") as f:
             self.name = f.read().strip()
         set_name("hpclaunch-torch")  # its command line is that of a worker
@@ -110,13 +121,14 @@ class Template:
 
     # Loading
 
-    def load(self, modules, server, blocked):
-        self.server, self.blocked = server, blocked
+    def load(self, modules, env, own, blocked):
+        self.env, self.own, self.blocked = env, frozenset(own), blocked
         often = gc.get_threshold()
         gc.set_threshold(0)  # what is imported stays: to look for garbage meanwhile costs a tenth
         try:
-            if sys.gettrace() or sys.getprofile():
+            if is_traced():
                 raise Unfit("the interpreter is being traced")
+            self.check_state(STARTUP)
             import torch.distributed  # noqa: F401
 
             self.check("torch")
@@ -142,11 +154,11 @@ class Template:
             os._exit(0)
 
     def check(self, name):
-        self.check_state(name)
+        self.check_state(f"importing {name}")
         self.check_shadows(name)
 
-    def check_state(self, name):
-        """A fork takes neither threads nor devices along, and shares connections."""
+    def check_state(self, what):
+        """A fork takes neither threads nor devices along, and shares connections and files."""
         if threads() > 1:
             # OpenBLAS ends its threads before every fork and starts them again when it needs them.
             pid = os.fork()
@@ -154,10 +166,15 @@ class Template:
                 os._exit(0)
             os.waitpid(pid, 0)
         if threads() > 1:
-            raise Unfit(f"importing {name} starts threads")
-        for fd, target in descriptors().items():
-            if fd not in self.mine and target.startswith((*DEVICES, "socket:")):
-                raise Unfit(f"importing {name} opens {target}")
+            raise Unfit(f"{what} starts threads")
+        if children():
+            raise Unfit(f"{what} starts processes")
+        for fd, target in self.startup.descriptors().items():
+            if fd not in self.mine and (target.startswith(SHARED) or is_written(fd, target)):
+                raise Unfit(f"{what} opens {target}")
+        for name in sorted(self.own.intersection(self.startup.asked)):
+            if not is_of_torch(reader := self.startup.asked[name]):
+                raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
     def check_shadows(self, imported):
         """Modules beside the script come first for it, but were not looked at here."""
@@ -270,9 +287,16 @@ def become(template, brood, worker, env, pipe):
             os.sched_setaffinity(0, worker["cpus"])
         except OSError:
             pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
+    changes = template.startup.changes(template.env)
+    template.startup.end()
     os.environ.clear()
     os.environ.update(env)
     os.environ.update(worker["env"])
+    for name, value in changes.items():  # by what has run in the template
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     sys.orig_argv[:] = worker["argv"]
     sys.argv[1:] = worker["argv"][len(template.words) :]
     forget()
@@ -293,7 +317,6 @@ def forget():
         sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 forgets it
     _hpclaunch_hooks.record_errors()
     atexit.register(gc.unfreeze)  # or nothing that __main__ still holds would be finalized
-    sys.modules.pop(__name__, None)
 
 
 def set_name(name):
@@ -306,15 +329,31 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 
-def descriptors():
-    """{descriptor: what it is}."""
-    found = {}
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # that of the directory itself
-            pass
-    return found
+def children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as f:
+        return f.read().split()
+
+
+def is_traced():
+    """By a debugger, a profiler or a measurement of coverage, which follow one process each."""
+    tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    names = [tools.get_tool(number) for number in range(6)] if tools else []
+    return sys.gettrace() or sys.getprofile() or any(names)
+
+
+def is_written(fd, target):
+    """Whether it is a file to which every worker would write, at one common position."""
+    if target.startswith("/dev/"):
+        return False
+    with open(f"/proc/self/fdinfo/{fd}") as f:
+        flags = next(int(line.split()[1], 8) for line in f if line.startswith("flags:"))
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def is_of_torch(file):
+    """torch reads some when it is imported, and makes no use of them before a worker's own."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
 
 
 def close(*fds):

@@ -3,29 +3,35 @@
 This may be any Python, one that knows nothing of torch too, so it is written for old ones, does
 next to nothing, and leaves no trace but the hooks: afterwards the path is as it would be without
 us, and `sitecustomize` is the user's or the system's, should there be one.
+
+In the template (`_hpclaunch_template.py`) whatever else Python runs before a script comes first,
+as it does in a fresh interpreter: only then does the template import torch.
 """
 
 import os
 import sys
 
-if "HPCLAUNCH_STORE" in os.environ and sys.version_info >= (3, 6):
+# A template's own children have the variable too, and another parent.
+_template = os.environ.get("HPCLAUNCH_TEMPLATE", "").split(",")[0] == str(os.getppid())
+_startup = None
+
+if ("HPCLAUNCH_STORE" in os.environ or _template) and sys.version_info >= (3, 6):
     try:
         __import__("_hpclaunch_hooks")
-    except Exception:  # noqa: S110
-        pass  # a worker without the hooks is better than none
-
-_serve = None
-if "HPCLAUNCH_TEMPLATE" in os.environ:  # such a process is no worker and must not become one
-    try:
-        _serve = __import__("_hpclaunch_template").serve
-    except BaseException:
-        os._exit(126)
+        if _template:
+            _startup = __import__("_hpclaunch_startup").Startup()
+    except Exception:
+        if _template:  # such a process is no worker and must not become one
+            os._exit(126)
+        # A worker without the hooks is better than none.
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _here]
-if _serve is not None:
-    _serve()  # returns in the workers that are forked
 _ours = sys.modules.pop("sitecustomize", None)  # held, or old Pythons would clear our names
 
-# Whatever it raises is for Python to show, as ever; that there is none, Python expects.
-__import__("sitecustomize")
+try:
+    # Whatever it raises is for Python to show, as ever; that there is none, Python expects.
+    __import__("sitecustomize")
+finally:
+    if _startup is not None:
+        _startup.go_on()  # returns in the workers that are forked
