@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -131,7 +132,10 @@ class Agent:
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
             for signum in self.signals.receive():
-                self._deliver(events.Signalled(signum))
+                if signum == signal.SIGWINCH:
+                    self.forkserver.resize(self.output.size)
+                else:
+                    self._deliver(events.Signalled(signum))
         if self.forkserver.fileno() in ready:
             for reply in self.forkserver.receive():
                 self._on_reply(reply)
@@ -206,6 +210,8 @@ class Agent:
                 self._note("passed-over", reply)
                 if self.place.index == HEAD:
                     self.output.say(f"--preload {module}: passed over, {why}")
+            case {"event": "copier", "pid": pid}:
+                self.forkserver.spare(pid)
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)
@@ -319,6 +325,8 @@ class Agent:
             store=str(store) if part.hosts_store else "",
             warm=is_warm(part, self.config, self.environ),
             learn=self.config.start.learn,
+            terminals=self.output.terminals(part),
+            size=self.output.size,
         )
         self._note("binding", crew.placed)
 

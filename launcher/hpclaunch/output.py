@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from .core.model import Assignment
 from .core.streams import Shown, Std, Streams
 from .system.console import Console
 from .system.forkserver import Worker
-from .system.mirror import Duplicates, Mirror, Tap
+from .system.mirror import PARTIAL, Duplicates, Mirror, Tap
 
 STALLED = 10.0  # seconds that the end waits for a console that takes nothing
 
@@ -33,13 +34,40 @@ class Output:
         """The consoles that hold text back."""
         return [console for console in (self.out, self.err) if console.wanting]
 
+    def terminals(self, part: Assignment) -> dict[int, list[str]]:
+        """For each rank of this agent the streams that the user watches on a terminal."""
+        if part.preflight:
+            return {}
+        found: dict[int, list[str]] = {}
+        for offset in range(part.nproc):
+            for stream, kind, console in self._kinds:
+                shown = self._streams.shown(part.first_local_rank + offset, stream)
+                if shown is Shown.PLAIN and console.is_terminal:
+                    found.setdefault(part.first_rank + offset, []).append(kind)
+        return found
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(rows, columns) of the terminal; zeros without one, as a terminal has that knows none."""
+        for console in (self.out, self.err):
+            if console.is_terminal:
+                with contextlib.suppress(OSError):  # it is gone
+                    columns, rows = os.get_terminal_size(console.fd)
+                    return rows, columns
+        return 0, 0
+
+    @property
+    def _kinds(self) -> tuple[tuple[Std, str, Console], ...]:
+        return (Std.OUT, "out", self.out), (Std.ERR, "err", self.err)
+
     def follow(self, part: Assignment, workers: Sequence[Worker], directory: Path) -> None:
         """Show what the workers of a round write, as the user chose (of a
         preflight all); the last round's is shown."""
         self.mirror.forget()
         streams = Streams() if part.preflight else self._streams
-        kinds = ((Std.OUT, "out", self.out), (Std.ERR, "err", self.err))
-        for stream, kind, console in kinds:
+        # Nobody's lines tear those of one worker: whoever types at its prompt sees it at once.
+        patience = 0.0 if part.local_world_size == 1 and self.out.is_terminal else PARTIAL
+        for stream, kind, console in self._kinds:
             words = tuple(os.fsencode(word) for word in streams.filters(stream))
             matches = None
             if words:
@@ -47,14 +75,16 @@ class Output:
                 self._duplicates.append(matches)
             for worker in workers:
                 local_rank = part.first_local_rank + worker.rank - part.first_rank
-                prefix = streams.prefix(
-                    role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
+                name = os.fsencode(
+                    streams.prefix(
+                        role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
+                    )
                 )
-                name = os.fsencode(prefix)
                 shown = streams.shown(local_rank, stream)
                 taps = []
                 if shown is not Shown.HIDDEN:
-                    taps.append(Tap(console, name if shown is Shown.PREFIXED else b""))
+                    prefix = name if shown is Shown.PREFIXED else b""
+                    taps.append(Tap(console, prefix, patience=patience))
                 if matches is not None:
                     taps.append(Tap(matches, name, words))
                 path = worker.out if stream is Std.OUT else worker.err

@@ -19,6 +19,7 @@ class Console:
     def __init__(self, fd: int) -> None:
         self.fd = _without_waiting(fd)
         self._held = bytearray()
+        self.is_terminal = os.isatty(fd)
         self.at_line_start = True  # what was written last ended a line
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)

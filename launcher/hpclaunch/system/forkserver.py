@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,13 +62,29 @@ class ForkServer(Helper):
         store: str,
         warm: bool,
         learn: bool = False,
+        terminals: Mapping[int, Sequence[str]] | None = None,
+        size: tuple[int, int] = (0, 0),
     ) -> None:
         """`store` is the file for the errors of the round's store, "" if another node has it.
 
-        With `learn` the template imports what the first worker has, for the next round.
+        With `learn` the template imports what the first worker has, for the next round. In
+        `terminals` a rank has "out", "err" or both: the worker writes to a terminal of that `size`
+        (rows, columns), and what it writes there is copied to its file.
         """
-        described = [asdict(w) for w in workers]
-        self.ask(op="start", workers=described, env=env, store=store, warm=warm, learn=learn)
+        self.ask(
+            op="start",
+            workers=[asdict(w) for w in workers],
+            env=env,
+            store=store,
+            warm=warm,
+            learn=learn,
+            terminals=terminals or {},
+            size=size,
+        )
+
+    def resize(self, size: tuple[int, int]) -> None:
+        """The terminals of the workers, (rows, columns)."""
+        self.ask(op="resize", size=size)
 
     def keep(self, until: float) -> None:
         """Of the workers, until when they may run."""

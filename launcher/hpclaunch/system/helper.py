@@ -30,7 +30,7 @@ _PROGRAM = (
     "import sys, json; sys.path += json.loads(sys.argv[1]); "
     "__import__(sys.argv[2], fromlist=['main']).main(*sys.argv[3:])"
 )
-_own: set[int] = set()  # the pids of all helpers of this process
+_own: set[int] = set()  # the pids of all helpers of this process, and of those that they spare
 
 
 class Helper:
@@ -89,6 +89,10 @@ class Helper:
         self.heard = True
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def spare(self, pid: int) -> None:
+        """This process below the helper outlives it for a moment, and ends by itself."""
+        _own.add(pid)
 
     def end(self, limit: float) -> None:
         """By the end of its file, or with everything below it after `limit` seconds."""

@@ -40,6 +40,7 @@ class Tap:
     sink: Sink
     prefix: bytes = b""
     needles: tuple[bytes, ...] = ()
+    patience: float = PARTIAL  # seconds that an unfinished line is held back
 
 
 class Duplicates:
@@ -93,7 +94,7 @@ class _Way:
     def due(self) -> float:
         """When the unfinished line is passed on as it is; never one that is yet to be searched."""
         held = not self.partial or self.tap.needles
-        return math.inf if held else self.since + PARTIAL
+        return math.inf if held else self.since + self.tap.patience
 
     def take(self, data: bytes, now: float) -> None:
         text = self.partial + data

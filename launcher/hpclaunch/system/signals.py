@@ -12,7 +12,7 @@ from hpclaunch.core.model import ENDING, FORWARDED
 class Signals:
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond those that are always handled."""
-        self._all = {*ENDING, *FORWARDED, *handled}
+        self._all = {*ENDING, *FORWARDED, signal.SIGWINCH, *handled}
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)

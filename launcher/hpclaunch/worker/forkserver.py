@@ -9,9 +9,12 @@ empty) to be deaf to beside the usual ones. Workers inherit those that the user 
         "own": [...], "now": BOOL}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
-        "store": PATH, "env": {...},               {"event": "exit", "rank": R, "code": C,
-        "workers": [{"rank", "argv", "env",            "signal": S}
-        "out", "err", "cpus"}, ...]}               {"event": "gone"}
+        "store": PATH, "env": {...},               {"event": "copier", "pid": P}
+        "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
+        "out", "err", "cpus"}, ...],                   "signal": S}
+        "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
+        "size": [ROWS, COLUMNS]}
+    {"op": "resize", "size": [ROWS, COLUMNS]}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
@@ -34,6 +37,7 @@ itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, 
 it kills what runs, whatever the agent does: others may be about to go on without this node.
 """
 
+import collections
 import contextlib
 import os
 import select
@@ -60,9 +64,11 @@ from .processes import (
 from .requests import AgentGoneError, Requests
 from .store import Store
 from .template import UNSAFE, Lessons, State, Template
+from .terminals import Terminals
 
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
 BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop ends the template
+FLUSH_LIMIT = 5.0  # seconds that the end of a worker waits for its last words to be in its file
 NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
 
 
@@ -78,6 +84,8 @@ class ForkServer:
         self.lease = Lease()
         self.written = {}  # by the workers up to the last look
         self.store = Store()
+        self.terminals = Terminals()
+        self.held: Any = collections.deque()  # (limit, event, fields) that wait for a flush
         self.lessons = Lessons()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -98,9 +106,14 @@ class ForkServer:
                 poll.register(self.template, select.POLLIN)
             elif self.store.wanted:
                 poll.register(self.store, select.POLLIN)
-            if self.lessons.fileno() >= 0:
-                poll.register(self.lessons, select.POLLIN)
-            ready = {fd for fd, _ in poll.poll(self.lease.left() if self.running else None)}
+            for awaited in (self.lessons, self.terminals):
+                if awaited.fileno() >= 0:
+                    poll.register(awaited, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(self.time_left())}
+            if self.terminals.fileno() in ready:
+                self.hear_terminals()
+            while self.held and time.monotonic() >= self.held[0][0]:
+                self.release(1)
             if self.running and self.lease.ends():
                 self.tell("lease-over")
                 self.on_kill()
@@ -118,6 +131,12 @@ class ForkServer:
                 for request in self.channel.read():
                     getattr(self, "on_" + request.pop("op").replace("-", "_"))(**request)
 
+    def time_left(self):
+        """Milliseconds for poll(), None without an end."""
+        ends = [self.lease.left()] if self.running else []
+        ends += [max(0, 1000 * (self.held[0][0] - time.monotonic()))] if self.held else []
+        return min((end for end in ends if end is not None), default=None)
+
     def tell(self, event, **fields):
         with contextlib.suppress(AgentGoneError):  # run() sees it too
             self.channel.tell(event, **fields)
@@ -132,8 +151,12 @@ class ForkServer:
     def on_listen(self, loopback):
         self.tell("listening", port=self.store.listen(loopback))
 
-    def on_start(self, workers, env, store, warm, learn):
+    def on_start(self, workers, env, store, warm, learn, terminals, size):
         self.store.begin(store)
+        had = self.terminals.pid
+        self.terminals.give(workers, terminals, size)
+        if self.terminals.pid != had:
+            self.tell("copier", pid=self.terminals.pid)
         self.running, self.warm, self.curious = True, warm, learn
         self.request = {"workers": workers, "env": dict(os.environ | env)}
         if self.lease.left() != 0:  # else the order is old, and run() ends what it would begin
@@ -149,6 +172,11 @@ class ForkServer:
                 deaf.append(rank)
         if deaf:
             self.tell("unhandled", signum=signum, ranks=deaf)
+
+    def on_resize(self, size):
+        watched = self.terminals.resize(size)
+        for pid in [pid for pid, rank in self.workers.items() if rank in watched]:
+            to_group(pid, signal.SIGWINCH)
 
     def on_keep(self, until):
         self.lease.until = until
@@ -265,7 +293,27 @@ class ForkServer:
         self.settle()
 
     def ended(self, pid, code, signum):
-        self.tell("exit", rank=self.workers.pop(pid), code=code, signal=signum)
+        rank = self.workers.pop(pid)
+        self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum)
+
+    def tell_flushed(self, of, event, **fields):
+        """Once all that a rank has written to its terminals, or all ranks (None), is in files."""
+        if self.terminals.flush(of):
+            self.held.append((time.monotonic() + FLUSH_LIMIT, event, fields))
+        else:
+            self.release(len(self.held))
+            self.tell(event, **fields)
+
+    def hear_terminals(self):
+        done = self.terminals.flushed()
+        if done is None:
+            self.terminals.close()
+        self.release(len(self.held) if done is None else done)
+
+    def release(self, number):
+        for _ in range(min(number, len(self.held))):
+            _, event, fields = self.held.popleft()
+            self.tell(event, **fields)
 
     def await_birth(self):
         """A worker that is being forked cannot be ended before it is known.
@@ -317,6 +365,8 @@ class ForkServer:
                 self.lose_store("", code, signum)
             elif pid == self.template.pid:
                 self.on_template_end(code, signum)
+            elif pid == self.terminals.pid:
+                self.terminals.pid = 0
             elif self.asked or self.store.asked:
                 self.early[pid] = (code, signum)
 
@@ -324,7 +374,7 @@ class ForkServer:
         """Once all workers of the round have ended, whatever they left behind goes as well."""
         if self.running and self.request is None and not self.workers and self.sweep():
             self.running = False
-            self.tell("gone")
+            self.tell_flushed(None, "gone")
 
     def sweep(self, everything=False):
         """SIGKILL until no child is left but our own; grandchildren become ours on the way.
@@ -334,7 +384,8 @@ class ForkServer:
         """
         limit = time.monotonic() + SWEEP_LIMIT
         while time.monotonic() < limit:
-            spared = set() if everything else {self.store.pid, self.template.pid}
+            spared = {self.terminals.pid}
+            spared |= set() if everything else {self.store.pid, self.template.pid}
             living = [pid for pid in children() if pid not in spared]
             if not living:
                 return True
@@ -344,6 +395,19 @@ class ForkServer:
             self.reap()
         return False
 
+    def leave(self):
+        """The agent is gone, or this process is at fault: either way nothing may stay."""
+        self.request = None
+        self.template.end()
+        self.sweep(everything=True)
+        self.terminals.close()
+        limit = time.monotonic() + SWEEP_LIMIT
+        while self.terminals.pid and time.monotonic() < limit:
+            select.select([self.wakeup], [], [], 0.05)
+            self.wakeup.drain()
+            self.reap()
+        kill(children())
+
 
 def main(fd, blocked, spared):
     server = ForkServer(Requests(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
@@ -352,7 +416,4 @@ def main(fd, blocked, spared):
     except AgentGoneError:
         pass
     finally:
-        # The agent is gone, or this process is at fault: either way nothing may stay.
-        server.request = None
-        server.template.end()
-        server.sweep(everything=True)
+        server.leave()

@@ -105,6 +105,9 @@ def exit_code(status):
 
 
 def append_to(path):
+    """A worker's stream: its file, or a terminal that must not become the one that controls it."""
+    if path.startswith("/dev/pts/"):
+        return os.open(path, os.O_RDWR | os.O_NOCTTY)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 

@@ -364,7 +364,11 @@ def close(*fds):
 
 def redirect(out, err):
     for stream, path in enumerate((out, err), start=1):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # As append_to in processes.py.
+        if path.startswith("/dev/pts/"):
+            fd = os.open(path, os.O_RDWR | os.O_NOCTTY)
+        else:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(fd, stream)
         os.close(fd)
 

@@ -1,0 +1,200 @@
+"""Terminals for workers whose output the user watches on one: a script that asks whether it writes
+to a terminal, and how wide that is, gets the answer that it would get without a launcher.
+
+A worker's stream is then a pseudo-terminal, and a process of its own copies what is written there
+to the worker's file: every byte, as it was written. That process needs nobody: a launcher that is
+stopped holds up no worker, and what is in a terminal when the launcher or the fork server is killed
+still reaches the file. It ends once all terminals are closed.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import Any
+
+CHUNK = 1 << 16
+MOST = 1 << 20  # bytes of one terminal at a flush: more than it holds
+LINGER = 10.0  # seconds that the copying goes on for processes that survive their fork server
+
+
+class Terminals:
+    """The fork server's end. A worker's terminals are open here too until it has ended."""
+
+    def __init__(self):
+        self.pid = 0  # of the process that copies
+        self._channel: Any = None
+        self._open = {}  # rank -> our descriptors of its terminals
+
+    def fileno(self):
+        """Readable once a flush is done, or the process that copies is gone; -1 without one."""
+        return -1 if self._channel is None else self._channel.fileno()
+
+    def give(self, workers, wanted, size):
+        """Terminals in place of files: `wanted` has for a rank "out", "err" or both, `size` the
+        (rows, columns) that they have."""
+        for worker in workers:
+            for kind in wanted.get(str(worker["rank"]), ()):
+                with contextlib.suppress(OSError):  # none left, or no /dev/pts: then it is the file
+                    worker[kind] = self._open_one(worker["rank"], worker[kind], size)
+
+    def _open_one(self, rank, file, size):
+        import termios
+
+        ours, theirs = os.openpty()
+        try:
+            name = os.ttyname(theirs)
+            modes = termios.tcgetattr(theirs)
+            modes[1] &= ~termios.OPOST  # what is written is what is read, line ends included
+            modes[3] &= ~termios.ECHO
+            termios.tcsetattr(theirs, termios.TCSANOW, modes)
+            _set_size(theirs, size)
+            self._ask([ours], file=file)
+        except BaseException:
+            os.close(theirs)
+            raise
+        finally:
+            os.close(ours)
+        self._open.setdefault(rank, []).append(theirs)
+        return name
+
+    def resize(self, size):
+        """Returns the ranks that have one."""
+        for fds in self._open.values():
+            for fd in fds:
+                _set_size(fd, size)
+        return self._open.keys()
+
+    def flush(self, rank=None):
+        """Have all that was written so far be in the files; True if there is something to wait for.
+
+        A worker of that `rank` has ended, or all have.
+        """
+        for ended in [*self._open] if rank is None else [rank]:
+            for fd in self._open.pop(ended, ()):
+                os.close(fd)
+        if self._channel is None:
+            return False
+        try:
+            self._ask([])
+        except OSError:
+            return False  # the process that copies is gone; fileno() tells
+        return True
+
+    def flushed(self):
+        """How many flushes are done; None if the process that copies is gone."""
+        try:
+            return len(self._channel.recv(CHUNK)) or None
+        except OSError:
+            return None
+
+    def close(self):
+        """Nobody asks for more. What the terminals still hold is copied all the same."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
+
+    def _ask(self, fds, **request):
+        if self._channel is None:
+            self._start()
+        socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], fds)
+
+    def _start(self):
+        self._channel, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                _become_copier(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+
+def _set_size(fd, size):
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _become_copier(channel):
+    """In a fork of the fork server, of which nothing is kept."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    mine = channel.fileno()
+    os.closerange(3, mine)
+    os.closerange(mine + 1, os.sysconf("SC_OPEN_MAX"))
+    Copier(channel).run()
+
+
+class Copier:
+    """From terminals to files, until there are neither terminals nor somebody to ask for more."""
+
+    def __init__(self, channel):
+        self._channel = channel
+        self._files = {}  # our end of a terminal -> the file
+        self._end = None  # of this process at the latest, once the fork server is gone
+
+    def run(self):
+        buffer, fds = b"", []
+        while self._channel is not None or self._files:
+            ready = self._wait()
+            for terminal in [fd for fd in self._files if fd in ready]:
+                self._copy(terminal, CHUNK)
+            if self._channel is not None and self._channel.fileno() in ready:
+                data, more, _, _ = socket.recv_fds(self._channel, CHUNK, 16)
+                fds += more
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    self._do(json.loads(line), fds)
+                if not data:
+                    self._channel, self._end = None, time.monotonic() + LINGER
+
+    def _wait(self):
+        poll = select.poll()
+        for fd in self._files:
+            poll.register(fd, select.POLLIN)
+        if self._channel is not None:
+            poll.register(self._channel, select.POLLIN)
+        left = None if self._end is None else max(0, 1000 * (self._end - time.monotonic()))
+        if left == 0:
+            os._exit(0)
+        return {fd for fd, _ in poll.poll(left)}
+
+    def _do(self, request, fds):
+        if "file" in request:
+            terminal = fds.pop(0)
+            os.set_blocking(terminal, False)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._files[terminal] = os.open(request["file"], flags, 0o600)
+            return
+        for terminal in [*self._files]:
+            self._copy(terminal, MOST)
+        with contextlib.suppress(OSError):
+            self._channel.send(b".")
+
+    def _copy(self, terminal, most):
+        """At most so many bytes. What a file takes no more is lost: nobody waits for it."""
+        while most > 0:
+            try:
+                data = os.read(terminal, CHUNK)
+            except BlockingIOError:
+                return
+            except OSError:  # nobody has it open any more
+                data = b""
+            if not data:
+                os.close(terminal)
+                os.close(self._files.pop(terminal))
+                return
+            most -= len(data)
+            with contextlib.suppress(OSError):
+                while data:
+                    data = data[os.write(self._files[terminal], data) :]
