@@ -22,7 +22,7 @@ from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
 from .core.host import Disk
-from .core.model import EXIT_LOST, EXIT_UNFIT, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
+from .core.model import EXIT_FAILED, EXIT_LOST, EXIT_UNFIT, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
 from .core.restarts import signal_name
 from .health import Health
 from .joining import join
@@ -89,7 +89,7 @@ class Agent:
                 self._turn()
             self.signals.ignore()
             self._conclude(self.verdict)
-            return self.verdict.code
+            return self._exit_code(self.verdict)
         finally:
             with ExitStack() as ends:  # each of them, whatever becomes of the others
                 if self.channels is not None:
@@ -329,12 +329,21 @@ class Agent:
     def _store_errors(self) -> str:
         return "" if self.config.logs is None else str(self.config.logs.path / "store.err")
 
+    def _exit_code(self, verdict: Verdict) -> int:
+        return min(verdict.code, EXIT_FAILED) if self.config.as_torchrun else verdict.code
+
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads
-            text = report.account(verdict, host=self.place.host, at_head=at_head, log_dir=where)
+            text = report.account(
+                verdict,
+                code=self._exit_code(verdict),
+                host=self.place.host,
+                at_head=at_head,
+                log_dir=where,
+            )
             if text:
                 self.output.say(text)
         self.output.drain()

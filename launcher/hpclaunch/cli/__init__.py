@@ -12,12 +12,12 @@ import sys
 from collections.abc import Sequence
 
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import EXIT_USAGE
+from hpclaunch.core.model import EXIT_FAILED, EXIT_USAGE
 
-from . import options, run
+from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("doctor", "sbatch")
+COMMANDS = ("doctor", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -27,8 +27,12 @@ def main(args: Sequence[str] | None = None) -> int:
     # A script of that name comes first: it may have been started this way for years.
     if words and words[0] in COMMANDS and not _is_script(words[0]):
         return _command(words[0], words[1:])
+    added = os.environ.pop(shim.OPTIONS, "")  # for this launch, not for those of its workers
     try:
-        chosen = options.build_parser(os.environ).parse_args(words)
+        if words and words[0].startswith(shim.WORD):
+            chosen = shim.parse(words, os.environ, added)
+        else:
+            chosen = options.build_parser(os.environ).parse_args(words)
         run.check(chosen)
     except UsageError as e:
         # Every task of a step was given the same words: one of them says what is wrong with them.
@@ -36,7 +40,8 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         return run.run(chosen, os.environ)
     except UsageError as e:
-        return _complain(e)
+        code = _complain(e)
+        return EXIT_FAILED if chosen.in_place_of else code
 
 
 def _is_script(name: str) -> bool:

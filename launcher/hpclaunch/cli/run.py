@@ -194,6 +194,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=logs,
         streams=_streams(options, environ),
+        as_torchrun=bool(options.in_place_of),
         trouble=trouble,
         notes=tuple(notes),
     )
