@@ -22,13 +22,22 @@ from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
 from .core.host import Disk
-from .core.model import EXIT_FAILED, EXIT_LOST, EXIT_UNFIT, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
+from .core.model import (
+    EXIT_FAILED,
+    EXIT_LOST,
+    EXIT_UNFIT,
+    EXIT_USAGE,
+    HEAD,
+    Assignment,
+    Trouble,
+    Verdict,
+)
 from .core.restarts import signal_name
 from .health import Health
 from .joining import join
 from .output import Output
 from .sharing import Sharing
-from .system import forkserver
+from .system import errorfile, forkserver
 from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import size, tail
@@ -313,6 +322,8 @@ class Agent:
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
         files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
         self._begins = {file: size(file) for file in files}
+        for worker in crew.workers:  # of an earlier launch: no word of this worker
+            Path(worker.env[errorfile.VARIABLE]).unlink(missing_ok=True)
         self.output.follow(part, crew.workers, self.round_dir)
         store = self._store_errors() if part.hosts_store else ""
         warm = is_warm(part, self.config, self.environ)
@@ -346,6 +357,9 @@ class Agent:
             )
             if text:
                 self.output.say(text)
+            if logs is not None:
+                failures = [verdict.cause] if verdict.cause else []
+                errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         self.output.drain()
 
 

@@ -10,9 +10,7 @@ def failure(rank, tail="", code=1, signal=0, **fields):
 
 
 def at_head(verdict):
-    return report.account(
-        verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0"
-    )
+    return report.account(verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0")
 
 
 def test_the_whole_story_with_what_to_do():

@@ -39,7 +39,7 @@ machine: --nnodes N, and --rdzv-backend c10d --rdzv-endpoint HOST:PORT,
 or --node-rank R --master-addr HOST."""
 
 
-def build_parser(environ: Mapping[str, str], *, in_place_of: str = "") -> LaunchParser:
+def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) -> LaunchParser:
     """`in_place_of` is the launcher of torch's whose callers are to get what they know."""
     here = f"{in_place_of} is hpclaunch here (hpclaunch shim --help says why).\n\n"
     parser = LaunchParser(
@@ -49,7 +49,7 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str = "") -> Launch
         description=(here if in_place_of else "") + DESCRIPTION,
         epilog=EPILOG,
     )
-    parser.set_defaults(in_place_of=in_place_of, interpreter="")
+    parser.set_defaults(in_place_of=in_place_of, interpreter=None)
     _add_workers(parser.section("workers"), nproc="1" if in_place_of else None)
     _add_health(parser.section("loss and health of nodes"))
     _add_checkpoints(parser.section("checkpoints"))

@@ -76,7 +76,9 @@ class LaunchParser(Parser):
         words = list(sys.argv[1:] if args is None else args)
         namespace = self.read(self.take_options(words))
         if not words:
-            self.error(f"no training script: {self.prog} [options] SCRIPT [arguments of the script]")
+            self.error(
+                f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
+            )
         namespace.training_script, *namespace.training_script_args = words
         return namespace
 

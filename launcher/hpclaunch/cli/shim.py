@@ -22,7 +22,8 @@ from pathlib import Path
 
 from hpclaunch.core.errors import UsageError
 
-from . import options, run as launch
+from . import options
+from . import run as launch
 from .parser import LaunchParser, Parser
 
 DIRECTORY = Path(__file__).parent.parent / "shims"
@@ -58,7 +59,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argpa
         if chosen.no_python:
             raise UsageError("torch.distributed.launch takes --no-python with --use-env only")
         chosen.training_script_args.insert(0, "--local-rank=${local_rank}")
-    chosen.interpreter = python
+    chosen.interpreter = python or None
     return chosen
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
-_words = getattr(sys, "argv", ())
+_words = getattr(sys, "argv", [])
 if _words[:1] == ["-m"] and hasattr(sys, "orig_argv"):  # from Python 3.10 on
     # Either in a word of its own, or behind the -m, as in -um torch.distributed.run.
     _module = sys.orig_argv[-len(_words)]
