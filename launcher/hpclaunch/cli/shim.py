@@ -72,12 +72,17 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
 
 
 def _options_in(text: str, program: str) -> list[str]:
+    """Looked at alone, so that what is wrong with them is not taken for the caller's."""
+    if not text:
+        return []
     parser = _parser_of(program, {})
     try:
         words = shlex.split(text)
         taken = parser.take_options(words)
         if words:
             raise UsageError(f"{words[0]!r} is no option")
+        if shows := {"-h", "--help", "--version"} & {*taken}:
+            raise UsageError(f"with {shows.pop()} nothing would be launched")
         launch.check(parser.read(taken))
     except (UsageError, ValueError) as e:
         raise UsageError(f"{OPTIONS}={text!r}: {e}") from e

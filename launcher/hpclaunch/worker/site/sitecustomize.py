@@ -23,6 +23,7 @@ if "HPCLAUNCH_TEMPLATE" in os.environ:  # such a process is no worker and must n
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _here]
+sys.path_importer_cache.pop(_here, None)
 if _serve is not None:
     _serve()  # returns in the workers that are forked
 _ours = sys.modules.pop("sitecustomize", None)  # held, or old Pythons would clear our names
