@@ -511,6 +511,17 @@ def test_what_ended_a_worker_is_handed_on(cwd):
     assert ours["extraInfo"].keys() == torchs["extraInfo"].keys()
 
 
+def test_what_an_earlier_launch_recorded_is_not_handed_on(cwd):
+    script(cwd, RECORDED.replace('"1"', '"0"'), "recorded.py")
+    file = cwd / "error.json"
+    fixed = {"PET_LOG_DIR": "logs", "PET_MAX_RESTARTS": 0, "TORCHELASTIC_ERROR_FILE": file}
+    assert run("torchrun", "recorded.py", cwd=cwd, **fixed).returncode == 1
+    assert json.loads(file.read_text())["message"]["message"] == "ValueError: of rank 1"
+    file.unlink()
+    assert run("torchrun", "train.py", "die", cwd=cwd, **fixed).returncode == 1
+    assert not file.exists()
+
+
 # What is hpclaunch's own
 
 
@@ -646,7 +657,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(not TORCHX.exists(), reason="torchx is not installed (the extra dev)")
 def test_torchx(tmp_path):
     """Its dist.ddp starts torchrun by bash, reads the console line by line, and the error file."""
     script(tmp_path, TRAIN)

@@ -9,8 +9,9 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from hpclaunch.core import contract
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import EXIT_FAILED, EXIT_USAGE
 
@@ -35,13 +36,17 @@ def main(args: Sequence[str] | None = None) -> int:
             chosen = options.build_parser(os.environ).parse_args(words)
         run.check(chosen)
     except UsageError as e:
-        # Every task of a step was given the same words: one of them says what is wrong with them.
-        return _complain(e) if os.environ.get("SLURM_PROCID", "0") == "0" else EXIT_USAGE
+        return _complain(e) if _speaks(os.environ) else EXIT_USAGE
     try:
         return run.run(chosen, os.environ)
     except UsageError as e:
         code = _complain(e)
         return EXIT_FAILED if chosen.in_place_of else code
+
+
+def _speaks(environ: Mapping[str, str]) -> bool:
+    """Every task of a step was given the same words: one of them says what is wrong with them."""
+    return environ.get("SLURM_PROCID", "0") == "0" or contract.is_within(environ)
 
 
 def _is_script(name: str) -> bool:
