@@ -210,21 +210,37 @@ TAKEN = [
 ]
 
 
+def as_python_has_it(directory, words):
+    """Whether a real one takes the words for a call of torch's launcher, and its arguments."""
+    package = directory / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for parent in (package, package.parent):
+        script(parent, "", "__init__.py")
+    for name in ("run.py", "launch.py"):
+        script(package, "import sys\n__name__ == '__main__' and print('ran', *sys.argv[1:])", name)
+    env = with_path(PYTHONPATH=directory)
+    process = start(BIN / "python", *words, cwd=directory, env=env, stdin=subprocess.DEVNULL)
+    return [line for line in finish(process).stdout.splitlines() if line.startswith("ran")]
+
+
 @pytest.mark.parametrize("name", ["python", "python3"])
 @pytest.mark.parametrize("words", PASSED_ON, ids=" ".join)
 def test_any_other_call_of_python_is_passed_on(tmp_path, name, words):
     echo(tmp_path / "next", name)
-    done = run(name, *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
-    assert done.stdout.splitlines() == [f"{tmp_path}/next/{name}", *words]
+    for command in ([name], ["bash", "--posix", SHIM / name]):  # which is sh at many sites
+        done = run(*command, *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
+        assert done.stdout.splitlines() == [f"{tmp_path}/next/{name}", *words]
+    assert not as_python_has_it(tmp_path, words)
 
 
 @pytest.mark.parametrize(("words", "module", "rest"), TAKEN, ids=lambda x: " ".join(x))
 def test_a_call_of_torchs_launcher_is_taken_over(tmp_path, words, module, rest):
-    """As Python itself would understand the words: the test asks it."""
     echo(tmp_path / "next")
-    done = run("python", *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
     ours = [f"{SHIM}/torchrun", f"--in-place-of={module}", *rest]
-    assert done.stdout.splitlines() == [f"{tmp_path}/next/python", "-E", "-s", "-S", *ours]
+    for command in (["python"], ["bash", "--posix", SHIM / "python"]):
+        done = run(*command, *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
+        assert done.stdout.splitlines() == [f"{tmp_path}/next/python", "-E", "-s", "-S", *ours]
+    assert as_python_has_it(tmp_path, words) == [" ".join(["ran", *rest])]
 
 
 def test_the_next_python_is_found_wherever_we_are_in_path(tmp_path):
@@ -363,13 +379,10 @@ def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
 def test_hpclaunch_takes_these_for_no_other_interpreter(cwd):
     """Its workers are forked from one that has torch, as ever."""
     script(cwd, "import torch, os; print('HPCLAUNCH_STORE' in os.environ)")
-    for words in (["hpclaunch", "python"], ["hpclaunch", "python3", "-u"], ["torchrun", "python"]):
-        done = run(*words, "train.py", cwd=cwd, PYTHONPATH=SHIM)
+    for words, named in ((["hpclaunch", "python3", "-u"], ""), (["torchrun"], "python")):
+        done = run(*words, "train.py", cwd=cwd, PYTHONPATH=SHIM, PYTHON_EXEC=named)
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
         assert "cold start" not in done.stderr
-    done = run("torchrun", "train.py", cwd=cwd, PYTHON_EXEC="python")
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert "cold start" not in done.stderr
 
 
 # In PYTHONPATH
@@ -623,11 +636,10 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("libraries", ["", SHIM])
-def test_a_worker_that_calls_torchrun(cwd, libraries):
+def test_a_worker_that_calls_torchrun(cwd):
     script(cwd, NESTED, "nested.py")
     options = {shim.OPTIONS: "--checkpoint-dir checkpoints"}
-    done = run("torchrun", "nested.py", cwd=cwd, PYTHONPATH=libraries, **options)
+    done = run("torchrun", "nested.py", cwd=cwd, PYTHONPATH=SHIM, **options)
     assert done.returncode == 0, done.stderr
     inner = [f"{name} rank {r} of 2 True" for name in ("torchrun", "python") for r in (0, 1)]
     assert sorted(done.stdout.splitlines()) == sorted(
@@ -650,9 +662,6 @@ print(f"rank {rank} of {world} restarts {restarts} hpclaunch {ours}", flush=True
 dist.barrier()
 if rank == 1 and restarts == "0":
     os.kill(os.getpid(), 9)
-if os.path.exists("fail"):
-    raise ValueError("of the script")
-dist.barrier()
 dist.destroy_process_group()
 """
 
@@ -669,7 +678,7 @@ def test_torchx(tmp_path):
             said = f"train/0 [{rank}]:rank {rank} of 2 restarts {restarts} hpclaunch True"
             assert said in done.stderr
     assert "train/0 hpclaunch: rank 1 on" in done.stderr
-    (tmp_path / "fail").touch()
+    script(tmp_path, "raise ValueError('of the script')")
     failing = run(*torchx, *component, cwd=tmp_path)
     assert failing.returncode == 1
     assert "ValueError: of the script" in failing.stderr
