@@ -23,13 +23,22 @@ from .core import effects, events
 from .core.control import Control
 from .core.errors import UsageError
 from .core.host import Disk
-from .core.model import EXIT_LOST, EXIT_UNFIT, EXIT_USAGE, HEAD, Assignment, Trouble, Verdict
+from .core.model import (
+    EXIT_FAILED,
+    EXIT_LOST,
+    EXIT_UNFIT,
+    EXIT_USAGE,
+    HEAD,
+    Assignment,
+    Trouble,
+    Verdict,
+)
 from .core.restarts import signal_name
 from .health import Health
 from .joining import join
 from .output import Output
 from .sharing import Sharing
-from .system import forkserver
+from .system import errorfile, forkserver
 from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import size, tail
@@ -91,7 +100,7 @@ class Agent:
                 self._turn()
             self.signals.ignore()
             self._conclude(self.verdict)
-            return self.verdict.code
+            return self._exit_code(self.verdict)
         finally:
             with ExitStack() as ends:  # each of them, whatever becomes of the others
                 if self.channels is not None:
@@ -318,6 +327,8 @@ class Agent:
         files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
         store = self._store_errors
         self._begins = {file: size(file) for file in (*files, store)}
+        for worker in crew.workers:  # of an earlier launch: no word of this worker
+            Path(worker.env[errorfile.VARIABLE]).unlink(missing_ok=True)
         self.output.follow(part, crew.workers, self.round_dir)
         self.forkserver.start(
             crew.workers,
@@ -342,14 +353,26 @@ class Agent:
         assert self.config.logs is not None, "an agent without logs has no store"
         return self.config.logs.path / "store.err"
 
+    def _exit_code(self, verdict: Verdict) -> int:
+        return min(verdict.code, EXIT_FAILED) if self.config.as_torchrun else verdict.code
+
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads
-            text = report.account(verdict, host=self.place.host, at_head=at_head, log_dir=where)
+            text = report.account(
+                verdict,
+                code=self._exit_code(verdict),
+                host=self.place.host,
+                at_head=at_head,
+                log_dir=where,
+            )
             if text:
                 self.output.say(text)
+            if logs is not None:
+                failures = [verdict.cause] if verdict.cause else []
+                errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         self.output.drain()
 
 

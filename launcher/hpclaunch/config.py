@@ -61,5 +61,6 @@ class Config:
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
     streams: Streams  # which of the workers' output the console shows
+    as_torchrun: bool  # in its place: for its callers, every failure is exit code 1
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
     notes: tuple[str, ...] = ()  # what the head says at the start

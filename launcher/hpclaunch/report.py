@@ -12,25 +12,26 @@ CONSEQUENCES = 4  # named in full; the rest is counted
 WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
 
 
-def account(verdict: Verdict, *, host: str, at_head: bool, log_dir: str) -> str:
+def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str) -> str:
     """What one agent says at the end of a job that failed; "" when the head says it for all.
 
+    `code` is the one that it exits with.
     The head gives the whole story, the others one line, since their output may go elsewhere.
     """
     if verdict.code == EXIT_USAGE and verdict.cause is None:
         return f"error: {verdict.reason}" if at_head else ""
     if at_head:
-        return _post_mortem(verdict, log_dir)
-    return f"{host}: {_summary(verdict)}"
+        return _post_mortem(verdict, code, log_dir)
+    return f"{host}: {_summary(verdict, code)}"
 
 
-def _summary(verdict: Verdict) -> str:
-    return f"{verdict.reason} (exit code {verdict.code})"
+def _summary(verdict: Verdict, code: int) -> str:
+    return f"{verdict.reason} (exit code {code})"
 
 
-def _post_mortem(verdict: Verdict, log_dir: str) -> str:
+def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
     """The head's account: which rank failed first, where, how, and what it wrote last."""
-    lines = [_summary(verdict)]
+    lines = [_summary(verdict, code)]
     if verdict.cause is not None:
         cause = verdict.cause
         if cause.tail:

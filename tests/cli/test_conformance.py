@@ -19,6 +19,7 @@ import pytest
 from conformance.launchers import FILES, Launchers, by_hand, text
 from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
 
+from hpclaunch.cli import shim
 from hpclaunch.system.forkserver import SITE
 
 pytestmark = pytest.mark.torch
@@ -45,7 +46,6 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_errors": ERRORS,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
-    f"path_importer_cache.{SITE}": HOOK,
     "leads its group": SESSION,
     "leads its session": SESSION,
     "prctl.pdeathsig": ORPHANS,
@@ -258,6 +258,10 @@ SETTINGS = {
         "PYTHONWARNINGS": "ignore::UserWarning,error::FutureWarning",
         "PYTHONINTMAXSTRDIGITS": "5000",
         "PYTHONNODEBUGRANGES": "1",
+    },
+    "hpclaunch shim": {
+        "PYTHONPATH": f"{shim.DIRECTORY}",
+        "PATH": f"{shim.DIRECTORY}{os.pathsep}{os.environ['PATH']}",
     },
     "isolation": {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1", "PYTHONPATH": "a:b::a"},
     "development and locale": {

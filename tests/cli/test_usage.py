@@ -94,6 +94,13 @@ def test_a_job_of_several_nodes_without_srun(cwd):
     assert "prefix with srun" in line
 
 
+@pytest.mark.parametrize(("within", "lines"), [("7.1", 0), ("7.0", 1)])
+def test_one_task_of_a_step_says_it_and_every_launcher_within_a_worker(cwd, within, lines):
+    step = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 3}
+    done = hpclaunch("--grow", cwd=cwd, env=environment(**step, HPCLAUNCH_STEP=within))
+    assert (done.returncode, done.stderr.count("\n")) == (2, lines)
+
+
 def test_an_interpreter_that_is_none(cwd):
     done = hpclaunch("train.py", cwd=cwd, env=environment(PYTHON_EXEC="/no/such/python"))
     assert done.returncode == 2

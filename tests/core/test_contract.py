@@ -63,6 +63,18 @@ def test_what_each_worker_has_of_its_own_is_named():
     assert told <= contract.OWN
 
 
+def test_a_launcher_within_a_worker_knows_it():
+    """A job or a step that a worker starts inherits its environment, and is none within it."""
+    for step in ({}, {"SLURM_STEP_ID": "3"}):
+        job = {"SLURM_JOB_ID": "71", **step}
+        worker = job | environment(a_part(), job)
+        assert not contract.is_within(job)
+        assert contract.is_within(worker)
+        assert not contract.is_within(worker | {"SLURM_JOB_ID": "72"})
+        assert not contract.is_within(worker | {"SLURM_STEP_ID": "4"})
+    assert not contract.is_within(environment(a_part()))  # without Slurm there is nothing to know
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

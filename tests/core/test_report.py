@@ -10,7 +10,7 @@ def failure(rank, tail="", code=1, signal=0, **fields):
 
 
 def at_head(verdict):
-    return report.account(verdict, host="n0", at_head=True, log_dir="/logs/7.0")
+    return report.account(verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0")
 
 
 def test_the_whole_story_with_what_to_do():
@@ -71,17 +71,23 @@ def test_options_and_names_are_not_torn():
 
 def test_the_others_say_one_line():
     verdict = Verdict(1, "why", failure(0, "No module named 'x'"))
-    said = report.account(verdict, host="n1", at_head=False, log_dir="/logs")
+    said = report.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
     assert said == "n1: why (exit code 1)"
 
 
 def test_a_mistake_is_told_once():
     verdict = Verdict(EXIT_USAGE, "no script x.py")
     assert at_head(verdict) == "error: no script x.py"
-    assert report.account(verdict, host="n1", at_head=False, log_dir="") == ""
+    assert report.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
 
 
 def test_many_consequences_are_counted():
     verdict = Verdict(1, "why", failure(0, "x"), tuple(failure(r) for r in range(1, 8)))
     (line,) = (x for x in at_head(verdict).splitlines() if "consequence" in x)
     assert line.endswith("rank 4 on n4 exited with code 1; and 3 more")
+
+
+def test_the_exit_code_is_that_of_the_launcher():
+    verdict = Verdict(137, "why", failure(0, "x", code=137, signal=9))
+    said = report.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
+    assert said == "n1: why (exit code 1)"

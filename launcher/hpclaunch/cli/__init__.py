@@ -9,15 +9,16 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from hpclaunch.core import contract
 from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import EXIT_USAGE
+from hpclaunch.core.model import EXIT_FAILED, EXIT_USAGE
 
-from . import options, run
+from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("doctor", "sbatch")
+COMMANDS = ("doctor", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -27,16 +28,25 @@ def main(args: Sequence[str] | None = None) -> int:
     # A script of that name comes first: it may have been started this way for years.
     if words and words[0] in COMMANDS and not _is_script(words[0]):
         return _command(words[0], words[1:])
+    added = os.environ.pop(shim.OPTIONS, "")  # for this launch, not for those of its workers
     try:
-        chosen = options.build_parser(os.environ).parse_args(words)
+        if words and words[0].startswith(shim.WORD):
+            chosen = shim.parse(words, os.environ, added)
+        else:
+            chosen = options.build_parser(os.environ).parse_args(words)
         run.check(chosen)
     except UsageError as e:
-        # Every task of a step was given the same words: one of them says what is wrong with them.
-        return _complain(e) if os.environ.get("SLURM_PROCID", "0") == "0" else EXIT_USAGE
+        return _complain(e) if _speaks(os.environ) else EXIT_USAGE
     try:
         return run.run(chosen, os.environ)
     except UsageError as e:
-        return _complain(e)
+        code = _complain(e)
+        return EXIT_FAILED if chosen.in_place_of else code
+
+
+def _speaks(environ: Mapping[str, str]) -> bool:
+    """Every task of a step was given the same words: one of them says what is wrong with them."""
+    return environ.get("SLURM_PROCID", "0") == "0" or contract.is_within(environ)
 
 
 def _is_script(name: str) -> bool:

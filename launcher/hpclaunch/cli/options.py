@@ -24,6 +24,7 @@ Launch the workers of a distributed training, restart them when one fails.
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch sbatch train.py ARGUMENTS         print a job script
+    hpclaunch shim                              for tools that call torchrun
 
 train.py sees the environment that torchrun gives it; its arguments are passed
 on verbatim. When a worker fails, all are stopped and started again from the
@@ -40,15 +41,18 @@ machine: --nnodes N, and --rdzv-backend c10d --rdzv-endpoint HOST:PORT,
 or --node-rank R --master-addr HOST."""
 
 
-def build_parser(environ: Mapping[str, str]) -> LaunchParser:
+def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) -> LaunchParser:
+    """`in_place_of` is the launcher of torch's whose callers are to get what they know."""
+    here = f"{in_place_of} is hpclaunch here (hpclaunch shim --help says why).\n\n"
     parser = LaunchParser(
         environ,
-        prog="hpclaunch",
+        prog=in_place_of or "hpclaunch",
         usage="%(prog)s [options] SCRIPT [arguments of the script]",
-        description=DESCRIPTION,
+        description=(here if in_place_of else "") + DESCRIPTION,
         epilog=EPILOG,
     )
-    _add_workers(parser.section("workers"))
+    parser.set_defaults(in_place_of=in_place_of, interpreter=None)
+    _add_workers(parser.section("workers"), nproc="1" if in_place_of else None)
     _add_health(parser.section("loss and health of nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
@@ -67,17 +71,18 @@ def build_parser(environ: Mapping[str, str]) -> LaunchParser:
     return parser
 
 
-def _add_workers(add: Callable[..., None]) -> None:
+def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     add(
         "--nproc",
         "--nproc-per-node",
         dest="nproc_per_node",
         type=values.nproc,
+        default=nproc,
         metavar="N",
         help="workers per task: a number; gpu: one per GPU that this task may use; xpu: the same "
         "for Intel's; cpu: one per CPU; auto: gpu if there is one, else cpu (default: one per GPU "
         "that this task may use, 1 where there is none or where the step has several tasks on this "
-        "host; torchrun: 1)",
+        "host; torchrun, and in its place: 1)",
     )
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
     add("--no-python", action="store_true", help="SCRIPT is a program, not for Python")

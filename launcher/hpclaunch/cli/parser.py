@@ -38,7 +38,7 @@ NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
 # Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
-NO_VARIABLE = frozenset({"logs_specs", "numa_binding"})
+NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "use_env"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,7 +76,16 @@ class LaunchParser(Parser):
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
         words = list(sys.argv[1:] if args is None else args)
-        options = self._take_options(words)
+        namespace = self.read(self.take_options(words))
+        if not words:
+            self.error(
+                f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
+            )
+        namespace.training_script, *namespace.training_script_args = words
+        return namespace
+
+    def read(self, options: Sequence[str]) -> argparse.Namespace:
+        """The values of options in full spellings, as `take_options` has them, and all defaults."""
         unset = object()
         actions = [a for a in self._known.values() if a.default is not argparse.SUPPRESS]
         namespace = argparse.Namespace(**{action.dest: unset for action in actions})
@@ -84,12 +93,9 @@ class LaunchParser(Parser):
         for action in actions:
             if getattr(namespace, action.dest) is unset:
                 setattr(namespace, action.dest, self._default(action))
-        if not words:
-            self.error("no training script: hpclaunch [options] SCRIPT [arguments of the script]")
-        namespace.training_script, *namespace.training_script_args = words
         return namespace
 
-    def _take_options(self, words: list[str]) -> list[str]:
+    def take_options(self, words: list[str]) -> list[str]:
         """Take everything before the script off `words`, and return it in full spellings."""
         taken: list[str] = []
         while words and words[0].startswith("-") and words[0] != "-":

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 
+from hpclaunch.core import contract
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import HEAD, Allocation
 from hpclaunch.system import machines, slurm
@@ -19,6 +20,8 @@ def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
 ) -> tuple[Allocation, list[str]]:
     """The allocation, and what the user should know about it."""
+    if contract.is_within(environ):
+        environ = {}  # what Slurm tells is about the launcher that has started the worker
     step = slurm.in_step(environ)
     given = options.nnodes
     if options.standalone or (not step and given == (1, 1)):

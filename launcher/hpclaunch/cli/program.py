@@ -16,6 +16,8 @@ from hpclaunch.core.errors import UsageError
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
+# The second line is pip's, where a first line cannot take the name of the interpreter.
+SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")
 
 
@@ -30,7 +32,7 @@ class Program:
 def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
     """Raises UsageError for what cannot be started on this host."""
     script, args = options.training_script, tuple(options.training_script_args)
-    python = _interpreter(environ)
+    python = _interpreter(options, environ)
     if options.module and options.no_python:
         raise UsageError("--no-python and -m contradict each other: a module needs Python")
     cold = _why_cold(python)
@@ -44,24 +46,54 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
         _check_module(script)
         return Program((python, "-u", "-m", script, *args), python, cold=cold)
     if _is_python(script):
-        return _without_python(script, args, shutil.which(script) or python)
+        return _without_python(script, args, which(script) or python)
     _check_script(script)
     return Program((python, "-u", script, *args), python, cold=cold)
 
 
-def _interpreter(environ: Mapping[str, str]) -> str:
-    """Of the workers; PYTHON_EXEC is torchrun's own variable for it."""
-    python = environ.get("PYTHON_EXEC")
-    if not python:
-        return sys.executable
-    if shutil.which(python) is None:
-        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
-    return python
+def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """Of the workers; PYTHON_EXEC is torchrun's own variable for it.
+
+    In place of torchrun it is the one that torchrun would have had: the user's torch may be in
+    another installation than hpclaunch.
+    """
+    if python := environ.get("PYTHON_EXEC"):
+        if shutil.which(python) is None:
+            raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
+        return python
+    if options.in_place_of == "torchrun" and not options.interpreter:
+        return _interpreter_of(which("torchrun")) or sys.executable
+    return options.interpreter or sys.executable
+
+
+def _interpreter_of(path: str | None) -> str:
+    """That of a script; "" where it has none that is there, or is not in Python."""
+    if path is None:
+        return ""
+    try:
+        with open(path, "rb") as f:
+            head = os.fsdecode(f.read(4096))
+    except OSError:
+        return ""
+    found = SHEBANG.match(head)
+    python = (found[1] or found[2]) if found else ""
+    named = os.path.basename(python).startswith("python")
+    return python if named and os.access(python, os.X_OK) else ""
+
+
+def which(name: str) -> str | None:
+    """As shutil has it, but none of `hpclaunch shim`, of whatever installation."""
+    path = [entry for entry in os.get_exec_path() if not _is_shims(entry)]
+    return shutil.which(name, path=os.pathsep.join(path))
+
+
+def _is_shims(directory: str) -> bool:
+    return os.path.realpath(directory).endswith("/hpclaunch/shims")
 
 
 def _why_cold(python: str) -> str:
     """What a wrapper or another interpreter does at its start is not ours to skip."""
-    path = shutil.which(python) or python
+    path = which(python) or python
     same = os.path.samefile(path, sys.executable) and os.path.samefile(
         os.path.dirname(path), os.path.dirname(sys.executable)
     )

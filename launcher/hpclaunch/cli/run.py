@@ -32,6 +32,7 @@ from hpclaunch.core.model import (
 if TYPE_CHECKING:
     from hpclaunch.config import Config
     from hpclaunch.core import binding
+    from hpclaunch.system.logs import LogDirectory
 
     from .count import Count
     from .program import Program
@@ -49,6 +50,29 @@ def _log_dir(where: Allocation) -> Path:
         except OSError:
             break  # LogDirectory has the words for it
     return directory
+
+
+def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory, str]:
+    """And a line when it is not where the user would look for it.
+
+    torchrun's is a temporary one: its callers may stand where nothing can be written.
+    """
+    from hpclaunch.system.logs import LogDirectory
+
+    if options.log_dir is not None:
+        return LogDirectory(options.log_dir), ""
+    try:
+        return LogDirectory(_log_dir(where)), ""
+    except UsageError as e:
+        if not options.in_place_of:
+            raise
+        import tempfile
+
+        try:
+            logs = LogDirectory(Path(tempfile.mkdtemp(prefix=f"hpclaunch-{where.name}-")))
+        except OSError:
+            raise e from None
+        return logs, f"{e}: those of {where.places[where.index].host} are in {logs.path}"
 
 
 def check(options: argparse.Namespace) -> None:
@@ -111,7 +135,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     from hpclaunch.config import Config, Start
     from hpclaunch.core import binding, contract
     from hpclaunch.system import affinity
-    from hpclaunch.system.logs import LogDirectory
 
     from .count import Count, count_workers
     from .place import locate
@@ -141,7 +164,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             threads = _threads(mode, cpus, sharing)
         at_load = contract.at_load(environ, threads=threads)
         begin, why = start(options, what, {**environ, **at_load}, head=where.index == HEAD)
-        logs = LogDirectory(options.log_dir or _log_dir(where))
+        logs, elsewhere = _logs(options, where)
+        notes += [elsewhere] if elsewhere else []
     except UsageError as e:
         if where.alone:
             raise
@@ -194,6 +218,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=logs,
         streams=_streams(options, environ),
+        as_torchrun=bool(options.in_place_of),
         trouble=trouble,
         notes=tuple(notes),
     )

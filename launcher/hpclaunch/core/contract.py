@@ -14,6 +14,7 @@ from .model import ENDING, Assignment
 
 ROLE = "default"
 CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+STEP = "HPCLAUNCH_STEP"
 SIGNALS_TO_HANDLE = ",".join(s.name for s in ENDING)
 
 # Variables whose values are known when a worker starts, and differ from the agent's own.
@@ -21,7 +22,7 @@ OWN = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "HPCLAUNCH_LOCAL_RANK"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME"),
-        *("MASTER_ADDR", "MASTER_PORT", "HPCLAUNCH_STORE", "HPCLAUNCH_RUN_ID"),
+        *("MASTER_ADDR", "MASTER_PORT", "HPCLAUNCH_STORE", "HPCLAUNCH_RUN_ID", "HPCLAUNCH_STEP"),
         *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
         *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"),
         *("TORCHELASTIC_ERROR_FILE", "HPCLAUNCH_CHECKPOINT"),
@@ -74,6 +75,8 @@ def common(
         "HPCLAUNCH_RUN_ID": run_id,
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
+    if step := step_of(inherited):
+        env[STEP] = step
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if interface:
         # Both take one concrete name; left alone they ask the resolver for our own host name, and
@@ -82,6 +85,20 @@ def common(
         defaults["TP_SOCKET_IFNAME"] = interface
     env |= {name: value for name, value in defaults.items() if name not in inherited}
     return env | at_load(inherited, threads=0 if part.local_world_size == 1 else threads)
+
+
+def step_of(environ: Mapping[str, str]) -> str:
+    """Slurm's step, or the batch script; "" without Slurm."""
+    job = environ.get("SLURM_JOB_ID")
+    return f"{job}.{environ.get('SLURM_STEP_ID', 'batch')}" if job else ""
+
+
+def is_within(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher was started by a worker: the tasks of the step are another launcher's.
+
+    A worker that submits a job, or starts a step with srun, hands its environment on to that too.
+    """
+    return STEP in environ and environ[STEP] == step_of(environ)
 
 
 def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:

@@ -22,6 +22,7 @@ JOIN = 600.0  # torchrun's join_timeout
 LAST_CALL = 30.0  # and its last_call_timeout
 WAIT = 60.0
 
+EXIT_FAILED = 1  # in place of torchrun, which has one code for all failures
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 EXIT_UNFIT = 3  # of a worker of the preflight: its node is not fit

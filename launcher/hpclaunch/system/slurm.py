@@ -13,6 +13,7 @@ from hpclaunch.core.model import Allocation, Place
 
 SCONTROL_TIMEOUT = 10.0  # seconds
 MOST = 1 << 17  # hosts or tasks; more is a broken environment, not a cluster
+LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # as srun's words name one
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
@@ -108,7 +109,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
         except OSError:
             continue  # it has ended, or is another user's
         ours = f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}".encode() in theirs
-        if not ours or not any(b"hpclaunch" in word for word in words):
+        if not ours or not any(name in word for word in words for name in LAUNCHERS):
             continue
         asked = {b"--no-kill", b"-k"} & set(words)
         if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):

@@ -27,6 +27,7 @@ if ("HPCLAUNCH_STORE" in os.environ or _template) and sys.version_info >= (3, 6)
 
 _here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if entry != _here]
+sys.path_importer_cache.pop(_here, None)
 _ours = sys.modules.pop("sitecustomize", None)  # held, or old Pythons would clear our names
 
 try:

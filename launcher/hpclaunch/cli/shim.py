@@ -1,0 +1,89 @@
+"""Print the directory of programs that take the place of torchrun.
+
+    export PATH="$(hpclaunch shim):$PATH"
+
+After this line, whatever calls torchrun, or python -m torch.distributed.run,
+gets hpclaunch, with torchrun's defaults. Programs that call their own
+interpreter by its path need the directory in PYTHONPATH as well:
+
+    export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
+
+Options for hpclaunch, as --checkpoint-dir, may be given in HPCLAUNCH_OPTIONS.
+docs/shim.md says what differs from torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpclaunch.core.errors import UsageError
+
+from . import options
+from . import run as launch
+from .parser import LaunchParser, Parser
+
+DIRECTORY = Path(__file__).parent.parent / "shims"
+PROGRAMS = ("torchrun", "python", "python3")
+WORD = "--in-place-of="  # PROGRAM[:PYTHON], with which the programs there call hpclaunch
+OPTIONS = "HPCLAUNCH_OPTIONS"
+LAUNCH = "torch.distributed.launch"
+
+
+def prepare_parser(_parser: Parser) -> None:
+    """No options: the directory is that of this installation."""
+
+
+def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
+    programs = [DIRECTORY / name for name in PROGRAMS]
+    if unusable := [str(path) for path in programs if not os.access(path, os.X_OK)]:
+        raise UsageError(
+            f"cannot be executed: {', '.join(unusable)}: install hpclaunch with pip, in a file "
+            "system that is not mounted with noexec"
+        )
+    if os.pathsep in str(DIRECTORY):
+        raise UsageError(f"{DIRECTORY} cannot be in PATH, for the {os.pathsep} in its name")
+    print(DIRECTORY)
+    return 0
+
+
+def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argparse.Namespace:
+    """What a call by one of the programs asks for; `added` is the user's HPCLAUNCH_OPTIONS."""
+    program, _, python = words[0].removeprefix(WORD).partition(":")
+    parser = _parser_of(program, environ)
+    chosen = parser.parse_args([*_options_in(added, program), *words[1:]])
+    if program == LAUNCH and not chosen.use_env:
+        if chosen.no_python:
+            raise UsageError("torch.distributed.launch takes --no-python with --use-env only")
+        chosen.training_script_args.insert(0, "--local-rank=${local_rank}")
+    chosen.interpreter = python or None
+    return chosen
+
+
+def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
+    parser = options.build_parser(environ, in_place_of=program)
+    if program == LAUNCH:
+        add = parser.section("of torch.distributed.launch")
+        add("--use-env", action="store_true", help="SCRIPT gets no --local-rank=N")
+    return parser
+
+
+def _options_in(text: str, program: str) -> list[str]:
+    """Looked at alone, so that what is wrong with them is not taken for the caller's."""
+    if not text:
+        return []
+    parser = _parser_of(program, {})
+    try:
+        words = shlex.split(text)
+        taken = parser.take_options(words)
+        if words:
+            raise UsageError(f"{words[0]!r} is no option")
+        if shows := {"-h", "--help", "--version"} & {*taken}:
+            raise UsageError(f"with {shows.pop()} nothing would be launched")
+        launch.check(parser.read(taken))
+    except (UsageError, ValueError) as e:
+        raise UsageError(f"{OPTIONS}={text!r}: {e}") from e
+    return taken

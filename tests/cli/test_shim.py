@@ -1,0 +1,686 @@
+"""`hpclaunch shim`: whoever calls torchrun gets hpclaunch, and sees torchrun."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from conformance.launchers import Launchers
+from launching import HPCLAUNCH, LIMIT, environment, script
+from test_conformance import assert_same, place
+from test_usage import WITHOUT_ROOTS_RIGHTS
+
+import hpclaunch
+from hpclaunch.cli import main, shim
+from hpclaunch.system.forkserver import SITE
+
+SHIM = shim.DIRECTORY
+BIN = HPCLAUNCH.parent  # of hpclaunch, of torch's own torchrun, and of an interpreter
+ROOT = Path(hpclaunch.__file__).parents[2]
+RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
+
+TELL = """
+import json, os, signal, sys, time
+wants = sys.argv[1:]
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", *wants, flush=True)
+for want in wants:
+    if want == "environment":
+        with open(f"told-{os.environ['RANK']}", "w") as f:
+            json.dump({"environ": {**os.environ}, "executable": sys.executable}, f)
+    if want == "exit":
+        sys.exit(5)
+    if want == "die":
+        os.kill(os.getpid(), 9)
+    if want == "die once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), 9)
+    if want == "wait":
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cwd(tmp_path):
+    script(tmp_path, TELL)
+    return tmp_path
+
+
+def with_path(*directories, **changes):
+    """Of a user with these directories before the others, hpclaunch's and torch's last."""
+    path = os.pathsep.join(map(str, (*directories, BIN, "/usr/local/bin", "/usr/bin", "/bin")))
+    return environment(PATH=path, **changes)
+
+
+def start(*command, cwd, env, **more):
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env=env,
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more},
+    )
+
+
+def finish(process, **more):
+    out, err = process.communicate(timeout=LIMIT, **more)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run(*command, cwd, directories=(SHIM,), env=None, before=(), **changes):
+    """Of a program that is found in PATH, as a shell finds it."""
+    env = with_path(*directories, **changes) if env is None else env
+    return finish(start(*before, *command, cwd=cwd, env=env))
+
+
+def told(cwd, rank=0):
+    with open(cwd / f"told-{rank}") as f:
+        return json.load(f)
+
+
+def is_hpclaunch(done, cwd):
+    """By what its worker saw; the user's options are for no launch below it."""
+    assert done.returncode == 0, done.stderr
+    names = told(cwd)["environ"]
+    (cwd / "told-0").unlink()
+    assert shim.OPTIONS not in names
+    return "HPCLAUNCH_STORE" in names
+
+
+# The command
+
+
+def test_it_prints_the_directory_of_programs(tmp_path):
+    done = run("hpclaunch", "shim", cwd=tmp_path, directories=())
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{SHIM}\n", "")
+    assert {"torchrun", "python", "python3", "sitecustomize.py"} <= set(os.listdir(SHIM))
+
+
+def test_programs_that_cannot_be_executed(tmp_path, monkeypatch, capsys):
+    for name in shim.PROGRAMS:
+        (tmp_path / name).touch(0o600 if name == "python" else 0o700)
+    monkeypatch.setattr(shim, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["shim"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"hpclaunch: error: cannot be executed: {tmp_path}/python: ")
+
+
+def test_a_directory_that_path_cannot_have(tmp_path, monkeypatch, capsys):
+    directory = tmp_path / "a:b"
+    shutil.copytree(SHIM, directory)
+    monkeypatch.setattr(shim, "DIRECTORY", directory)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["shim"]) == 2
+    assert "cannot be in PATH" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The prefix of a virtual environment with hpclaunch from a wheel; its path has a space."""
+    directory = tmp_path_factory.mktemp("built")
+    for name in ("launcher", "pyproject.toml", "README.md", "LICENSE"):  # a build leaves things
+        there = directory / "source" / name
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, there, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, there)
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", directory]
+    subprocess.run([*wheel, directory / "source"], check=True, timeout=LIMIT)
+    (file,) = directory.glob("hpclaunch-*.whl")
+    prefix = directory / "an environment"
+    venv.create(prefix, symlinks=True)
+    install = [*pip, "--python", prefix, "install", "--no-index", "--no-deps", file]
+    subprocess.run(install, check=True, timeout=LIMIT)
+    # What hpclaunch needs, and torch, are those of the tests.
+    (site,) = prefix.glob("lib/python*/site-packages")
+    others = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (site / "others.pth").write_text("\n".join(others))
+    return prefix, file
+
+
+def test_a_wheel_has_programs_that_can_be_executed(installed, cwd):
+    prefix, file = installed
+    with zipfile.ZipFile(file) as wheel:
+        modes = {
+            i.filename: i.external_attr >> 16 for i in wheel.infolist() if "shims" in i.filename
+        }
+    assert {name: bool(mode & 0o111) for name, mode in modes.items()} == {
+        "hpclaunch/shims/python": True,
+        "hpclaunch/shims/python3": True,
+        "hpclaunch/shims/sitecustomize.py": False,
+        "hpclaunch/shims/torchrun": True,
+    }
+    shown = run(prefix / "bin" / "hpclaunch", "shim", cwd=cwd)
+    assert shown.returncode == 0, shown.stderr
+    directory = Path(shown.stdout.rstrip("\n"))
+    assert directory.is_relative_to(prefix)
+    # It finds the hpclaunch of its own installation, although there is another one in PATH.
+    done = run("torchrun", "train.py", "environment", cwd=cwd, directories=[directory])
+    assert told(cwd)["environ"]["PYTHONPATH"].startswith(str(directory.parent))
+    assert is_hpclaunch(done, cwd)
+
+
+# What is found and started by the programs
+
+
+def echo(directory, name="python"):
+    """A program that shows how it was started."""
+    directory.mkdir(exist_ok=True)
+    return script(directory, '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\n', name).chmod(0o755)
+
+
+PASSED_ON = [
+    [],
+    ["-c", "import sys", "-m", RUN],
+    ["-"],
+    ["--version"],
+    ["-V", "-m", RUN],
+    ["-h", "-m", RUN],
+    ["train.py", "-m", RUN],
+    ["", "-m", RUN],
+    ["--", "-m", RUN],
+    ["-m"],
+    ["-m", "torch"],
+    ["-m", "torch.distributed.runner", "a b", ""],
+    ["-mtorch.distributed.run.x"],
+    ["-W", "-m", RUN],
+    ["-X", "-mtorch.distributed.run", "train.py"],
+    ["-c-m", RUN],
+    ["-um", "a", "-m", RUN],
+    ["--check-hash-based-pycs", "-m", RUN],
+]
+TAKEN = [
+    (["-m", RUN], RUN, []),
+    (["-m", LAUNCH, "train.py", "a  b", "", "*"], LAUNCH, ["train.py", "a  b", "", "*"]),
+    ([f"-m{RUN}", "train.py"], RUN, ["train.py"]),
+    (["-u", "-m", RUN, "-m", "train"], RUN, ["-m", "train"]),
+    (["-uOm", RUN, "train.py"], RUN, ["train.py"]),
+    ([f"-uOm{RUN}", "train.py"], RUN, ["train.py"]),
+    (["-X", "dev", "-W", "ignore", "-Wonce", "-Xutf8", "-m", RUN, "x"], RUN, ["x"]),
+    (["-uX", "dev", "-BW", "-m", "-m", RUN, "x"], RUN, ["x"]),
+    (["--check-hash-based-pycs", "always", "-m", RUN, "x"], RUN, ["x"]),
+]
+
+
+def as_python_has_it(directory, words):
+    """Whether a real one takes the words for a call of torch's launcher, and its arguments."""
+    package = directory / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for parent in (package, package.parent):
+        script(parent, "", "__init__.py")
+    for name in ("run.py", "launch.py"):
+        script(package, "import sys\n__name__ == '__main__' and print('ran', *sys.argv[1:])", name)
+    env = with_path(PYTHONPATH=directory)
+    process = start(BIN / "python", *words, cwd=directory, env=env, stdin=subprocess.DEVNULL)
+    return [line for line in finish(process).stdout.splitlines() if line.startswith("ran")]
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+@pytest.mark.parametrize("words", PASSED_ON, ids=" ".join)
+def test_any_other_call_of_python_is_passed_on(tmp_path, name, words):
+    echo(tmp_path / "next", name)
+    for command in ([name], ["bash", "--posix", SHIM / name]):  # which is sh at many sites
+        done = run(*command, *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
+        assert done.stdout.splitlines() == [f"{tmp_path}/next/{name}", *words]
+    assert not as_python_has_it(tmp_path, words)
+
+
+@pytest.mark.parametrize(("words", "module", "rest"), TAKEN, ids=lambda x: " ".join(x))
+def test_a_call_of_torchs_launcher_is_taken_over(tmp_path, words, module, rest):
+    echo(tmp_path / "next")
+    ours = [f"{SHIM}/torchrun", f"--in-place-of={module}", *rest]
+    for command in (["python"], ["bash", "--posix", SHIM / "python"]):
+        done = run(*command, *words, cwd=tmp_path, directories=[SHIM, tmp_path / "next"])
+        assert done.stdout.splitlines() == [f"{tmp_path}/next/python", "-E", "-s", "-S", *ours]
+    assert as_python_has_it(tmp_path, words) == [" ".join(["ran", *rest])]
+
+
+def test_the_next_python_is_found_wherever_we_are_in_path(tmp_path):
+    """Twice, by links to the directory or to a program of it, and beside another installation."""
+    echo(tmp_path / "next")
+    echo(tmp_path / "next", "python3")
+    linked, links, other = (tmp_path / name for name in ("linked", "links", "other"))
+    linked.symlink_to(SHIM)
+    links.mkdir()
+    (links / "python").symlink_to(SHIM / "python")
+    (links / "python3").symlink_to(SHIM / "python3")
+    other = tmp_path / "other" / "hpclaunch" / "shims"
+    shutil.copytree(SHIM, other)
+    paths = [
+        [SHIM, SHIM, f"{SHIM}/", "", "."],
+        [linked, SHIM],
+        [SHIM, linked, links],
+        [links, SHIM, linked],
+        [SHIM, other, SHIM, other],
+        [other, SHIM, other],
+        [tmp_path / "not there", linked, other],
+    ]
+    for path in paths:
+        for name in ("python", "python3"):
+            env = with_path(*path, tmp_path / "next")
+            done = run(name, "x", cwd=tmp_path, env=env)
+            assert done.stdout.splitlines() == [f"{tmp_path}/next/{name}", "x"], path
+
+
+def test_without_python_there_is_python3(tmp_path):
+    """Debian has no python, and looking for one finds ours."""
+    echo(tmp_path / "next", "python3")
+    env = environment(PATH=f"{SHIM}:{tmp_path}/next")
+    done = run("/bin/sh", f"{SHIM}/python", "x", cwd=tmp_path, env=env)
+    assert done.stdout.splitlines() == [f"{tmp_path}/next/python3", "x"]
+    (tmp_path / "next" / "python3").unlink()
+    done = run("/bin/sh", f"{SHIM}/python", "x", cwd=tmp_path, env=env)
+    assert done.returncode == 127
+    assert done.stderr == f"python: not found: there is none in PATH but {SHIM}/python\n"
+
+
+def test_an_interpreter_is_what_it_would_be(tmp_path):
+    """Its name, its prefix, and its environment, whatever the user calls his variables."""
+    code = (
+        "import json, os, sys; print(json.dumps([sys.executable, sys.prefix, sys.orig_argv, "
+        "sys.argv, sys.flags.optimize, {k: v for k, v in os.environ.items() if k != '_'}]))"
+    )
+    mine = dict.fromkeys(("name", "self", "found", "module", "word", "count"), "mine")
+    env = with_path(SHIM, PWD=tmp_path, **mine)
+    reference = run(BIN / "python3", "-Oc", code, "a b", cwd=tmp_path, env=env)
+    for name in ("python3", SHIM / "python3"):
+        done = run(name, "-Oc", code, "a b", cwd=tmp_path, env=env)
+        assert json.loads(done.stdout) == json.loads(reference.stdout)
+
+
+def test_torchrun_finds_the_hpclaunch_that_it_belongs_to(tmp_path):
+    """In bin/ of its installation, also by links and with spaces, else in PATH, else it says so."""
+    prefix = tmp_path / "a prefix"
+    own = prefix / "lib" / "python3.11" / "site-packages" / "hpclaunch" / "shims"
+    shutil.copytree(SHIM, own)
+    (prefix / "bin").mkdir()
+    echo(prefix / "bin", "hpclaunch")
+    echo(tmp_path / "another", "hpclaunch")
+    (prefix / "lib64").symlink_to("lib")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "torchrun").symlink_to(own / "torchrun")
+    (tmp_path / "linked").symlink_to(own)
+    system = "/usr/bin:/bin"
+    by_lib64 = prefix / "lib64" / own.relative_to(prefix / "lib")
+    for place_of_it in (own, by_lib64, tmp_path / "links", tmp_path / "linked"):
+        env = environment(PATH=f"{place_of_it}:{tmp_path}/another:{system}")
+        done = run("torchrun", "a b", "", cwd=tmp_path, env=env)
+        hpclaunch, *words = done.stdout.splitlines()
+        assert Path(hpclaunch).samefile(prefix / "bin" / "hpclaunch")
+        assert words == ["--in-place-of=torchrun", "a b", ""]
+    shutil.rmtree(prefix / "bin")
+    done = run("torchrun", cwd=tmp_path, env=environment(PATH=f"{own}:{tmp_path}/another:{system}"))
+    assert done.stdout.splitlines()[0] == f"{tmp_path}/another/hpclaunch"
+    done = run("torchrun", cwd=tmp_path, env=environment(PATH=f"{own}:{system}"))
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.startswith(f"hpclaunch: error: {own}/torchrun finds no hpclaunch: ")
+
+
+# Who gets hpclaunch
+
+
+@pytest.mark.parametrize(
+    ("words", "libraries"),
+    [
+        (["torchrun"], ""),
+        (["python", "-um", RUN], ""),
+        (["python3", "-X", "dev", "-m", RUN], SHIM),
+        ([sys.executable, "-m", RUN], SHIM),
+        ([sys.executable, "-B", f"-um{RUN}"], f"{SITE}:{SHIM}:{SHIM}"),
+        ([sys.executable, "-m", LAUNCH, "--use_env"], f"{SHIM}:{SITE}"),
+        ([sys.executable, "-B", SHIM / "torchrun"], ""),  # for those who write $(which torchrun)
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value),
+)
+def test_who_gets_hpclaunch(cwd, words, libraries):
+    done = run(*words, "train.py", "environment", cwd=cwd, PYTHONPATH=libraries, PYTHON_EXEC="")
+    assert is_hpclaunch(done, cwd)
+    assert done.stdout == "rank 0 of 1 environment\n"
+    assert "cold start" not in done.stderr  # its interpreter is ours
+
+
+def test_by_its_own_interpreter_nobody_does_without_pythonpath(cwd):
+    """So that it is known what the docs say of it is needed."""
+    done = run(sys.executable, "-m", RUN, "train.py", "environment", cwd=cwd)
+    assert not is_hpclaunch(done, cwd)
+
+
+def test_the_workers_have_the_interpreter_that_torchrun_would_have(cwd):
+    """Its torch is the user's: hpclaunch may be in an installation of its own."""
+    other = cwd / "other env"
+    venv.create(other, symlinks=True, with_pip=False)
+    python = str(other / "bin" / "python")
+    torchrun = script(other / "bin", f"#!{python}\n", "torchrun")
+    torchrun.chmod(0o755)
+    pips = f"#!/bin/sh\n'''exec' \"{python}\" \"$0\" \"$@\"\n' '''\n"
+    ways = {
+        "torchrun": pips,
+        f"{python} -m": "",
+        "none of Python's": "#!/bin/sh\n",
+    }
+    for way, text in ways.items():
+        torchrun.write_text(text)
+        words = [python, "-m", RUN] if text == "" else ["torchrun"]
+        command = [*words, "train.py", "environment"]
+        done = run(*command, cwd=cwd, directories=[SHIM, other / "bin"], PYTHONPATH=SHIM)
+        executable = told(cwd)["executable"]
+        assert is_hpclaunch(done, cwd)
+        assert executable == (sys.executable if way == "none of Python's" else python), way
+
+
+def test_hpclaunch_takes_these_for_no_other_interpreter(cwd):
+    """Its workers are forked from one that has torch, as ever."""
+    script(cwd, "import torch, os; print('HPCLAUNCH_STORE' in os.environ)")
+    for words, named in ((["hpclaunch", "python3", "-u"], ""), (["torchrun"], "python")):
+        done = run(*words, "train.py", cwd=cwd, PYTHONPATH=SHIM, PYTHON_EXEC=named)
+        assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+        assert "cold start" not in done.stderr
+
+
+# In PYTHONPATH
+
+
+def test_other_pythons_are_as_without_it(tmp_path):
+    """Several hundred facts of a process, with a user's own sitecustomize, are the same."""
+    directory = tmp_path / "the project"
+    directory.mkdir()
+    (directory / "library").mkdir()
+    (directory / "library" / "sitecustomize.py").write_text("import sys; sys.flag = 'users'\n")
+    probe = place(directory, "train.py")
+    for users in ("", f"{directory}/library"):
+        launchers = Launchers(directory, tmp_path / f"left{users and '-users'}")
+        launchers.env["PYTHONPATH"] = users
+        without = launchers.python(probe, "-m", RUN)
+        launchers.env["PYTHONPATH"] = f"{SHIM}:{users}".rstrip(":")
+        assert_same(without, launchers.python(probe, "-m", RUN), {"environ.PYTHONPATH"})
+
+
+# Side by side with torchrun
+
+
+def side_by_side(*words, cwd, given="", environment_of=with_path, **changes):
+    """The same call of both, each in its own copy of the directory."""
+    processes = []
+    changes = {"PET_MAX_RESTARTS": "0", **changes}
+    for directories in ((), (SHIM,)):
+        here = cwd / f"both-{len(directories)}"
+        here.mkdir()
+        script(here, TELL)
+        env = environment_of(*directories, **changes)
+        processes.append(start(*words, cwd=here, env=env, stdin=subprocess.PIPE))
+    return [finish(process, input=given) for process in processes]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["train.py", "a b", "", "$0", "--lr=3", "--"], 0),
+        (["--nproc_per_node=2", "--role", "", "--tee", "3", "train.py"], 0),
+        (["--nnodes=1", "--standalone", "--max_restarts", "0", "train.py", "exit"], 1),
+        (["train.py", "die"], 1),
+        (["nothing.py"], 1),
+        (["--no-python", "cat"], 0),
+        (["--no-such-option", "train.py"], 2),
+        ([], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_caller_sees(cwd, words, code):
+    torchs, ours = side_by_side("torchrun", *words, cwd=cwd, given="standard input\n")
+    assert (torchs.returncode, ours.returncode) == (code, code), ours.stderr
+    assert sorted(ours.stdout.splitlines()) == sorted(torchs.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_what_a_caller_sees_that_ends_it(cwd, name):
+    processes = []
+    for directories in ((), (SHIM,)):
+        env = with_path(*directories)
+        processes.append(start("torchrun", "train.py", "wait", cwd=cwd, env=env))
+    for process in processes:
+        assert process.stdout.readline() == "rank 0 of 1 wait\n"
+        process.send_signal(signal.Signals[name])
+    torchs, ours = map(finish, processes)
+    assert (torchs.returncode, ours.returncode) == (1, 1)
+    assert (torchs.stdout, ours.stdout) == ("", "")
+
+
+@pytest.mark.parametrize("more", [[], ["--use-env"]], ids=" ".join)
+def test_torchs_old_launcher(cwd, more):
+    """Scripts for it take an argument --local-rank."""
+    words = ["-m", LAUNCH, "--nproc_per_node=2", *more, "train.py", "x"]
+    torchs, ours = side_by_side("python", *words, cwd=cwd)
+    assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
+    assert sorted(ours.stdout.splitlines()) == sorted(torchs.stdout.splitlines())
+
+
+OURS_ALONE = {"HPCLAUNCH_CHECKPOINT", "HPCLAUNCH_LOCAL_RANK", "HPCLAUNCH_RUN_ID", "HPCLAUNCH_STORE"}
+NOT_THE_SAME = {  # name of a variable: why a worker sees another value
+    "GLOO_SOCKET_IFNAME": "gloo would ask the resolver for our own name",
+    "TP_SOCKET_IFNAME": "the same",
+    "MASTER_ADDR": "an address, which nobody has to resolve",
+    "MASTER_PORT": "another one in every launch",
+    "TORCHELASTIC_ERROR_FILE": "in the log directory of each",
+    "TORCHELASTIC_RUN_ID": "another one in every launch",
+    "OMP_NUM_THREADS": "the number of cores in a worker's share, as in README",
+    "PATH": "the shim's directory is in it",
+    "PWD": "of the test",
+    "PYTHONPATH": "hpclaunch's hooks",
+    "_": "of the shell",
+}
+
+
+def test_the_environment_of_workers(cwd):
+    words = ["--nproc-per-node", "2", "train.py", "environment"]
+    torchs, ours = side_by_side("torchrun", *words, cwd=cwd)
+    assert (torchs.returncode, ours.returncode) == (0, 0), ours.stderr
+    for rank in (0, 1):
+        reference, environ = (told(cwd / f"both-{n}", rank)["environ"] for n in (0, 1))
+        different = {
+            name
+            for name in reference.keys() | environ.keys()
+            if reference.get(name) != environ.get(name)
+        }
+        assert different <= OURS_ALONE | NOT_THE_SAME.keys()
+
+
+RECORDED = """
+import os, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("of rank 1")
+    time.sleep(600)
+
+main()
+"""
+
+
+def test_what_ended_a_worker_is_handed_on(cwd):
+    """To whoever gave the launcher a file for that, as torchx does."""
+    script(cwd, RECORDED, "recorded.py")
+    words = ["--nproc-per-node=2", f"{cwd}/recorded.py"]
+    found = []
+
+    def environment_of(*directories, **changes):
+        found.append(cwd / f"error-{len(directories)}.json")
+        return with_path(*directories, TORCHELASTIC_ERROR_FILE=found[-1], **changes)
+
+    done = side_by_side("torchrun", *words, cwd=cwd, environment_of=environment_of)
+    assert [d.returncode for d in done] == [1, 1]
+    torchs, ours = (json.loads(file.read_text())["message"] for file in found)
+    assert ours["message"] == torchs["message"] == "ValueError: of rank 1"
+    assert ours["errorCode"] == torchs["errorCode"] == 1
+    assert ours["extraInfo"].keys() == torchs["extraInfo"].keys()
+
+
+def test_what_an_earlier_launch_recorded_is_not_handed_on(cwd):
+    script(cwd, RECORDED.replace('"1"', '"0"'), "recorded.py")
+    file = cwd / "error.json"
+    fixed = {"PET_LOG_DIR": "logs", "PET_MAX_RESTARTS": 0, "TORCHELASTIC_ERROR_FILE": file}
+    assert run("torchrun", "recorded.py", cwd=cwd, **fixed).returncode == 1
+    assert json.loads(file.read_text())["message"]["message"] == "ValueError: of rank 1"
+    file.unlink()
+    assert run("torchrun", "train.py", "die", cwd=cwd, **fixed).returncode == 1
+    assert not file.exists()
+
+
+# What is hpclaunch's own
+
+
+def test_restarts_are_hpclaunchs(cwd):
+    done = run("torchrun", "train.py", "die once", cwd=cwd)
+    assert done.returncode == 0
+    assert done.stdout == "rank 0 of 1 die once\n" * 2
+    done = run("torchrun", "train.py", "die once", cwd=cwd, PET_MAX_RESTARTS=0)
+    assert done.returncode == 1
+    assert "(--max-restarts 0) (exit code 1)" in done.stderr
+
+
+def test_one_worker_unless_somebody_says_more(cwd):
+    done = run("torchrun", "train.py", cwd=cwd, PET_NPROC_PER_NODE=2)
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    namespace = shim.parse(["--in-place-of=torchrun", "train.py"], {}, "")
+    assert namespace.nproc_per_node == "1"  # however many GPUs there are
+
+
+def test_help_and_version(tmp_path):
+    done = run("torchrun", "--help", cwd=tmp_path)
+    assert done.stdout.startswith("usage: torchrun [options] SCRIPT")
+    assert "torchrun is hpclaunch here" in done.stdout
+    assert "--use-env" not in done.stdout
+    assert "--use-env" in run("python", "-m", LAUNCH, "--help", cwd=tmp_path).stdout
+    assert run("torchrun", "--version", cwd=tmp_path).stdout.startswith("hpclaunch ")
+
+
+def test_logs_of_a_caller_that_stands_where_nothing_can_be_written(cwd):
+    cwd.chmod(0o555)
+    try:
+        done = run("torchrun", "train.py", cwd=cwd, before=WITHOUT_ROOTS_RIGHTS, TMPDIR="/tmp")
+    finally:
+        cwd.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    (said,) = (line for line in done.stderr.splitlines() if "cannot write to the log" in line)
+    logs = Path(said.rpartition(" are in ")[2])
+    assert (logs / "round-0" / "rank-0.out").read_text() == "rank 0 of 1\n"
+    shutil.rmtree(logs)
+
+
+# HPCLAUNCH_OPTIONS
+
+
+def test_options_of_the_user_come_before_the_callers(cwd):
+    text = "--checkpoint-dir 'the checkpoints' --nproc=2 --resume-with '--from {checkpoint}'"
+    environ = {"PET_NPROC_PER_NODE": "3", "PET_ROLE": "r"}
+    chosen = shim.parse(["--in-place-of=torchrun", "train.py", "--nproc=5"], environ, text)
+    assert chosen.checkpoint_dir == Path("the checkpoints")
+    assert chosen.resume_with == "--from {checkpoint}"
+    assert (chosen.nproc_per_node, chosen.role) == ("2", "r")
+    assert (chosen.training_script, chosen.training_script_args) == ("train.py", ["--nproc=5"])
+    words = ["--in-place-of=torchrun", "--nproc-per-node=4", "train.py"]
+    assert shim.parse(words, environ, text).nproc_per_node == "4"
+    (cwd / "checkpoints").mkdir()
+    options = {shim.OPTIONS: "--checkpoint-dir checkpoints"}
+    done = run("torchrun", "train.py", "environment", cwd=cwd, **options)
+    assert is_hpclaunch(done, cwd)
+    # hpclaunch itself has a command line; what it starts is not to have them either.
+    done = run("hpclaunch", "train.py", "environment", cwd=cwd, **{shim.OPTIONS: "--nonsense"})
+    assert is_hpclaunch(done, cwd)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("--grace 'x", "No closing quotation"),
+        ("--no-such-option", "no option --no-such-option"),
+        ("--grace x", "'x' is not a number of seconds"),
+        ("--checkpoint-dir", "--checkpoint-dir: expected one argument"),
+        ("--checkpoint-dir c train.py", "'train.py' is no option"),
+        ("--resume-with '--from {checkpoint}'", "--resume-with needs --checkpoint-dir"),
+        ("--help", "with --help nothing would be launched"),
+    ],
+)
+def test_options_that_are_none(cwd, text, says):
+    done = run("torchrun", "train.py", cwd=cwd, **{shim.OPTIONS: text})
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"hpclaunch: error: {shim.OPTIONS}={text!r}: ")
+    assert says in line
+
+
+# Below a worker
+
+NESTED = """
+import os, subprocess, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+print(*sys.argv[1:], "rank", dist.get_rank(), "of", int(ones), "HPCLAUNCH_STORE" in os.environ)
+if len(sys.argv) == 1:
+    for words in (["torchrun"], ["python", "-m", "torch.distributed.run"]):
+        words += ["--nproc_per_node=2", __file__, words[0]]
+        subprocess.run(words, check=True)
+    subprocess.run(["python3", "-c", "print('python')"], check=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_worker_that_calls_torchrun(cwd):
+    script(cwd, NESTED, "nested.py")
+    options = {shim.OPTIONS: "--checkpoint-dir checkpoints"}
+    done = run("torchrun", "nested.py", cwd=cwd, PYTHONPATH=SHIM, **options)
+    assert done.returncode == 0, done.stderr
+    inner = [f"{name} rank {r} of 2 True" for name in ("torchrun", "python") for r in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == sorted(
+        [" rank 0 of 1 True".strip(), *inner, "python"]
+    )
+    assert len(list((cwd / "hpclaunch-logs").iterdir())) == 3
+
+
+# A tool that calls torchrun itself
+
+TORCHX = BIN / "torchx"
+TRAIN = """
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, world, ours = dist.get_rank(), int(ones), "HPCLAUNCH_STORE" in os.environ
+print(f"rank {rank} of {world} restarts {restarts} hpclaunch {ours}", flush=True)
+dist.barrier()
+if rank == 1 and restarts == "0":
+    os.kill(os.getpid(), 9)
+dist.destroy_process_group()
+"""
+
+
+def test_torchx(tmp_path):
+    """Its dist.ddp starts torchrun by bash, reads the console line by line, and the error file."""
+    script(tmp_path, TRAIN)
+    torchx = [TORCHX, "run", "-s", "local_cwd", "-cfg", f"log_dir={tmp_path}/logs"]
+    component = ["dist.ddp", "-j", "1x2", "--script", "train.py"]
+    done = run(*torchx, *component, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        for restarts in (0, 1):
+            said = f"train/0 [{rank}]:rank {rank} of 2 restarts {restarts} hpclaunch True"
+            assert said in done.stderr
+    assert "train/0 hpclaunch: rank 1 on" in done.stderr
+    script(tmp_path, "raise ValueError('of the script')")
+    failing = run(*torchx, *component, cwd=tmp_path)
+    assert failing.returncode == 1
+    assert "ValueError: of the script" in failing.stderr
+    (error,) = tmp_path.glob("logs/**/error.json")
+    assert json.loads(error.read_text())["message"]["message"] == "ValueError: of the script"
