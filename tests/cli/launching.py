@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,6 +43,11 @@ def script(directory, text, name="train.py"):
     path = directory / name
     path.write_text(text)
     return path
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def until(condition):

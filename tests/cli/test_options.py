@@ -128,7 +128,7 @@ def torchs(optional, told_by_torch, table):
     later = {name for name, row in table.items() if row[5] and version(row[5]) > here}
     own = {name for option in optional for name in option["names"]}
     assert own.isdisjoint(later), f"{TABLE.name} has these as those of a later torch"
-    return own | later | {"-h", "--help"} | ({*COMPLETION} if here >= (2, 15) else set())
+    return own | later | {"-h", "--help"} | ({*COMPLETION} if here >= (2, 14) else set())
 
 
 def version(text):
@@ -183,7 +183,7 @@ class TestBesideTorch:
         shown = subprocess.run(torchrun, capture_output=True, text=True, check=True).stdout
         heads = re.findall(r"^  (-.+?)(?:  |$)", shown, re.MULTILINE)
         named = {name for head in heads for name in re.findall(r"(?<![\w-])--?[a-z_-]+", head)}
-        assert len(named) > 50
+        assert len(named) > 40
         assert not named - table.keys(), f"options of this torchrun that {TABLE.name} lacks"
 
     def test_every_option_of_torchs_is_known(self, torch_options):
@@ -261,7 +261,7 @@ class TestBesideTorch:
             value = SAMPLES[dest][1] if dest in SAMPLES else True
             got = parse(*line)
             assert got == parse("train.py") | {dest: value}, line
-        assert understood > 300
+        assert understood > 200
 
     def test_whole_command_lines(self):
         """The script and its arguments are cut off at the same place."""
@@ -341,7 +341,7 @@ class TestParsing:
             (["--nproc", "1", "--nproc-per-node", "2"], "nproc_per_node", "2"),
             (["--re", "1"], "redirects", "1"),
             (["--v"], "virtual_local_rank", True),
-            (["--log-", "logs"], "log_dir", Path("logs")),  # clear before torch 2.15, and still
+            (["--log-", "logs"], "log_dir", Path("logs")),  # clear before torch 2.14, and still
             (["--log-l", "${rank}"], "log_line_prefix_template", "${rank}"),
         ],
     )

@@ -1,20 +1,14 @@
 """The ways in which ranks meet, on one machine: in a launch, and again after a restart."""
 
 import re
-import socket
 from pathlib import Path
 
 import pytest
-from launching import hpclaunch
+from launching import free_port, hpclaunch
 
 MEET = Path(__file__).parents[1] / "slurm" / "scripts" / "meet.py"
 
 pytestmark = pytest.mark.torch
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])

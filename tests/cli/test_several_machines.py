@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
-from launching import environment, script
+from launching import environment, free_port, script
 from launching import start as start_agent
 
 import hpclaunch
@@ -33,11 +32,6 @@ def start(*args, cwd, **changes):
     """With a secret of the test's own."""
     environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
     return start_agent(*args, cwd=cwd, environ=environ)
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def finish(agents):

@@ -1,6 +1,7 @@
 """A fork server with real processes, for tests: what it is asked, and what it has told."""
 
 import select
+import socket
 import sys
 import time
 
@@ -67,6 +68,11 @@ class Client:
     def others(self):
         """What the fork server has beside the workers: the template first."""
         return psutil.Process(self.pid).children()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 def sh(script):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, python, sh, wait_for
+from serving import LIMIT, Client, free_port, gone, python, sh, wait_for
 
 from hpclaunch.system.forkserver import SITE
 
@@ -140,7 +140,7 @@ def test_what_the_script_imports_is_learned(client):
         "import sys, torch.distributed as dist\n"
         "print('sklearn' in sys.modules)\n"
         "import sklearn\n"
-        "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)\n"
+        f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1)\n"
     )
     client.ready()
     for expected in ("False\n", "True\n"):

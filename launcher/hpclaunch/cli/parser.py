@@ -33,7 +33,7 @@ OURS = frozenset(
         "--version",
     }
 )
-# torchrun's own from 2.15 on. What an abbreviation meant before that, it means still.
+# torchrun's own from torch 2.14 on. What an abbreviation meant before that, it means still.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
