@@ -25,7 +25,8 @@ class Output:
         self._streams = streams
         self._role = role
         self._label = label
-        self._duplicates: list[Duplicates] = []
+        self._duplicates: list[Duplicates] = []  # those that a file is still copied to
+        self._unsaid: list[str] = []  # why others had ended before their time
 
     @property
     def wanting(self) -> list[Console]:
@@ -36,6 +37,7 @@ class Output:
         """Show what the workers of a round write, as the user chose (of a
         preflight all); the last round's is shown."""
         self.mirror.forget()
+        self._release()
         streams = Streams() if part.preflight else self._streams
         kinds = ((Std.OUT, "out", self.out), (Std.ERR, "err", self.err))
         for stream, kind, console in kinds:
@@ -58,6 +60,14 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 self.mirror.follow(path, *taps)
 
+    def _release(self) -> None:
+        """Close the duplicates of rounds that are shown whole, or each restart would keep two."""
+        over = [d for d in self._duplicates if not self.mirror.feeds(d)]
+        for duplicates in over:
+            duplicates.close()
+            self._duplicates.remove(duplicates)
+            self._unsaid += filter(None, [duplicates.complaint()])
+
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
@@ -67,7 +77,8 @@ class Output:
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each is told once."""
-        return [text for d in self._duplicates if (text := d.complaint())]
+        said, self._unsaid = self._unsaid, []
+        return said + [text for d in self._duplicates if (text := d.complaint())]
 
     def drain(self) -> None:
         """Show everything, for as long as the consoles go on taking it."""
