@@ -8,7 +8,7 @@ import msgspec
 
 from hpclaunch.core.messages import Hint, Message, Order, Report
 
-VERSION = 5
+VERSION = 6
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]
