@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -180,12 +181,14 @@ def _expand_here(nodelist: str) -> list[str]:
 def tasks_per_node(text: str) -> list[int]:
     """`2(x3),1` -> [2, 2, 2, 1]."""
     counts: list[int] = []
+    total = 0
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"tasks per node {text!r}")
+            raise ValueError(f"tasks per node {reprlib.repr(text)}")
         tasks, times = int(match[1]), int(match[2] or 1)
-        if tasks * times > MOST or sum(counts) > MOST:
-            raise ValueError(f"tasks per node {text!r}: more than {MOST}")
+        total += max(tasks, 1) * times  # the nodes count as well
+        if total > MOST:
+            raise ValueError(f"tasks per node {reprlib.repr(text)}: more than {MOST}")
         counts += [tasks] * times
     return counts
