@@ -308,6 +308,16 @@ def test_logs_that_cannot_be_written_any_more_end_the_job_with_a_word(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_checkpoint_of_a_name_that_is_no_text_ends_nothing(tmp_path):
+    (tmp_path / "saved").mkdir()
+    path = script(tmp_path, "import os; print(repr(os.environ['HPCLAUNCH_CHECKPOINT']))")
+    save = "import torch; torch.save(1, 'saved/ep\\udcff.pt')"
+    subprocess.run([sys.executable, "-c", save], cwd=tmp_path, check=True)
+    done = hpclaunch("--nproc=1", "--checkpoint-dir=saved", path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "''\n"), done.stderr
+    assert "passing over checkpoint ep?.pt: its name is not UTF-8" in done.stderr
+
+
 @pytest.mark.parametrize("words", ["", "echo '   ' >&2"])
 def test_a_preflight_that_does_not_say_what_is_wrong(tmp_path, words):
     """Its interpreter is the user's, and may end with that code for a reason of its own."""

@@ -46,6 +46,7 @@ def cwd(tmp_path):
         (["--no-such-option", "train.py"], "no option --no-such-option"),
         (["--log-dir", "file/logs", "train.py"], "cannot write to the log directory file/logs"),
         (["--checkpoint-dir", "file", "train.py"], "--checkpoint-dir file is not a directory"),
+        (["--checkpoint-dir", "c\udcff", "train.py"], "its whole path has to be UTF-8"),
         (["--resume-with"], "--resume-with: expected one argument"),
         (["bash"], "for the program bash, add --no-python"),
         (["python"], "no script after python"),

@@ -166,6 +166,20 @@ def test_drafts_and_other_files_are_none_of_our_business(tmp_path):
     assert checkpoints.newest(tmp_path) == (str(good), [])
 
 
+def test_a_name_that_is_no_text_is_passed_over(tmp_path):
+    """It could not be told to other nodes. What is said of it is for any console."""
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    save(Path(os.fsdecode(bytes(tmp_path) + b"/ep\xff\x1b[31m.pt")), at=200)
+    damage(save(tmp_path / "ep\nhpclaunch: all is well.pt", at=300), cut_short)
+    assert checkpoints.newest(tmp_path) == (
+        str(good),
+        [
+            "ep?hpclaunch: all is well.pt: cut short or still being written",
+            "ep??[31m.pt: its name is not UTF-8",
+        ],
+    )
+
+
 def test_nothing_in_the_directory_changes(tmp_path):
     save(tmp_path / "epoch-1.pt", at=100)
     damage(save(tmp_path / "epoch-2.pt", at=200), cut_short)
