@@ -165,7 +165,9 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
             for budget in (one, other)
         ]
         assert said[0] == said[1]
-        assert (one.words, one.delay, one.suspect) == (other.words, other.delay, other.suspect)
+        assert (one.words, one.delay) == (other.words, other.delay)
+        if not isinstance(step, str):  # for the one who has just asked
+            assert one.suspect == other.suspect
         if said[0] is not None:
             return
 
