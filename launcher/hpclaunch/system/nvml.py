@@ -211,7 +211,7 @@ def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
     except OSError:
         return Process(pid, memory, dead=pid in dead)
     try:
-        user = pwd.getpwuid(uid).pw_name
+        user = plain(pwd.getpwuid(uid).pw_name)
     except KeyError:
         user = str(uid)
     return Process(pid, memory, user, command, uid == os.getuid(), pid in dead)
