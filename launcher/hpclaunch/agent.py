@@ -234,7 +234,9 @@ class Agent:
             wrote = tail({name: self._begins.get(name, 0) for name in names})
             last = "\n".join(filter(None, [wrote, *self.health.faults_of(rank)]))
         if self.measuring and code == EXIT_UNFIT:
-            yield events.HealthFound(last.splitlines()[-1])
+            said = [line for line in last.splitlines() if line.strip()]
+            silent = f"preflight: rank {rank} ended with code {code} and did not say why"
+            yield events.HealthFound(said[-1] if said else silent)
         yield events.WorkerExited(rank, code, signum, last)
 
     def _on_search(self, search: Search) -> None:

@@ -27,7 +27,8 @@ class Output:
         self._role = role
         self._label = label
         self._host = host
-        self._duplicates: list[Duplicates] = []
+        self._duplicates: list[Duplicates] = []  # those that a file is still copied to
+        self._unsaid: list[str] = []  # why others had ended before their time
 
     @property
     def wanting(self) -> list[Console]:
@@ -64,6 +65,7 @@ class Output:
         """Show what the workers of a round write, as the user chose (of a
         preflight all); the last round's is shown."""
         self.mirror.forget()
+        self._release()
         streams = Streams() if part.preflight else self._streams
         # Nobody's lines tear those of one worker: whoever types at its prompt sees it at once.
         patience = 0.0 if part.local_world_size == 1 and self.out.is_terminal else PARTIAL
@@ -90,6 +92,14 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 self.mirror.follow(path, *taps)
 
+    def _release(self) -> None:
+        """Close the duplicates of rounds that are shown whole, or each restart would keep two."""
+        over = [d for d in self._duplicates if not self.mirror.feeds(d)]
+        for duplicates in over:
+            duplicates.close()
+            self._duplicates.remove(duplicates)
+            self._unsaid += filter(None, [duplicates.complaint()])
+
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
@@ -99,7 +109,8 @@ class Output:
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each is told once."""
-        return [text for d in self._duplicates if (text := d.complaint())]
+        said, self._unsaid = self._unsaid, []
+        return said + [text for d in self._duplicates if (text := d.complaint())]
 
     def drain(self) -> None:
         """Show everything, for as long as the consoles go on taking it."""

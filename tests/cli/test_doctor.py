@@ -121,12 +121,20 @@ def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env
     assert "is open to others (mode 0644)" in words(done.stdout)
 
 
-@pytest.mark.parametrize("args", [("--nope",), ("--timeout", "soon"), ("train.py",)])
-def test_a_mistake(tmp_path, env, args):
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--nope",), "no option --nope (see hpclaunch doctor --help)"),
+        (("--timout=3",), "no option --timout: did you mean --timeout? (see hpclaunch doctor"),
+        (("--timeout", "soon"), "argument --timeout: 'soon' is not a number of seconds"),
+        (("train.py",), "unrecognized arguments: train.py (see hpclaunch doctor --help)"),
+    ],
+)
+def test_a_mistake(tmp_path, env, args, says):
     done = doctor(tmp_path, env, *args)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("hpclaunch: error: ")
+    assert line.startswith(f"hpclaunch: error: {says}")
 
 
 def test_help_says_what_it_does(tmp_path, env):

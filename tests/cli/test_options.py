@@ -470,6 +470,39 @@ class TestMistakes:
         assert "\n" not in message
         assert "_" not in message.replace("--no_such", "")
 
+    @pytest.mark.parametrize(
+        ("word", "says"),
+        [
+            ("--nporc", "no option --nporc: did you mean --nproc? (see"),
+            ("--nporc=2", "no option --nporc: did you mean --nproc? (see"),
+            ("-nproc", "no option -nproc: did you mean --nproc? (see"),
+            ("--max_restrats", "no option --max_restrats: did you mean --max_restarts? (see"),
+            ("--nproc-per-nod_", "did you mean --nproc_per_node? (see"),
+            ("--checkpointdir", "did you mean --checkpoint-dir? (see"),
+            ("--num-nodes", "did you mean --nnodes? (see"),
+            ("--mps-thraeds", "did you mean --mps-threads? (see"),
+            ("--duplicate-filters", "--duplicate-stdout-filters or --duplicate-stderr-filters?"),
+            ("--no-such-option", "no option --no-such-option (see"),
+            ("-x", "no option -x (see"),
+        ],
+    )
+    def test_what_an_option_may_have_been_meant_for(self, word, says):
+        with pytest.raises(UsageError) as e:
+            parse(word, "t.py")
+        assert says in str(e.value)
+
+    @pytest.mark.parametrize(
+        ("words", "environ", "says"),
+        [
+            (["--mps", "atuo", "t.py"], {}, "'on'"),
+            (["t.py"], {"PET_START_METHOD": "spwan"}, "'spwan' is none of spawn, fork"),
+        ],
+    )
+    def test_a_value_that_is_none_of_the_choices(self, words, environ, says):
+        with pytest.raises(UsageError) as e:
+            parse(*words, **environ)
+        assert says in str(e.value)
+
 
 @pytest.mark.parametrize("environ", [{}, {"PET_STANDALONE": "yes"}])
 def test_the_command_ends_with_one_line(tmp_path, environ):
@@ -528,12 +561,12 @@ def test_bash_completes_with_it(tmp_path, capsys):
 
 
 def test_the_parser_is_light():
-    """It answers --help, and runs on every node before anything else."""
+    """It answers --help, and runs on every node before anything else. What a function imports, it
+    imports when it is called: for a mistake."""
     folder = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "cli"
     found = set()
     for name in ("options", "parser", "values", "completion"):
-        tree = ast.parse((folder / f"{name}.py").read_text())
-        for node in ast.walk(tree) if name != "completion" else tree.body:
+        for node in ast.parse((folder / f"{name}.py").read_text()).body:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:

@@ -25,6 +25,10 @@ def cwd(tmp_path):
     [
         ([], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
+        (["status"], ", and no such command: the commands are doctor, sbatch"),
+        (["--nproc", "2", "status"], "no script status in "),
+        (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
+        (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["."], ". is a directory, not a script"),
         (
             ["--nproc", "0", "train.py"],
@@ -42,6 +46,7 @@ def cwd(tmp_path):
         (["--no-such-option", "train.py"], "no option --no-such-option"),
         (["--log-dir", "file/logs", "train.py"], "cannot write to the log directory file/logs"),
         (["--checkpoint-dir", "file", "train.py"], "--checkpoint-dir file is not a directory"),
+        (["--checkpoint-dir", "c\udcff", "train.py"], "its whole path has to be UTF-8"),
         (["--resume-with"], "--resume-with: expected one argument"),
         (["bash"], "for the program bash, add --no-python"),
         (["python"], "no script after python"),
@@ -84,6 +89,13 @@ def test_a_mistake(cwd, args, says):
     assert line.startswith("hpclaunch: error: ")
     assert says in line
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("name", ["train2.py", "src/train", "./train", "train.sh", "v2"])
+def test_what_looks_like_a_file_is_missed_as_one(cwd, name):
+    done = hpclaunch(name, cwd=cwd)
+    assert done.returncode == 2
+    assert done.stderr == f"hpclaunch: error: no script {name} in {cwd}\n"
 
 
 def test_a_job_of_several_nodes_without_srun(cwd):

@@ -29,6 +29,7 @@ class Crew:
         self.now = 0.0
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
+        self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.parts: dict[int, dict[int, Assignment]] = {}  # by round and agent
         self.running: dict[int, int] = {}  # the round whose workers an agent has
         self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
@@ -105,8 +106,8 @@ class Crew:
                     self._todo.append((i, events.AgentGone(agent)))
             case effects.OpenStore():
                 self._todo.append((i, events.StoreListening(4000 + i)))
-            case effects.ChooseCheckpoint():
-                self._todo.append((i, events.CheckpointChosen("")))
+            case effects.ChooseCheckpoint() if self.checkpoint is not None:
+                self._todo.append((i, events.CheckpointChosen(self.checkpoint)))
             case effects.StartWorkers(assignment=part):
                 self.running[i] = part.round
                 self.parts.setdefault(part.round, {})[i] = part

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import shlex
 
-from story import a_job, a_member, a_part, an_order, deeds, orders, report, reports, run, tell, wait
+from story import (
+    a_job,
+    a_member,
+    a_part,
+    an_order,
+    deeds,
+    failed,
+    orders,
+    report,
+    reports,
+    run,
+    tell,
+    wait,
+)
 
 from hpclaunch.core.devices import Share, Shares
 from hpclaunch.core.effects import (
@@ -30,6 +43,7 @@ from hpclaunch.core.preface import layout
 from hpclaunch.core.rounds import Head
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
+STOPPING = Phase.STOPPING
 ILL = "GPU 1 ECC: 3 uncorrected memory errors"
 
 
@@ -111,6 +125,24 @@ def test_the_preflight_is_a_round_before_the_first():
     effects = tell(head, 0.5, CheckpointChosen("/c/1.pt"))
     parts = [e.message.assignment for e in effects if not isinstance(e, Say)]
     assert [(p.preflight, p.checkpoint, p.restarts) for p in parts] == [(False, "/c/1.pt", 0)] * 2
+
+
+def test_the_checkpoint_of_an_earlier_job_is_no_progress_after_a_preflight_that_failed():
+    head = a_head("n0 n1", preflight=True, saves=True, max_restarts=2)
+    tell(head, 0.1, report(0, IDLE), report(1, IDLE))
+    for number in range(2):
+        tell(head, number + 0.2, CheckpointChosen("/c/1.pt"))
+        exits = (failed(2 + number),)
+        tell(
+            head, number + 0.3, report(0, RUNNING, number), report(1, STOPPING, number, exits=exits)
+        )
+        tell(head, number + 0.4, report(0, IDLE, number), report(1, IDLE, number, exits=exits))
+    tell(head, 2.5, CheckpointChosen("/c/1.pt"))
+    tell(head, 2.6, report(0, DONE, 2), report(1, DONE, 2))
+    tell(head, 2.7, report(0, IDLE, 2), report(1, IDLE, 2))
+    effects = tell(head, 2.8, CheckpointChosen("/c/1.pt"))
+    assert orders(effects) == [(0, "run", 3), (1, "run", 3)]
+    assert (head.budget.total, head.budget.used) == (2, 2)
 
 
 # A member

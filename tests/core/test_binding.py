@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -72,7 +73,8 @@ CROSSED = [gpu(0, 1), gpu(1, 1), gpu(2, 0), gpu(3, 0)]
         ("0-3", [NOWHERE] * 2, ["0-1", "2-3"]),  # Slurm gave one thread of each core
         ("3", [NOWHERE] * 2, ["3", "3"]),
         # Near the GPU.
-        (ALL, [NEAR_0], ["0-3,8-11"]),
+        (ALL, [NEAR_0], [ALL]),  # nobody else of the task has a use for the others
+        (ALL, [NEAR_0] * 2, ["0-1,4-5,8-9,12-13", "2-3,6-7,10-11,14-15"]),
         (ALL, [NEAR_0, NEAR_1], ["0-3,8-11", "4-7,12-15"]),
         (ALL, CROSSED, ["4-5,12-13", "6-7,14-15", "0-1,8-9", "2-3,10-11"]),
         (ALL, [NEAR_0, NEAR_0, NEAR_1], ["0-1,8-9", "2-3,10-11", "4-7,12-15"]),
@@ -100,11 +102,68 @@ def test_two_gpus_of_a_worker_on_two_nodes():
     assert shares == ["6-7,14-15", "2-3,10-11", "4-5,12-13", "0-1,8-9"]
 
 
-def test_few_near_ones_are_helped_out_by_their_socket():
+def cores_by_node(cpus, topology):
+    """{memory node: how many cores of it}."""
+    return Counter(node for _, node in {(topology[c].core, topology[c].node) for c in cpus})
+
+
+def test_one_worker_has_all_of_its_task():
+    """With one GPU, on two sockets: half of its data loaders' CPUs would be idle otherwise."""
+    topology = machine(sockets=2, cores=32)
+    (binding,) = bind(Mode.AUTO, topology, topology, [gpu(0, 1, topology)])
+    assert binding == Binding(tuple(range(64)), (0, 1), near=True)
+
+
+def test_few_near_ones_are_helped_out_by_their_socket_and_the_others():
     seats = [gpu(k, 1, LARGE) for k in range(4)]
     shares = bind(Mode.AUTO, LARGE, LARGE, seats)
-    assert {node for b in shares for node in b.nodes} == {0, 1, 2, 3}
-    assert all(len(b.cpus) == 32 for b in shares)
+    for b in shares:
+        near = cores_by_node(b.cpus, LARGE)
+        assert near[1] == 4
+        assert sum(near[node] for node in (0, 2, 3)) == 12
+        assert sum(near[node] for node in (4, 5, 6, 7)) == 16
+
+
+def test_fewer_workers_than_memory_nodes():
+    """Two GPUs near the first of four nodes: what is near is shared, and so is all the rest."""
+    topology = machine(sockets=2, nodes=2, cores=16)
+    seats = [gpu(0, 0, topology), gpu(1, 0, topology)]
+    for b in bind(Mode.AUTO, topology, topology, seats):
+        cores = cores_by_node(b.cpus, topology)
+        assert (cores[0], cores[1], cores.total()) == (8, 8, 32)
+        assert b.near
+
+
+def test_nodes_without_a_gpu_go_to_the_workers_of_their_socket():
+    """As on a node whose four GPUs are each at a quarter of one of its sockets."""
+    topology = machine(sockets=2, nodes=4, cores=8, smt=2)
+    seats = [gpu(k, node, topology) for k, node in enumerate((3, 1, 7, 5))]
+    shares = bind(Mode.AUTO, topology, topology, seats)
+    for b, own, others in zip(shares, (3, 1, 7, 5), ((0, 2),) * 2 + ((4, 6),) * 2, strict=True):
+        cores = cores_by_node(b.cpus, topology)
+        assert cores[own] == 8
+        assert sum(cores[node] for node in others) == 8
+        assert cores.total() == 16
+
+
+def test_both_near_nodes_of_one_socket_stay_whose_they_are():
+    topology = machine(sockets=2, nodes=4, cores=8)
+    for b, node in zip(
+        bind(Mode.AUTO, topology, topology, [gpu(0, 1, topology), gpu(1, 2, topology)]),
+        (1, 2),
+        strict=True,
+    ):
+        cores = cores_by_node(b.cpus, topology)
+        assert cores[node] == 8
+        assert sum(cores[n] for n in range(4)) == sum(cores[n] for n in range(4, 8)) == 16
+
+
+def test_who_has_least_gets_most_of_what_nobody_is_near_to():
+    topology = machine(nodes=3, cores=6)
+    seats = [gpu(0, 0, topology), gpu(1, 0, topology), gpu(2, 1, topology)]
+    shares = bind(Mode.AUTO, topology, topology, seats)
+    assert [len(b.cpus) for b in shares] == [6, 6, 6]
+    assert shares[2].nodes == (1,)
 
 
 @pytest.mark.parametrize(
@@ -182,6 +241,13 @@ def test_auto_gives_nothing_twice_and_to_nobody_too_little(task):
         assert sum(map(len, owners)) == len(set().union(*owners))
         for b, own in zip(bindings, owners, strict=True):
             assert set(b.cpus) == {cpu for cpu in cpus if topology[cpu].core in own}
+
+
+@given(tasks())
+def test_auto_leaves_no_cpu_to_nobody(task):
+    topology, cpus, seats = task
+    bindings = bind(Mode.AUTO, cpus, topology, seats)
+    assert {cpu for b in bindings for cpu in b.cpus} == cpus
 
 
 @given(tasks())

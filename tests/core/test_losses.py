@@ -132,6 +132,25 @@ def test_a_pause_that_ends_once_the_checkpoint_is_chosen():
     assert set(parts(tell(head, 1.2 + DYING, Tick()))) == {0, 1}
 
 
+def test_a_loss_does_not_shorten_the_time_that_a_node_is_given():
+    """It failed three times in a row, and the next start waits for it; another dies meanwhile."""
+    head = running("n0 n1 n2", fewest=2, silence=100.0, beat=100.0)
+    for number in range(3):
+        at = 1.0 + number
+        failure = failed(2, code=137, signum=9)
+        tell(head, at, report(1, STOPPING, number, exits=(failure,)))
+        effects = tell(head, at + 0.1, *(report(i, IDLE, number) for i in range(3)))
+        if number < 2:
+            tell(head, at + 0.2, CheckpointChosen(""))
+            tell(head, at + 0.3, *(report(i, RUNNING, number + 1) for i in range(3)))
+    assert ChooseCheckpoint() not in effects
+    assert head.next_deadline() == 3.1 + 1.0
+    tell(head, 3.2, PeerClosed(2), AgentGone(2))
+    assert head.next_deadline() == 3.1 + 1.0
+    assert ChooseCheckpoint() not in tell(head, 3.2 + DYING, Tick())
+    assert ChooseCheckpoint() in tell(head, 4.1, Tick())
+
+
 def test_the_end_is_told_to_one_that_is_only_silent():
     """It would find no head, take it for dead, and train on by itself."""
     head = running("n0 n1 n2", fewest=1, parting=10.0)

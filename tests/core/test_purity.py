@@ -32,6 +32,7 @@ PURE = {
     "signal",
     "string",
     "typing",
+    "zlib",
 }
 # What several of the system's rooms share.
 SHARED = tuple(f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "sealed"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpclaunch.core.model import Culprit, Failure, WorkerExit
 from hpclaunch.core.restarts import (
@@ -142,6 +144,47 @@ def test_a_node_that_fails_again_and_again_is_given_time(hosts, delay):
         budget.begin("")
         budget.spend([replace(failure(0, at), host=host, tail="")], saves=False)
     assert budget.delay == delay
+
+
+STEPS = st.one_of(
+    st.sampled_from(["", "1.pt", "2.pt", "3.pt"]),  # a round begins with it
+    st.builds(
+        lambda host, words, code: [replace(failure(0, 1.0, code), host=host, tail=words)],
+        st.sampled_from(["n0", "n1"]),
+        st.sampled_from(["", "ValueError: a", "ValueError: b"]),
+        st.sampled_from([1, 2, 137]),
+    ),
+)
+
+
+@given(st.lists(STEPS, max_size=12), st.integers(0, 3), st.booleans(), st.booleans())
+def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most, saves, spares):
+    one, other = Budget(most), Budget(most)
+    for step in steps:
+        another = Budget(most)
+        another.inherit(other.tally)
+        other = another
+        said = [
+            budget.begin(step)
+            if isinstance(step, str)
+            else budget.spend(step, saves=saves, spares=spares)
+            for budget in (one, other)
+        ]
+        assert said[0] == said[1]
+        assert (one.words, one.delay) == (other.words, other.delay)
+        if not isinstance(step, str):  # for the one who has just asked
+            assert one.suspect == other.suspect
+        if said[0] is not None:
+            return
+
+
+def test_a_name_that_is_no_text_can_be_a_checkpoint():
+    """Of a file whose name is not UTF-8."""
+    budget = Budget(1)
+    assert budget.begin("/c/\udcff.pt") is None
+    assert budget.spend(KILLED, saves=True) is None
+    assert budget.begin("/c/\udcff.pt") is None
+    assert budget.used == 1
 
 
 def test_the_verdict_has_the_code_of_the_cause():

@@ -154,6 +154,78 @@ def test_restarts_are_counted_on():
     assert "and the only restart is used up" in crew.verdicts[1].reason
 
 
+def fail(crew, agent, words):
+    """The first worker of the agent does. Then the next round runs, or the job has ended."""
+    rank = 2 * crew.parts[crew.running[agent]][agent].group_rank
+    crew.tell(agent, WorkerExited(rank, 1, 0, words))
+    crew.until(crew.now + 1.0)
+
+
+def test_a_checkpoint_that_the_job_has_resumed_from_is_no_progress_for_a_new_head():
+    crew = at_work("n0 n1 n2", max_restarts=2, saves=True)
+    crew.checkpoint = "/c/1.pt"
+    fail(crew, 1, "boom")
+    fail(crew, 1, "another boom")  # the checkpoint has given the first restart back
+    assert crew.agents[0].head.budget.used == 2
+    crew.kill(0)
+    crew.until(8.0)
+    budget = crew.agents[1].head.budget
+    assert (budget.total, budget.used) == (2, 2)
+    fail(crew, 2, "yet another")
+    assert {verdict.code for verdict in crew.verdicts.values()} == {1}
+    assert "all 2 restarts are used up" in crew.verdicts[1].reason
+
+
+def test_a_newer_checkpoint_is_progress_for_a_new_head_too():
+    crew = at_work("n0 n1 n2", max_restarts=2, saves=True)
+    crew.checkpoint = "/c/1.pt"
+    fail(crew, 1, "boom")
+    fail(crew, 1, "another boom")
+    crew.checkpoint = "/c/2.pt"
+    crew.kill(0)
+    crew.until(8.0)
+    budget = crew.agents[1].head.budget
+    assert (budget.total, budget.used) == (2, 0)
+
+
+def test_a_job_that_is_about_to_end_ends_under_a_new_head():
+    """The restarts were used up, and nobody knew yet whether there was a new checkpoint."""
+    crew = at_work("n0 n1 n2", max_restarts=1, saves=True)
+    fail(crew, 1, "boom")
+    crew.checkpoint = None
+    fail(crew, 2, "another boom")
+    assert crew.running == {}
+    crew.checkpoint = ""
+    crew.kill(0)
+    crew.until(10.0)
+    verdict = crew.verdicts[1]
+    assert verdict == crew.verdicts[2]
+    assert verdict.reason == (
+        "rank 4 on n2 exited with code 1 in round 1, and the only restart is used up"
+    )
+    assert verdict.cause.tail == "another boom"
+
+
+def test_a_new_head_knows_how_the_round_before_failed():
+    crew = at_work("n0 n1 n2", max_restarts=9)
+    fail(crew, 1, "boom")
+    crew.kill(0)
+    crew.until(6.0)
+    fail(crew, 1, "boom")
+    assert "as the round before did, with no checkpoint in between" in crew.verdicts[1].reason
+
+
+def test_a_new_head_knows_whose_fault_the_last_failures_were():
+    crew = at_work("n0 n1 n2 n3", most=2, max_restarts=9)
+    fail(crew, 1, "boom")
+    crew.kill(0)
+    crew.until(6.0)
+    assert 1 in crew.running
+    fail(crew, 1, "another boom")
+    assert "n1 is set aside: its workers have failed again, and there is a spare" in crew.said
+    assert set(crew.running) == {2, 3}
+
+
 def test_rounds_follow_one_another_though_many_have_died():
     """The roll is settled without the word of those who will never say any more."""
     crew = at_work("n0 n1 n2")

@@ -181,7 +181,7 @@ class Agent:
                 wait = self.sim.rng.choice((0.0001, 0.5))
                 self.sim.after(wait, lambda: self.deliver(events.GpusReady(part.round)))
             case effects.ChooseCheckpoint():
-                self.sim.after(self.sim.rng.uniform(0.0, 0.3), self._choose)
+                self.sim.after(self.sim.rng.uniform(0.0, self.sim.plan.search), self._choose)
             case effects.Diagnose():
                 wait = self.sim.rng.uniform(0.0, 2.0)
                 self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))

@@ -47,6 +47,9 @@ class Checker:
             tuple[int, int], tuple[object, ...]
         ] = {}  # of each round, the same for all
         self.started: dict[tuple[int, int], set[int]] = {}  # which agents have started it
+        # Of each round that a head has begun, in this order: the restarts that the job had had by
+        # then, how many of them before the last progress, and the checkpoint.
+        self.begun: dict[tuple[int, int], tuple[int, int, str]] = {}
         self.lost: set[int] = set()  # rounds in which something did fail
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.aside: dict[int, set[int]] = {}  # nodes that a head has set aside
@@ -120,6 +123,7 @@ class Checker:
             elif isinstance(effect, effects.KillWorkers):
                 self._patient(agent)
         if control.head is not None:
+            self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
             self.aside[agent.index] = {
@@ -153,8 +157,6 @@ class Checker:
         # A head that is cut off with half of the nodes may have had rounds of the same number.
         agreed = self.facts.setdefault((part.round, head.term), facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
-        within = part.restarts <= plan.job.max_restarts or (plan.saves and part.checkpoint)
-        self._require(within, agent, "restarts beyond the budget")
         free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
         steady = plan.survived and plan.job.grow is Grow.NEVER
         least = part.round - free if steady else 0
@@ -184,6 +186,31 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+
+    def _budget(self, agent: Agent, *, took_over: bool) -> None:
+        """Only a checkpoint that the job has not resumed from yet gives restarts back, and a new
+        head knows that of every round whose orders it had."""
+        head = agent.control.head
+        assert head is not None
+        most = self.sim.plan.job.max_restarts
+        last, before, newest = next(reversed(self.begun.values()), (0, 0, ""))
+        if took_over:
+            mine = [r for key, r in self.begun.items() if agent.index in self.started.get(key, ())]
+            known, given_back, _ = mine[-1] if mine else (0, 0, "")
+            given = head.budget.total - head.budget.used
+            what = f"leads with {head.budget.used} of {head.budget.total} restarts since progress"
+            self._require(known <= head.budget.total, agent, f"{what}, but knew of {known}")
+            self._require(given_back <= given <= before, agent, f"{what}: {given_back} to {before}")
+        key = (head.term, head.round)
+        part = next((p.assignment for p in head.roster if p.assignment is not None), None)
+        if head.stage is not Stage.RUNNING or key in self.begun or part is None:
+            return
+        if part.checkpoint not in ("", newest):
+            before = min(last, part.restarts)
+        self._require(part.restarts - before <= most, agent, "restarts beyond the budget")
+        back = part.restarts - head.budget.used <= before
+        self._require(back, agent, f"gives restarts back for {part.checkpoint or 'nothing'}")
+        self.begun[key] = (part.restarts, before, part.checkpoint or newest)
 
     def _heads(self) -> list[Head]:
         return [a.control.head for a in self.sim.agents if a.control.head is not None]

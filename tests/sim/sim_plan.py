@@ -86,6 +86,8 @@ class Plan:
     slow: float  # how likely it is to take up to a second
     drop: float
     duplicate: float
+    pace: float = 1.0  # the most seconds between two checkpoints, and
+    search: float = 0.3  # until the newest is found
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -273,7 +275,36 @@ def draw(seed: int) -> Plan:
     )
     plan = replace(plan, job=replace(job, saves=plan.saves))
     more = Random(f"{seed} one by one")
-    return _one_by_one(more, plan) if job.nodes > 1 and more.random() < 0.1 else plan
+    if job.nodes > 1 and more.random() < 0.1:
+        return _one_by_one(more, plan)
+    more = Random(f"{seed} seldom a checkpoint")
+    return _seldom_saved(more, plan) if job.nodes > 2 and more.random() < 0.15 else plan
+
+
+def _seldom_saved(rng: Random, plan: Plan) -> Plan:
+    """Heads are lost between failures, with a new checkpoint now and then: the restarts that were
+    spent have to be known to the next one."""
+    places, work = plan.job.places, rng.uniform(3.0, 15.0)
+    heads = sorted({p.node: p.index for p in reversed(places)}.values())
+    lost = heads[: rng.randint(1, min(3, len(heads) - 1))]
+    at = sorted(rng.uniform(2.0, 40.0) for _ in lost)
+    faults = [Fault(t, Kind.KILL_AGENT, agent) for t, agent in zip(at, lost, strict=True)]
+    job = replace(plan.job, fewest=1, most=0, preflight=False, stuck=1.0, wait=10.0, saves=True)
+    return replace(
+        plan,
+        job=replace(job, max_restarts=rng.choice((1, 2, 3))),
+        starts=tuple(rng.uniform(0.0, 1.0) for _ in plan.starts),
+        faults=tuple(faults),
+        crashes=rng.randint(2, 8),
+        work=work,
+        saves=True,
+        pace=rng.choice((3.0, 20.0, 100.0)),
+        search=rng.choice((0.3, 10.0)),
+        stubborn=0.0,
+        savers=0.0,
+        slow=0.0,
+        drop=0.0,
+    )
 
 
 def _one_by_one(rng: Random, plan: Plan) -> Plan:

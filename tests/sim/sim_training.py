@@ -45,6 +45,7 @@ class Round:
     number: int
     world_size: int
     victims: frozenset[int]  # ranks that fail by themselves
+    preflight: bool  # it measures, and saves nothing
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
 
@@ -79,7 +80,8 @@ class Training:
                 self._crashes_left -= 1
                 count = min(rng.randint(1, 2), part.world_size)
                 victims = frozenset(rng.sample(range(part.world_size), count))
-            this = self.rounds[part.store_port] = Round(part.round, part.world_size, victims)
+            this = Round(part.round, part.world_size, victims, part.preflight)
+            self.rounds[part.store_port] = this
         return this
 
     def join(self, worker: Worker) -> None:
@@ -172,7 +174,8 @@ class Training:
         def begin() -> None:
             if writer.alive:
                 file = File(f"ckpt-{len(self.directory)}")
-                self.directory.append(file)
+                if not writer.world.preflight:
+                    self.directory.append(file)
                 self.sim.after(SAVING, lambda: finish(file))
 
         def finish(file: File) -> None:
@@ -180,4 +183,4 @@ class Training:
                 file.complete = True
                 self._save(writer)
 
-        self.sim.after(self.sim.rng.uniform(0.0, 1.0), begin)
+        self.sim.after(self.sim.rng.uniform(0.0, self.sim.plan.pace), begin)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,80 @@ def test_an_incomplete_one_is_passed_over_and_named(tmp_path, change, reason):
     assert reason in line
 
 
+@pytest.fixture
+def without_checksums():
+    """What torch.save writes once a user has found its CRCs too slow: 0 for each."""
+    torch.serialization.set_crc32_options(False)
+    yield
+    torch.serialization.set_crc32_options(True)
+
+
+def lose_the_page_of(mark: bytes):
+    """The last of them: a page is written out whole or not at all."""
+
+    def change(data: bytearray) -> bytearray:
+        page = data.rindex(mark) // 4096 * 4096
+        data[page : page + 4096] = bytes(len(data[page : page + 4096]))
+        return data
+
+    return change
+
+
+@pytest.mark.usefixtures("without_checksums")
+def test_a_file_without_checksums_is_complete(tmp_path):
+    newest = save(tmp_path / "epoch-1.pt", at=100)
+    with zipfile.ZipFile(newest) as archive:
+        assert {member.CRC for member in archive.infolist()} == {0}
+    assert checkpoints.newest(tmp_path) == (str(newest), [])
+    torch.save({"none": torch.zeros(0), "text": "x" * 10_000}, newest)
+    assert checkpoints.newest(tmp_path) == (str(newest), [])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (cut_short, "cut short"),
+        (lose_the_last_byte, "cut short"),
+        (lose_the_first_page, "not written out"),
+        (lambda data: data[:4096] + data[8192:], "unreadable"),
+        (lose_the_page_of(b"PK\x01\x02"), "cut short"),  # of the table of contents
+        (lose_the_page_of(b"PK\x03\x04"), "cut short"),  # the same page, in so small a file
+    ],
+)
+@pytest.mark.usefixtures("without_checksums")
+def test_one_without_checksums_has_to_be_whole(tmp_path, change, reason):
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    damage(save(tmp_path / "epoch-2.pt", at=200), change)
+    path, (line,) = checkpoints.newest(tmp_path)
+    assert path == str(good)
+    assert line.startswith("epoch-2.pt: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize("begin", [b"PK\x03\x04", b"PK\x07\x08"])
+@pytest.mark.usefixtures("without_checksums")
+def test_without_checksums_every_page_where_a_tensor_begins_or_ends_counts(tmp_path, begin):
+    """Nothing shows that a page within a tensor is missing, but these say where each is."""
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    path = tmp_path / "epoch-2.pt"
+    torch.save({name: torch.arange(50_000.0) for name in "ab"}, path)
+    data = path.read_bytes()
+    at = data.index(begin, 100_000)
+    path.write_bytes(data[:at] + bytes(4) + data[at + 4 :])
+    found, (line,) = checkpoints.newest(tmp_path)
+    assert found == str(good)
+    assert line.startswith("epoch-2.pt: damaged (")
+
+
+def test_a_checksum_that_is_zero_does_not_excuse_the_others(tmp_path):
+    path = tmp_path / "epoch-1.pt"
+    torch.save({"none": torch.zeros(0), "some": torch.arange(50_000.0)}, path)
+    assert checkpoints.newest(tmp_path) == (str(path), [])
+    damage(path, zero_the_middle)
+    _, (line,) = checkpoints.newest(tmp_path)
+    assert "damaged" in line
+
+
 def test_drafts_and_other_files_are_none_of_our_business(tmp_path):
     good = save(tmp_path / "epoch-1.pt", at=100)
     save(tmp_path / "epoch-2.tmp", at=200)
@@ -89,6 +164,20 @@ def test_drafts_and_other_files_are_none_of_our_business(tmp_path):
     (tmp_path / "older").mkdir()
     (tmp_path / "gone.pt").symlink_to(tmp_path / "nowhere")
     assert checkpoints.newest(tmp_path) == (str(good), [])
+
+
+def test_a_name_that_is_no_text_is_passed_over(tmp_path):
+    """It could not be told to other nodes. What is said of it is for any console."""
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    save(Path(os.fsdecode(bytes(tmp_path) + b"/ep\xff\x1b[31m.pt")), at=200)
+    damage(save(tmp_path / "ep\nhpclaunch: all is well.pt", at=300), cut_short)
+    assert checkpoints.newest(tmp_path) == (
+        str(good),
+        [
+            "ep?hpclaunch: all is well.pt: cut short or still being written",
+            "ep??[31m.pt: its name is not UTF-8",
+        ],
+    )
 
 
 def test_nothing_in_the_directory_changes(tmp_path):

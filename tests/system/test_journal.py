@@ -35,6 +35,17 @@ def test_what_is_new_and_nothing_else(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_text_that_is_none(tmp_path):
+    """As in the name of a file that a user has typed."""
+    journal = Journal(tmp_path, "0")
+    journal.note("said", 1.0, {"text": "no script \udcff.py", "position": 2.5})
+    journal.record("event", 1.5, order(1, Goal.STOP))
+    first, second = lines(tmp_path / "journal.jsonl")
+    assert first["with"] == {"text": "no script \udcff.py", "position": 2.5}
+    assert second["event"] == "Received"
+    assert journal.complaint() == ""
+
+
 def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):
     for _ in range(2):
         Journal(tmp_path, "0").record("event", 1.0, Started())

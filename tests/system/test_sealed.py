@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_checkpoints import cut_short, damage, lose_the_first_page, save, zero_the_middle
+from test_checkpoints import (
+    cut_short,
+    damage,
+    lose_the_first_page,
+    save,
+    without_checksums,  # noqa: F401 - a fixture
+    zero_the_middle,
+)
 from torch.distributed import checkpoint as dcp
 
 from hpclaunch.system import checkpoints, sealed
@@ -103,6 +110,14 @@ def test_a_damaged_one_of_dcp_is_passed_over(tmp_path, victim, change, reason):
     good = dcp_save(tmp_path / "epoch-1", at=100)
     damage(dcp_save(tmp_path / "epoch-2", at=200) / victim, change)
     assert reason in passed_over(tmp_path, good)
+
+
+@pytest.mark.usefixtures("without_checksums")
+def test_shards_without_checksums(tmp_path):
+    good = dcp_save(tmp_path / "epoch-1", at=100)
+    assert checkpoints.newest(tmp_path) == (str(good), [])
+    damage(dcp_save(tmp_path / "epoch-2", at=200) / "__0_0.distcp", cut_short)
+    assert "__0_0.distcp: cut short" in passed_over(tmp_path, good)
 
 
 @pytest.mark.parametrize("victim", range(2))

@@ -115,6 +115,16 @@ def test_tasks_per_node(text, counts):
     assert slurm.tasks_per_node(text) == counts
 
 
+@pytest.mark.timeout(30)
+def test_tasks_of_as_many_uneven_nodes_as_there_may_be():
+    """In a moment: it took minutes when each count was checked against all those before."""
+    ones = ",".join(["1"] * slurm.MOST)
+    assert slurm.tasks_per_node(ones) == [1] * slurm.MOST
+    with pytest.raises(ValueError, match=f"more than {slurm.MOST}") as e:
+        slurm.tasks_per_node(f"{ones},1")
+    assert len(str(e.value)) < 100  # it is for a line
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -122,6 +132,7 @@ def test_tasks_per_node(text, counts):
         {"SLURM_STEP_NODELIST": "r[1-9999]n[1-9999]"},
         {"SLURM_STEP_TASKS_PER_NODE": "1(x99999999999)"},
         {"SLURM_STEP_TASKS_PER_NODE": "99999999999"},
+        {"SLURM_STEP_TASKS_PER_NODE": "0(x99999999999)"},
     ],
 )
 def test_absurd_numbers_are_refused_before_anything_is_made_of_them(changes):

@@ -3,13 +3,25 @@
 import contextlib
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpclaunch.core.electorate import Roll, Voters
 from hpclaunch.core.messages import Order, Report
-from hpclaunch.core.model import Assignment, Failure, Goal, Phase, Trouble, Verdict, WorkerExit
+from hpclaunch.core.model import (
+    Assignment,
+    Failure,
+    Goal,
+    Phase,
+    Tally,
+    Trouble,
+    Verdict,
+    WorkerExit,
+)
+from hpclaunch.core.restarts import Budget
 from hpclaunch.system import wire
 
 ASSIGNMENT = Assignment(
@@ -30,16 +42,44 @@ REPORT = Report(
     stop_signal=0,
     trouble=Trouble(1, "no disk"),
 )
+ROLL = Roll(
+    8,
+    Voters(0, "0-3"),
+    Voters(1, "1-3"),
+    round=7,
+    tally=Tally(3, 1, checkpoint=2**32 - 1, failed=True, words=2**31, host="n2", times=2),
+)
 ORDERS = [
     Order(1, 1, "f00d", Goal.WAIT, 0),
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
     Order(1, 3, "f00d", Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
+    Order(1, 4, "f00d", Goal.WAIT, 1, roll=ROLL),
+    Order(
+        *(1, 5, "f00d", Goal.WAIT, 1),
+        roll=replace(ROLL, tally=replace(ROLL.tally, doom=Verdict(137, "why", FAILURE))),
+    ),
 ]
 
 
 @pytest.mark.parametrize("message", [REPORT, *ORDERS])
 def test_there_and_back(message):
     assert wire.decode(wire.encode(message)) == message
+
+
+def test_what_a_successor_has_to_know_is_small():
+    """Whatever the paths and the words are, which every agent of a large job would be sent."""
+    budget = Budget(3)
+    budget.begin(f"/{'long/' * 800}/1.pt")
+    failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)
+    assert budget.spend([failure], saves=True) is None
+    data = wire.encode(Order(1, 4, "f00d", Goal.WAIT, 1, roll=replace(ROLL, tally=budget.tally)))
+    assert len(data) < 700
+
+
+def test_text_that_is_none_arrives_all_the_same():
+    """As in the name of a script that is not there, which is no UTF-8."""
+    report = replace(REPORT, trouble=Trouble(2, "no script \udcff.py"))
+    assert wire.decode(wire.encode(report)).trouble == Trouble(2, "no script ?.py")
 
 
 def altered(**changes) -> bytes:

@@ -136,8 +136,8 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "--bind",
         choices=[mode.value for mode in Mode],
         default="auto",
-        help="auto: each worker gets its own share of this task's CPUs, near its GPU; none: the "
-        "affinity stays as Slurm set it; the others as torchrun's --numa-binding means them, "
+        help="auto: each worker gets its own share of this task's CPUs, near its GPU first; none: "
+        "the affinity stays as Slurm set it; the others as torchrun's --numa-binding means them, "
         "within this task's CPUs (default: %(default)s)",
     )
     add(

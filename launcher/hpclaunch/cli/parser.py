@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hpclaunch.core.errors import UsageError
@@ -35,6 +35,7 @@ OURS = frozenset(
 )
 # torchrun's own from torch 2.14 on. What an abbreviation meant before that, it means still.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
+ALIKE = 0.7  # from 0 to 1: how near a word must be to an option that it may have been meant for
 # Its value begins with - as a rule, which argparse takes for the next option.
 TAKES_OPTIONS = "--resume-with"
 # Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
@@ -47,8 +48,31 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
 
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        found, rest = self.parse_known_args(args, namespace)
+        for word in rest:
+            if word.startswith("-"):
+                self.no_option(word.partition("=")[0], self._option_string_actions)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+        """`name` is none of the options `known`, but may have been meant for one of them."""
+        import difflib  # takes time, and is of use here only
+
+        dashed = name.lstrip("-").replace("_", "-")
+        names = [option[2:] for option in known if option.startswith("--")]
+        alike = [f"--{match}" for match in difflib.get_close_matches(dashed, names, cutoff=ALIKE)]
+        if "_" in name:  # as torchrun's users write them
+            alike = [f"--{match[2:].replace('-', '_')}" for match in alike]
+        meant = f": did you mean {' or '.join(alike)}?" if alike else ""
+        self.error(f"no option {name}{where}{meant}")
 
 
 class LaunchParser(Parser):
@@ -105,6 +129,11 @@ class LaunchParser(Parser):
             taken += self.take(words)
         return taken
 
+    @property
+    def spellings(self) -> Iterable[str]:
+        """Of all options, with dashes."""
+        return self._known
+
     def knows(self, word: str) -> bool:
         """Whether it is an option, not abbreviated."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
@@ -132,7 +161,7 @@ class LaunchParser(Parser):
         torchruns = [known for known in begun if known not in OURS]
         matches = [known for known in torchruns if known not in NEWER] or torchruns or begun
         if not matches:
-            self.error(f"no option {name}")
+            self.no_option(name, self._known)
         if len(matches) > 1:
             self.error(f"{name} is ambiguous: it could be {', '.join(matches)}")
         return matches[0]
@@ -142,7 +171,7 @@ class LaunchParser(Parser):
         for position, letter in enumerate(word[1:], start=1):
             action = self._known.get(f"-{letter}")
             if action is None:
-                self.error(f"no option {word}")
+                self.no_option(word.partition("=")[0], self._known)
             if action.nargs is None:
                 return position == len(word) - 1
         return False

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from hpclaunch.core.errors import UsageError
 
+from . import COMMANDS
+
 # As torchrun's run_script_path, in an interpreter of its own.
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -143,6 +145,15 @@ def _check_program(name: str) -> None:
     raise UsageError(f"{name} is not in PATH: write ./{name}")
 
 
+def _commands(word: str) -> str:
+    """What to add where a word is no script, and may have been meant for a command."""
+    if word in COMMANDS:
+        return f"; the command {word} comes first: hpclaunch {word}"
+    if not re.fullmatch(r"[a-z-]+", word, re.IGNORECASE):
+        return ""
+    return f", and no such command: the commands are {', '.join(COMMANDS)}"
+
+
 def _check_script(script: str) -> None:
     if not os.path.exists(script):
         if os.path.basename(script) == "torchrun":
@@ -151,7 +162,7 @@ def _check_script(script: str) -> None:
             raise UsageError(
                 f"no script {script} in {os.getcwd()}; for the program {script}, add --no-python"
             )
-        raise UsageError(f"no script {script} in {os.getcwd()}")
+        raise UsageError(f"no script {script} in {os.getcwd()}{_commands(script)}")
     if os.path.isdir(script):
         if not os.path.exists(os.path.join(script, "__main__.py")):
             raise UsageError(f"{script} is a directory, not a script")

@@ -291,7 +291,14 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
     """One that is not there yet is fine: the script makes it."""
-    if directory is None or not os.path.exists(directory):
+    if directory is None:
+        return
+    try:
+        os.path.abspath(directory).encode()
+    except UnicodeEncodeError as e:
+        path = ascii(str(directory))
+        raise UsageError(f"--checkpoint-dir {path}: its whole path has to be UTF-8") from e
+    if not os.path.exists(directory):
         return
     if not os.path.isdir(directory):
         raise UsageError(f"--checkpoint-dir {directory} is not a directory")

@@ -63,7 +63,8 @@ class PARSER(parser.Parser):
                 words = rest
             else:
                 # An abbreviation could be meant for either, as --node is.
-                self.error(f"no option {name}, here or of the launcher")
+                known = {**self._own, **dict.fromkeys(launcher.spellings)}
+                self.no_option(name, known, ", here or of the launcher")
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
 
 

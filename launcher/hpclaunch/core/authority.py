@@ -9,7 +9,7 @@ from .bond import DYING
 from .effects import Effect, KeepWorkers
 from .electorate import Roll, is_told, parse, promised, voters
 from .messages import Report
-from .model import Job
+from .model import Job, Tally
 from .roster import Peer, Roster
 from .succession import Line
 
@@ -73,12 +73,12 @@ class Authority:
 
     # The roll
 
-    def write(self, number: int, restarts: int, spent: int) -> None:
+    def write(self, number: int, tally: Tally) -> None:
         """Anew, with those who are there."""
         there = [a for a in self.line.agents if self.roster[a].report and not self.roster[a].lost]
         new, settled = voters(self.me, there), self.roll.prior or self.roll.voters
         prior = None if new == settled else settled
-        roll = replace(self.roll, voters=new, round=number, restarts=restarts, spent=spent)
+        roll = replace(self.roll, voters=new, round=number, tally=tally)
         if roll != self.roll:
             self._next(replace(roll, edition=roll.edition + 1, prior=prior))
 

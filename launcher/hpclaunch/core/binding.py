@@ -1,4 +1,4 @@
-"""Which CPUs each worker runs on: those nearest to its GPU, within those that its task may use.
+"""Which CPUs each worker runs on: those nearest to its GPU first, within those of its task.
 
 No policy for memory is set. A page lies on the memory node of the CPU that touches it first, and
 the threads of a worker run on its own CPUs: what is bound is local. Where its CPUs are of two
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,7 +25,7 @@ FEW_CORES = 2  # of a worker with a GPU: with less, its data loaders starve it
 class Mode(str, Enum):
     """What `--bind` says; all but the first two as torchrun's --numa-binding means them."""
 
-    AUTO = "auto"  # a share of its own, near its GPU
+    AUTO = "auto"  # a share of its own, near its GPU first; no CPU is idle
     NONE = "none"  # all of the task's
     NODE = "node"  # those of its GPU's memory node
     SOCKET = "socket"
@@ -106,24 +106,53 @@ def _in_order(cpus: Iterable[int], topology: Topology) -> list[int]:
 
 
 def _auto(order: list[int], topology: Topology, seats: Sequence[Seat]) -> list[Cpus]:
-    """Nobody gets less than half of an equal share for the sake of being near.
+    """Those who are near to the same CPUs divide them. What nobody is near to goes to the workers
+    of its socket, and then to all: being near costs nobody a CPU that would be idle.
 
-    Where this task has so few of the nearest CPUs, the share is of the whole socket, or of all.
+    Nor does anybody get less than half of an equal share for the sake of others that are near.
+    Where so few are left, the share is of the whole socket, or of all.
     """
     wishes = [_wishes(s, order, topology) for s in seats]
+    beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
     cores = _cores(order, topology)
     while True:
         first = [wish[0] for wish in wishes]
+        found = _disjoint(first, order, topology)
+        for wider in (beside, everything):
+            found = _with_idle(found, wider, order, topology)
         poor = []
         for group in _overlapping(first):
-            union = set().union(*(first[k] for k in group))
-            few = 2 * _cores(union, topology) * len(seats) < cores * len(group)
-            if few or len(union) < len(group):
+            theirs = _cores(set().union(*(found[k] for k in group)), topology)
+            few = 2 * theirs * len(seats) < cores * len(group)
+            if few or len(set().union(*(first[k] for k in group))) < len(group):
                 poor += [k for k in group if len(wishes[k]) > 1]
         if not poor:
-            return _disjoint(first, order, topology)
+            return found
         for k in poor:
             del wishes[k][0]
+
+
+def _with_idle(
+    found: Sequence[Cpus], wishes: Sequence[frozenset[int]], order: list[int], topology: Topology
+) -> list[Cpus]:
+    """What everybody has, and of the CPUs that nobody has those that they wish for: core by core to
+    whoever has the fewest, so that the poorest worker, for which the others wait, has the most.
+    """
+    taken = set().union(*found)
+    idle = frozenset(cpu for cpu in order if cpu not in taken)
+    more = list(found)
+    for group in _overlapping([wish & idle for wish in wishes]):
+        union = set().union(*(wishes[k] & idle for k in group))
+        cores = _by_core([cpu for cpu in order if cpu in union], topology)
+        group = _by_place(group, found, order)
+        have = {k: _cores(found[k], topology) for k in group}
+        gets = dict.fromkeys(group, 0)
+        for _ in cores:
+            gets[min(group, key=lambda k: have[k] + gets[k])] += 1
+        rest = iter(cores)
+        for k in group:  # neighbours to each
+            more[k] += tuple(cpu for core in itertools.islice(rest, gets[k]) for cpu in core)
+    return more
 
 
 def _wishes(seat: Seat, order: list[int], topology: Topology) -> list[frozenset[int]]:
@@ -179,12 +208,19 @@ def _disjoint(wishes: Sequence[frozenset[int]], order: list[int], topology: Topo
     for group in _overlapping(wishes):
         union = set().union(*(wishes[k] for k in group))
         own = [cpu for cpu in order if cpu in union]
-        position = {cpu: place for place, cpu in enumerate(own)}
-        middle = {k: sum(position[cpu] for cpu in wishes[k]) / len(wishes[k]) for k in group}
         parts = _divide(own, topology, len(group))
-        for k, part in zip(sorted(group, key=lambda k: (middle[k], k)), parts, strict=True):
+        for k, part in zip(_by_place(group, wishes, own), parts, strict=True):
             found[k] = part
     return found
+
+
+def _by_place(
+    group: Iterable[int], cpus: Sequence[Collection[int]], order: Sequence[int]
+) -> list[int]:
+    """In the order of where their CPUs lie."""
+    position = {cpu: place for place, cpu in enumerate(order)}
+    middle = {k: sum(position[cpu] for cpu in cpus[k]) / len(cpus[k]) for k in group}
+    return sorted(middle, key=lambda k: (middle[k], k))
 
 
 def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
@@ -203,10 +239,7 @@ def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
 
     As with torch, the first parts have what is left over.
     """
-    cores: dict[int, list[int]] = {}
-    for cpu in order:
-        cores.setdefault(topology[cpu].core, []).append(cpu)
-    units = list(cores.values())
+    units = _by_core(order, topology)
     if len(units) < parts:
         units = [[cpu] for unit in units for cpu in unit]
     if len(units) < parts:
@@ -217,6 +250,14 @@ def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
         tuple(cpu for unit in units[start:end] for cpu in unit)
         for start, end in itertools.pairwise(starts)
     ]
+
+
+def _by_core(cpus: Iterable[int], topology: Topology) -> list[list[int]]:
+    """The CPUs of each core."""
+    cores: dict[int, list[int]] = {}
+    for cpu in cpus:
+        cores.setdefault(topology[cpu].core, []).append(cpu)
+    return list(cores.values())
 
 
 def _cores(cpus: Iterable[int], topology: Topology) -> int:

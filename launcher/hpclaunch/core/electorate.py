@@ -25,6 +25,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .model import NOTHING_SPENT, Tally
+
 NOBODY = -1
 
 
@@ -40,8 +42,7 @@ class Roll:
     voters: Voters
     prior: Voters | None = None
     round: int = -1  # the last one that began, and
-    restarts: int = 0  # how many the job has had, and
-    spent: int = 0  # those of its budget: what a successor has to know
+    tally: Tally = NOTHING_SPENT  # what a successor has to know of restarts
 
     @property
     def all(self) -> tuple[Voters, ...]:

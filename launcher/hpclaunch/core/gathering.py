@@ -44,8 +44,9 @@ class Gathering:
         self._called = self._succeeding = begun
 
     def pause(self, until: float) -> None:
-        """Workers of one that has died may be there until then."""
-        self._not_before = until
+        """Workers of one that has died may be there until then, or a node is given time. No reason
+        to wait makes another one void: the latest counts."""
+        self._not_before = max(self._not_before, until)
 
     @property
     def paused_until(self) -> float:

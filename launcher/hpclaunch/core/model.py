@@ -202,6 +202,24 @@ class Verdict:
     restarts: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the job has spent of its restarts, and what decides whether there is another. All of it
+    goes from one head to the next, so what is only compared with its like is kept as a checksum."""
+
+    restarts: int = 0  # of the whole job
+    spent: int = 0  # of them, since the last progress
+    checkpoint: int = 0  # with which the last round began
+    failed: bool = False  # that round did, and no other has begun
+    words: int = 0  # how it failed, in a worker's words
+    host: str = ""  # of its cause, and
+    times: int = 0  # how many rounds in a row have failed there, since the last progress
+    doom: Verdict | None = None  # how the job ends, unless a checkpoint was saved meanwhile
+
+
+NOTHING_SPENT = Tally()
+
+
 class Phase(str, Enum):
     """Where an agent stands in its round."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from .events import CheckpointChosen
 from .model import Assignment, Job
 from .roster import Roster
-from .wording import count, some
+from .wording import count, plain, some
 
 NAMES = 8
 AS_SEEN = (
@@ -32,7 +32,7 @@ def preface(
         return [*lines, "preflight: measuring GPUs and links"]
     lines += [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
     if checkpoint.path:
-        lines.append(f"resuming from {checkpoint.path}")
+        lines.append(f"resuming from {plain(checkpoint.path)}")
     return lines
 
 

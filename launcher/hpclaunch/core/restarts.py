@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import zlib
 from collections.abc import Collection
 from dataclasses import replace
 
 from .messages import Report
-from .model import Culprit, Failure, Verdict, WorkerExit
+from .model import Culprit, Failure, Tally, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
@@ -97,68 +98,74 @@ class Budget:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.total = 0  # restarts of the whole job
-        self.used = 0  # since the last progress
-        self._checkpoint = ""  # with which the last round began
-        self._last = ""  # how the last round failed, in a worker's words
-        self._failed = False  # the last round did
-        self._blamed: list[str] = []  # the hosts of the causes, since the last progress
-        self._doom: Verdict | None = None
+        self.tally = Tally()
         self.suspect = ""  # the host to go on without: it may be the node, and there is a spare
+
+    @property
+    def total(self) -> int:
+        """Restarts of the whole job."""
+        return self.tally.restarts
+
+    @property
+    def used(self) -> int:
+        """Since the last progress."""
+        return self.tally.spent
 
     def spend(
         self, failures: Collection[Failure], *, saves: bool, spares: bool = False
     ) -> Verdict | None:
         """None when there may be another round, else how the job ends."""
-        first = in_order(failures)[0]
+        first, was = in_order(failures)[0], self.tally
         words = _words(first)
-        self._blamed.append(first.host)
-        self.suspect = (
-            first.host if spares and self._blamed[-SUSPECT:] == SUSPECT * [first.host] else ""
-        )
+        times = was.times + 1 if first.host == was.host else 1
+        self.suspect = first.host if spares and times >= SUSPECT else ""
         reason = self._exhausted()
         if self.most and not self.total and _is_hopeless(first, words):
             return _verdict(failures, f"it would fail again: {words}", 0)
-        if self.most and words and words == self._last and not self.suspect:
+        if self.most and words and _checksum(words) == was.words and not self.suspect:
             reason = reason or f"as the round before did, with no checkpoint in between: {words}"
         doom = _verdict(failures, reason, self.total) if reason else None
         if doom is not None:
             self.suspect = ""
             if not (saves and self.most):
                 return doom
-        self._doom, self._last = doom, words
-        self._failed = True
-        self.total += 1
-        self.used += 1
+        self.tally = replace(
+            was,
+            restarts=was.restarts + 1,
+            spent=was.spent + 1,
+            failed=True,
+            words=_checksum(words),
+            host=first.host,
+            times=times,
+            doom=doom,
+        )
         return None
 
     def begin(self, checkpoint: str) -> Verdict | None:
         """The same, now that it is known which one the round would begin with."""
-        progress = bool(checkpoint) and checkpoint != self._checkpoint and self.total > 0
-        self._checkpoint = checkpoint
-        if progress:
-            self.used = int(self._failed)
-            self._blamed = self._blamed[-self.used :] if self.used else []
-        self._failed = False
-        doom, self._doom = (None if progress else self._doom), None
-        return doom
+        was, mark = self.tally, _checksum(checkpoint)
+        now = replace(was, checkpoint=mark, failed=False, doom=None)
+        if not (checkpoint and mark != was.checkpoint and was.restarts):
+            self.tally = now
+            return was.doom
+        last = int(was.failed)  # what came after that checkpoint still counts
+        self.tally = replace(now, spent=last, host=was.host if last else "", times=last)
+        return None
 
     @property
     def delay(self) -> float:
         """Seconds to wait before the next round: a node that is at fault again and again may be
         about to go down, or come to itself."""
-        last = self._blamed[-1:]
-        row = next((i for i, host in enumerate(reversed(self._blamed)) if [host] != last), None)
-        times = len(self._blamed) if row is None else row
+        times = self.tally.times
         return 0.0 if times < AGAIN else min(MOST_DELAY, 2.0 ** (times - AGAIN))
 
-    def inherit(self, total: int, used: int) -> None:
+    def inherit(self, tally: Tally) -> None:
         """From another head."""
-        self.total, self.used = total, used
+        self.tally = tally
 
     @property
     def words(self) -> str:
-        if self._doom is not None:
+        if self.tally.doom is not None:
             return "it ends here, unless a checkpoint was saved since the last start"
         return f"restart {self.used} of {self.most}"
 
@@ -169,6 +176,11 @@ class Budget:
             return "no restarts were allowed (--max-restarts 0)"
         spent = "the only restart is" if self.most == 1 else f"all {self.most} restarts are"
         return f"{spent} used up"
+
+
+def _checksum(text: str) -> int:
+    """0 for nothing."""
+    return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
 def _words(first: Failure) -> str:

@@ -103,7 +103,7 @@ class Head:
         there, here = (self.job.places[agent].host for agent in (election.old, self.me))
         self._unsaid.keep(f"the head on {there} was lost: {here} leads now")
         self.authority.dead_head = election.old if election.old in election.gone else None
-        self.budget.inherit(election.roll.restarts, election.roll.spent)
+        self.budget.inherit(election.roll.tally)
         self._succeeds, self._measuring = True, False
         self._now = self._since = self._office_since = now
         begun = election.roll.round >= 0
@@ -184,7 +184,7 @@ class Head:
     def _keep_roll(self, now: float) -> None:
         """Of those who are there, once the first round has begun."""
         if self.authority.holds(now) and self.groups and self.stage is not Stage.ENDING:
-            self.authority.write(self.round, self.budget.total, self.budget.used)
+            self.authority.write(self.round, self.budget.tally)
             self.authority.settle()
 
     # What is known
@@ -263,7 +263,7 @@ class Head:
         # is dead, and whoever began with that would wait for a store that nobody serves.
         if not self._is_ready(now):
             return None
-        self.verdict = None if self._measuring else self.budget.begin(checkpoint.path)
+        self.verdict = self.budget.begin(checkpoint.path)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)

@@ -18,11 +18,14 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpclaunch.core.wording import plain
+
 from . import disk, sealed
 from .archives import SHARD, SUFFIXES, incomplete
 from .helper import Helper
 
 DRAFTS = (".tmp", ".part", ".partial")
+NAMELESS = "its name is not UTF-8"
 LOOSE = "a shard: DCP needs a directory below this one for each checkpoint"
 
 
@@ -43,7 +46,7 @@ def newest(directory: Path) -> tuple[str, list[str]]:
         if reason is None:
             return str(path), passed_over
         if reason:
-            passed_over.append(f"{path.name}: {reason}")
+            passed_over.append(plain(f"{path.name}: {reason}"))
     return "", passed_over
 
 
@@ -51,11 +54,23 @@ def _reason_against(candidate: Candidate) -> str | None:
     """None for a complete one, "" for what was not meant to be a checkpoint."""
     path, seal = candidate.path, candidate.seal
     if not candidate.is_file:
-        return sealed.lacks(path, seal) if seal else sealed.unsealed(path)
-    if path.suffix == SHARD:
-        return LOOSE
-    reason = incomplete(path)
-    return "not written by torch.save" if reason == "" and path.suffix in SUFFIXES else reason
+        reason = sealed.lacks(path, seal) if seal else sealed.unsealed(path)
+    elif path.suffix == SHARD:
+        reason = LOOSE
+    else:
+        reason = incomplete(path)
+        if reason == "" and path.suffix in SUFFIXES:
+            reason = "not written by torch.save"
+    return NAMELESS if reason is None and not _is_text(path.name) else reason
+
+
+def _is_text(name: str) -> bool:
+    """Else there are bytes in it that no message can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _candidates(directory: Path) -> list[Candidate]:

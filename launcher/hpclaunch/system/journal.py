@@ -6,6 +6,7 @@ file, since appends of several nodes to one file are not atomic on a network fil
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -65,7 +66,11 @@ class Journal:
             return
         entry = {"time": time.time(), "now": now, kind: name, "with": value}
         try:
-            os.write(self._fd, msgspec.json.encode(entry) + b"\n")
+            line = msgspec.json.encode(entry)
+        except UnicodeEncodeError:  # the name of a file, which is no UTF-8
+            line = json.dumps(msgspec.to_builtins(entry)).encode()
+        try:
+            os.write(self._fd, line + b"\n")
         except OSError as e:
             self._give_up(e)
 

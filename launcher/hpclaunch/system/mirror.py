@@ -195,6 +195,11 @@ class Mirror:
             self._look_at = 0.0
         self._streams[key] = _Stream(fd, tuple(map(_Way, taps)))
 
+    def feeds(self, sink: Sink) -> bool:
+        """Whether a file that is followed goes there."""
+        ways = (way for stream in self._streams.values() for way in stream.ways)
+        return any(way.tap.sink is sink for way in ways)
+
     def next_deadline(self) -> float:
         """A console that has no room tells itself when it has some again."""
         if self._may_copy:

@@ -39,6 +39,7 @@ from hpclaunch.core.health import (
     Slowdown,
     XidSeen,
 )
+from hpclaunch.core.wording import plain
 from hpclaunch.core.xids import xid
 
 PR_SET_PDEATHSIG = 1
@@ -205,12 +206,12 @@ def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
     """NVML's pid may be of another namespace of processes: then nothing is known here."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
-        with open(f"/proc/{pid}/comm") as f:
-            command = f.read().strip()
+        with open(f"/proc/{pid}/comm", "rb") as f:
+            command = plain(os.fsdecode(f.read()[:-1]))
     except OSError:
         return Process(pid, memory, dead=pid in dead)
     try:
-        user = pwd.getpwuid(uid).pw_name
+        user = plain(pwd.getpwuid(uid).pw_name)
     except KeyError:
         user = str(uid)
     return Process(pid, memory, user, command, uid == os.getuid(), pid in dead)

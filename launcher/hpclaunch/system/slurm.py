@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
     found = False
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "comm").read_text() != "srun\n":
+            if (process / "comm").read_bytes() != b"srun\n":  # any bytes, of others' choice
                 continue
             words = (process / "cmdline").read_bytes().split(b"\0")
             theirs = (process / "environ").read_bytes().split(b"\0")
@@ -181,12 +182,14 @@ def _expand_here(nodelist: str) -> list[str]:
 def tasks_per_node(text: str) -> list[int]:
     """`2(x3),1` -> [2, 2, 2, 1]."""
     counts: list[int] = []
+    total = 0
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is None:
-            raise ValueError(f"tasks per node {text!r}")
+            raise ValueError(f"tasks per node {reprlib.repr(text)}")
         tasks, times = int(match[1]), int(match[2] or 1)
-        if tasks * times > MOST or sum(counts) > MOST:
-            raise ValueError(f"tasks per node {text!r}: more than {MOST}")
+        total += max(tasks, 1) * times  # the nodes count as well
+        if total > MOST:
+            raise ValueError(f"tasks per node {reprlib.repr(text)}: more than {MOST}")
         counts += [tasks] * times
     return counts

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
 import msgspec
 
 from hpclaunch.core.messages import Hint, Message, Order, Report
 
-VERSION = 5
+VERSION = 6
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]
@@ -31,8 +32,12 @@ class _Envelope(msgspec.Struct):
 
 
 def encode(message: Message) -> bytes:
-    body = msgspec.Raw(msgspec.json.encode(message))
-    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], body))
+    try:
+        body = msgspec.json.encode(message)
+    except UnicodeEncodeError:  # in words for the user: the name of a file, which is no UTF-8
+        text = json.dumps(msgspec.to_builtins(message), ensure_ascii=False)
+        body = text.encode(errors="replace")
+    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], msgspec.Raw(body)))
 
 
 def hello() -> bytes:
