@@ -30,7 +30,9 @@ class Stalled:
 
 @pytest.fixture
 def output():
-    output = Output(Streams(stdout_filters=("loss",), stderr_filters=("loss",)), role="", label="0")
+    output = Output(
+        Streams(stdout_filters=("loss",), stderr_filters=("loss",)), role="", label="0", host="n1"
+    )
     yield output
     output.close()
 
