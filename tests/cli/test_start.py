@@ -120,6 +120,8 @@ FINE = [
     "import os, sys\nif 'AGAIN' not in os.environ:\n    os.environ['AGAIN'] = '1'\n"
     "    os.execv(sys.executable, sys.orig_argv)",
     "import torch",
+    "import os; mine = {k: v for k, v in os.environ.items() if k.startswith('MINE_')}",
+    "import os; everything = os.environ.copy()",
 ]
 
 

@@ -182,11 +182,12 @@ def test_without_torch_workers_start_cold(client):
     (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
     env = {"PYTHONPATH": f"{SITE}:{client.tmp_path}"}
     client.prepare("print('cold')\n", env=env)
-    assert client.round() == ["cold\n"]
+    assert client.round(store=True) == ["cold\n"]
     told = client.until("template")
     assert (told["state"], told["why"]) == ("dead", "ImportError: no torch here")
     client.path(0, "out").unlink()
-    assert client.round() == ["cold\n"]
+    assert client.round(store=True) == ["cold\n"]
+    assert all(event["event"] != "store-exit" for event in client.told)
 
 
 def test_command_lines_that_differ_before_the_script(client):
@@ -356,11 +357,11 @@ def test_a_store_that_ends_is_told(client):
     assert (told["code"], told["signal"], told["why"]) == (137, signal.SIGKILL, "")
 
 
-def test_a_store_without_torch_is_told(client):
-    (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+def test_a_store_whose_torch_fails_is_told(client):
+    (client.tmp_path / "torch.py").write_text("raise RuntimeError('a broken torch')\n")
     client.prepare("", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
     client.start(sh("exit 0"), store=True)
-    assert client.until("store-exit")["why"] == "ImportError: no torch here"
+    assert client.until("store-exit")["why"] == "RuntimeError: a broken torch"
 
 
 def test_a_template_that_is_killed_while_it_forks_the_store(client):

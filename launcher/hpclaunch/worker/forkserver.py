@@ -220,7 +220,8 @@ class ForkServer:
             self.fork("store")
         elif state is State.DEAD:
             self.store.close()
-            self.lose_store(self.template.why)
+            if not self.template.torchless:  # else nobody can ask for a store
+                self.lose_store(self.template.why)
 
     def fork(self, what, learn=False, **request):
         errors = self.store.errors if self.store.wanted else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 MOST_ENDS = 10  # of a template that has no part in anything but forking: something kills them
 UNSAFE = "exit code 0"  # it leaves its place to one without the module that it has just named
+NO_TORCH = "exit code 3"
 
 
 class State(enum.Enum):
@@ -37,6 +38,7 @@ class Template:
         self.pid = 0
         self.words = []  # with which the workers' command lines begin, up to the script
         self.why = ""  # it ended last
+        self.torchless = False  # a worker cannot import torch either
         self.state = State.NONE
 
     def fileno(self):
@@ -109,6 +111,7 @@ class Template:
     def bury(self, how):
         """It has ended; returns why, as its last words have it."""
         failed = self.state is State.STARTING and how != UNSAFE
+        self.torchless = how == NO_TORCH
         self.state = State.DEAD if failed else State.NONE
         self._channel.close()
         self._channel = None

@@ -16,13 +16,23 @@ _CORE = {f.__code__.co_filename for f in (os.getenv, type(os.environ).get, type(
 
 
 _asked = {}  # type: ignore[var-annotated]  # name of a variable: the file of whoever asked first
+# Who lists all variables, to find those with a prefix of its own or to hand them on, may read each
+# once: tqdm does, and torch imports it.
+_listed = set()  # type: ignore[var-annotated]
 
 
 class Environ(type(os.environ)):  # type: ignore[misc]
     """os.environ while the template loads; notes which variables are asked for, and by whom."""
 
+    def __iter__(self):
+        for name in super().__iter__():
+            _listed.add(name)
+            yield name
+
     def __getitem__(self, name):
-        if name not in _asked:
+        if name in _listed:
+            _listed.discard(name)
+        elif name not in _asked:
             frame = sys._getframe(1)
             while frame.f_back is not None and frame.f_code.co_filename in _CORE:
                 frame = frame.f_back

@@ -47,6 +47,7 @@ import socket
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 
 PR_SET_PDEATHSIG = 1
+NO_TORCH = 3  # exit code
 SHARED = (  # what must not be
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
@@ -129,8 +130,7 @@ class Template:
             if is_traced():
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
-            import torch.distributed  # noqa: F401
-
+            import_torch()
             self.check("torch")
         except Unfit as e:
             self.tell("unfit", words=self.words, why=str(e))
@@ -248,6 +248,17 @@ class Template:
             traceback.print_exc()
         finally:
             os._exit(1)
+
+
+def import_torch():
+    try:
+        import torch.distributed  # noqa: F401
+    except (ImportError, OSError):  # or one of its libraries is not there
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(NO_TORCH)
 
 
 def serve_store(listener):
