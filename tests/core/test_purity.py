@@ -34,7 +34,9 @@ PURE = {
     "typing",
 }
 # What several of the system's rooms share.
-SHARED = tuple(f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "sealed"))
+SHARED = tuple(
+    f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "packing", "sealed")
+)
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},
@@ -52,7 +54,10 @@ ALLOWED = {
         *{"core", "system", "config"},
         *{"report", "workers", "joining", "output", "health", "sharing"},
     },
-    "cli": {"core", "system", "report", "config", "workers", "agent", "cli", "__init__"},
+    "cli": {
+        *{"core", "system", "helper", "config"},
+        *{"report", "workers", "agent", "cli", "__init__"},
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }

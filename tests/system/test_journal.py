@@ -3,7 +3,7 @@
 import json
 import os
 
-from hpclaunch.core.events import Received, Started, Tick
+from hpclaunch.core.events import CheckpointChosen, Received, Started, Tick
 from hpclaunch.core.messages import Order
 from hpclaunch.core.model import Goal
 from hpclaunch.system.journal import Journal
@@ -33,6 +33,13 @@ def test_what_is_new_and_nothing_else(tmp_path):
     assert [e["with"]["message"]["goal"] for e in told[1:3]] == ["wait", "stop"]
     assert [e["now"] for e in told] == [1.5, 1.5, 1.5, 2.0]
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_names_of_files_in_another_encoding(tmp_path):
+    path = os.fsdecode(b"/points/gr\xf6\xdfe.pt")
+    Journal(tmp_path, "0").record("event", 1.0, CheckpointChosen(path))
+    (told,) = lines(tmp_path / "journal.jsonl")
+    assert told["with"]["path"] == path
 
 
 def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from hpclaunch.core.effects import Effect, KeepWorkers, Send
 from hpclaunch.core.events import Event, Received, Tick
 from hpclaunch.core.model import HEAD
+
+from . import packing
 
 
 class Journal:
@@ -65,7 +65,7 @@ class Journal:
             return
         entry = {"time": time.time(), "now": now, kind: name, "with": value}
         try:
-            os.write(self._fd, msgspec.json.encode(entry) + b"\n")
+            os.write(self._fd, packing.to_json(entry) + b"\n")
         except OSError as e:
             self._give_up(e)
 

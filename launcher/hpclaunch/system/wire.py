@@ -8,6 +8,8 @@ import msgspec
 
 from hpclaunch.core.messages import Hint, Message, Order, Report
 
+from . import packing
+
 VERSION = 5
 MAX_BYTES = 1 << 20
 
@@ -31,7 +33,7 @@ class _Envelope(msgspec.Struct):
 
 
 def encode(message: Message) -> bytes:
-    body = msgspec.Raw(msgspec.json.encode(message))
+    body = msgspec.Raw(packing.pack(message))
     return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], body))
 
 
@@ -54,6 +56,6 @@ def decode(data: bytes) -> Message:
                 f"one speaks version {envelope.version} of the protocol, the other {VERSION}: "
                 "install the same hpclaunch on all nodes"
             )
-        return msgspec.json.decode(envelope.body, type=_KINDS[envelope.kind])
+        return packing.unpack(envelope.body, _KINDS[envelope.kind])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"not a message: {e}") from e
