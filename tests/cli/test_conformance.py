@@ -17,9 +17,10 @@ import zipfile
 
 import pytest
 from conformance.launchers import FILES, Launchers, by_hand, text
-from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+from launching import HPCLAUNCH, LIMIT, hpclaunch
 
 from hpclaunch.system.forkserver import SITE
+from surroundings import environment
 
 HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
 ERRORS = "writes what torch's @record would, where the script has none (README, Output)"

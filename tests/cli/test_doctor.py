@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+from launching import HPCLAUNCH, LIMIT, hpclaunch
+
+from surroundings import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 from nvml import LOST, SOURCE, Driver, Gpu, Instance

@@ -13,8 +13,10 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import end, environment, living, script, start, until
+from launching import end, living, script, start, until
 from nvml import LOST, Driver, Gpu
+
+from surroundings import environment
 
 STAND_INS = Path(nvml.__file__).parent
 CLIENT = """\

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from launching import LIMIT, end, environment, family, hpclaunch, living, script, start, until
+from launching import LIMIT, end, family, hpclaunch, living, script, start, until
+
+from surroundings import environment
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist

@@ -6,7 +6,9 @@ import shutil
 import sys
 
 import pytest
-from launching import environment, hpclaunch
+from launching import hpclaunch
+
+from surroundings import environment
 
 TELL = "import sys; print('torch' in sys.modules)\n"
 TRAINS = TELL + "import torch\n"

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import sys
@@ -20,13 +21,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import surroundings
+
 from . import hosts
 from .hosts import Host, Process
 
+PLACE = Path("/tmp")  # wherever temporary files are: the paths of sockets must be short
 TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONTROLLER = "ctl"
 PREFIX = "hpclaunch-slurm-"
 DAEMONS = r"^(\S*/)?(slurmd|slurmstepd|slurmctld|slurmscriptd|munged)\b|^: slurmscriptd"
+NOT_OF_JOBS = rf"{DAEMONS}|^\S+ {re.escape(str(surroundings.STRANGER))}$"
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={controller}
@@ -68,7 +73,7 @@ def remove_stale() -> None:
 
     A cluster holds the lock in its directory for as long as its process lives.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in PLACE.glob(f"{PREFIX}*"):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
             continue
         with (path / "lock").open("w") as lock:
@@ -84,7 +89,7 @@ class Cluster:
 
     def __init__(self, open_to_all: Sequence[Path]) -> None:
         """`open_to_all` are the directories that jobs of any user need."""
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
         self._lock = (self.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)
@@ -95,6 +100,7 @@ class Cluster:
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
             "SLURM_CONF": str(self.directory / "slurm.conf"),
+            **surroundings.variables,
         }
 
     def up(self, nodes: int, gpus: int, cpus: int) -> None:
@@ -105,6 +111,8 @@ class Cluster:
         # Else every host would have the load of all of them, and of the tests beside them.
         setup += [f"mount --bind {self.directory}/loadavg /proc/loadavg"]
         setup += hosts.opening(self._open_to_all, self.directory / "aside")
+        if surroundings.entered == "stranger":
+            setup.append(f"cat < <({sys.executable} {surroundings.STRANGER})")
         for name, number in names.items():
             self._all.append(Host(name, number, setup))
         self.controller, *computing = self._all
@@ -160,9 +168,9 @@ class Cluster:
         return where.run(argv, env=self.env, user=user, stdin=stdin)
 
     def processes(self, pattern: str = "", host: str = "") -> list[Process]:
-        """The living ones of the nodes, or of one node; without Slurm's and without zombies."""
+        """The living ones of jobs on the nodes, or on one node; no zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
-        return [p for h in where for p in h.processes(rf"^(?!{DAEMONS}).*(?:{pattern})")]
+        return [p for h in where for p in h.processes(rf"^(?!{NOT_OF_JOBS}).*(?:{pattern})")]
 
     @contextmanager
     def parted(self, names: Collection[str]) -> Iterator[None]:
@@ -178,6 +186,11 @@ class Cluster:
 
     # Jobs
 
+    def environment(self, home: Path) -> dict[str, str]:
+        """Of a job whose user has this home."""
+        users = {"HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
+        return self.env | users | surroundings.variables
+
     def sbatch(
         self,
         body: str,
@@ -189,13 +202,12 @@ class Cluster:
         options: Sequence[str] = (),
     ) -> Job:
         """Submit a script of one task per node, whose files and home are in `directory`."""
-        everything = self.env | {"HOME": str(directory), "XDG_STATE_HOME": f"{directory}/state"}
         output = directory / f"job-{secrets.token_hex(4)}.out"
         command = ["sbatch", "--parsable", "--no-requeue", f"--nodes={nodes}", f"-D{directory}"]
         command += ["--ntasks-per-node=1", f"--output={output}", *options]
         script = f"#!/bin/bash\n{body}\n"
         said = self.controller.run(
-            command, env=everything | dict(env or {}), user=user, stdin=script
+            command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
         )
         return Job(self, int(said.split(";")[0]), directory, output)
 

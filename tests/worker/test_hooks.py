@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import hpclaunch
+import surroundings
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 90  # seconds; far more than any of this takes
-FOREIGN = ("HPCLAUNCH", "TORCHELASTIC", "PYTHON", "MASTER", "RANK", "WORLD", "LOCAL", "SLURM")
 
 WORKER_SCRIPT = """
 import os
@@ -83,9 +83,8 @@ def processes():
 
 def environment(*path, **changes):
     """Below a worker, with `path` as the user's own PYTHONPATH."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-    env |= {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
-    return env | {k: str(v) for k, v in changes.items()}
+    users = {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
+    return surroundings.environment(**users, **changes)
 
 
 def worker_environment(port, rank=0, world=1, restarts=0):
