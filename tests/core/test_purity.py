@@ -34,9 +34,8 @@ PURE = {
     "typing",
 }
 # What several of the system's rooms share.
-SHARED = tuple(
-    f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "packing", "sealed")
-)
+ROOMS = ("archives", "descriptors", "disk", "helper", "packing", "sealed")
+SHARED = tuple(f"hpclaunch.system.{name}" for name in ROOMS)
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},

@@ -127,7 +127,7 @@ def _checks(
     yield lambda: [checks.memory(max(1, visible), host.memory_limit())]
     yield _load
     yield lambda: [checks.shared_memory()]
-    yield lambda: [checks.limits(agents if here.where.index == HEAD else 1)]
+    yield lambda: [checks.limits(agents, max(1, visible))]
     yield lambda: [checks.log_directory(log_dir)]
     yield lambda: _torch_and_gpus(question, limit, environ, seen)
     yield lambda: diagnosis_gpus.health(seen)

@@ -22,6 +22,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import descriptors
+
 PR_SET_CHILD_SUBREAPER = 36
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
@@ -59,6 +61,7 @@ class Helper:
             stdin=stdin,
             stdout=stdout,
         )
+        descriptors.restore(self._process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)
