@@ -114,6 +114,13 @@ def test_a_directory_that_may_not_be_written(tmp_path, env):
     assert "Permission denied -> start the job in a directory" in words(done.stdout)
 
 
+def test_a_user_without_a_home(tmp_path, env):
+    """Alone nobody needs the secret."""
+    done = doctor(tmp_path, env | {"HOME": "nowhere", "XDG_STATE_HOME": ""})
+    assert done.returncode == 0, done.stdout
+    assert "has no home directory here: set HOME, or HPCLAUNCH_SECRET_FILE" in words(done.stdout)
+
+
 def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env):
     (tmp_path / "secret").write_bytes(b"s" * 32)
     (tmp_path / "secret").chmod(0o644)

@@ -95,6 +95,12 @@ def test_the_exit_code_is_the_causes_own(tmp_path, code, told):
         assert "    | ZeroDivisionError: division by zero" in done.stderr
 
 
+def test_a_home_that_cannot_be_written_is_not_needed(tmp_path):
+    path = script(tmp_path, "print('hello')")
+    done = hpclaunch("--nproc", 2, path, cwd=tmp_path, env=environment(HOME="/sys/kernel"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n" * 2, "")
+
+
 def test_workers_do_not_need_torch(tmp_path):
     done = hpclaunch("--nproc", 3, script(tmp_path, "print('hello')"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "hello\n" * 3)
