@@ -31,8 +31,11 @@ KEPT = (
     *("PATH", "LD_LIBRARY_PATH"),  # with which programs are found, and can run
     *("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
 )
-# For the tests themselves: what they must not skip, and which faults they choose
-CONTROLS = ("HPCLAUNCH_SLURM_REQUIRED", "HPCLAUNCH_GPU_REQUIRED", "HPCLAUNCH_SOAK_SEED")
+# For the tests themselves: what they must not skip, which faults they choose, a program to compare
+CONTROLS = (
+    *("HPCLAUNCH_SLURM_REQUIRED", "HPCLAUNCH_GPU_REQUIRED"),
+    *("HPCLAUNCH_SOAK_SEED", "HPCLAUNCH_REAL_MPS_CONTROL"),
+)
 PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python ignores them, but for what it starts
 
 SURROUNDINGS = {
@@ -43,6 +46,7 @@ SURROUNDINGS = {
     "tmpdir": "TMPDIR is longer than the path of a socket may be, with a space and an umlaut in it",
     "stranger": "another user's process has a name that ends within a character",
 }
+SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths have a limit
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
 entered = ""  # which of them
 variables: dict[str, str] = {}  # that it has, for whatever the tests start

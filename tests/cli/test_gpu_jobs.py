@@ -16,7 +16,7 @@ import pytest
 from launching import end, living, script, start, until
 from nvml import LOST, Driver, Gpu
 
-from surroundings import environment
+from surroundings import SHORT, environment
 
 STAND_INS = Path(nvml.__file__).parent
 CLIENT = """\
@@ -81,7 +81,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    temporary = Path(tempfile.mkdtemp())  # short: sockets lie in it
+    temporary = Path(tempfile.mkdtemp(dir=SHORT))
     machine = Machine(tmp_path, temporary)
     yield machine
     if machine.process is not None and machine.process.poll() is None:

@@ -26,7 +26,6 @@ import surroundings
 from . import hosts
 from .hosts import Host, Process
 
-PLACE = Path("/tmp")  # wherever temporary files are: the paths of sockets must be short
 TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONTROLLER = "ctl"
 PREFIX = "hpclaunch-slurm-"
@@ -73,7 +72,7 @@ def remove_stale() -> None:
 
     A cluster holds the lock in its directory for as long as its process lives.
     """
-    for path in PLACE.glob(f"{PREFIX}*"):
+    for path in Path(surroundings.SHORT).glob(f"{PREFIX}*"):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
             continue
         with (path / "lock").open("w") as lock:
@@ -89,7 +88,7 @@ class Cluster:
 
     def __init__(self, open_to_all: Sequence[Path]) -> None:
         """`open_to_all` are the directories that jobs of any user need."""
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=surroundings.SHORT))
         self._lock = (self.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)
