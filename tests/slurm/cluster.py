@@ -125,14 +125,14 @@ class Cluster:
         here = self.directory
         (here / "state").mkdir()
         lines = ["127.0.0.1 localhost", *(f"{hosts.NETWORK[n]} {h}" for h, n in names.items())]
-        (here / "hosts").write_text("\n".join(lines) + "\n")
-        (here / "loadavg").write_text("0.00 0.00 0.00 1/1 1\n")
         config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
-        (here / "slurm.conf").write_text(config)
-        for gpu in range(numbers["gpus"]):  # Slurm asks only that they are there
-            (here / f"gpu{gpu}").touch()
         gres = f"Name=gpu File={here}/gpu[0-{numbers['gpus'] - 1}]\n"
-        (here / "gres.conf").write_text(gres)
+        files = {"hosts": "\n".join(lines) + "\n", "loadavg": "0.00 0.00 0.00 1/1 1\n"}
+        files |= {"slurm.conf": config, "gres.conf": gres}
+        files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # all that Slurm asks of them
+        for name, text in files.items():
+            (here / name).write_text(text)
+            (here / name).chmod(0o644)  # for every user
         key = here / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -140,10 +140,12 @@ class Cluster:
     def _start_daemons(self) -> None:
         names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
         options = [f"--{o}={self.directory}/munge.{n}" for o, n in names.items()]
-        self.on(CONTROLLER, ["munged", *options, f"--seed-file={self.directory}/munge.seed"])
-        self.on(CONTROLLER, ["slurmctld"])
+        self.start_daemon(
+            CONTROLLER, "munged", *options, f"--seed-file={self.directory}/munge.seed"
+        )
+        self.start_daemon(CONTROLLER, "slurmctld")
         for name in self.nodes:
-            self.on(name, ["slurmd"])
+            self.start_daemon(name, "slurmd")
 
         def idle() -> bool:
             states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
@@ -165,6 +167,10 @@ class Cluster:
         """Run a command on a host; AssertionError with its output when it fails."""
         where = self.controller if host == CONTROLLER else self.nodes[host]
         return where.run(argv, env=self.env, user=user, stdin=stdin)
+
+    def start_daemon(self, host: str, *argv: str) -> None:
+        """One of the site's, whatever the umask is that the users of this cluster have."""
+        self.on(host, ["sh", "-c", 'umask 022; exec "$@"', "sh", *argv])
 
     def processes(self, pattern: str = "", host: str = "") -> list[Process]:
         """The living ones of jobs on the nodes, or on one node; no zombies."""

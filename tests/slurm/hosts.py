@@ -52,6 +52,7 @@ class Host:
         self.address = str(NETWORK[number])
         lines = [
             "set -e",
+            "umask 022",
             f"hostname {name}",
             "ip link set lo up",
             "mount -t tmpfs tmpfs /dev/shm",
