@@ -265,6 +265,7 @@ SETTINGS = {
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONUTF8": "0",
         "TZ": "Asia/Tokyo",
+        "größe": "ü",
     },
     "torch's and nobody's": {
         "OMP_NUM_THREADS": "2",

@@ -142,7 +142,7 @@ def test_words_reach_the_launcher_as_they_are(cwd, printed):
     """Through the shell of the job, which is bash."""
     for name, does in {
         "srun": 'exec "$@"',
-        "hpclaunch": f"exec {sys.executable} -c '{TELLS}' \"$@\"",
+        "hpclaunch": f"exec {sys.executable} -X utf8 -c '{TELLS}' \"$@\"",
     }.items():
         (cwd / "bin").mkdir(exist_ok=True)
         (cwd / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")

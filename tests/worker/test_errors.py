@@ -66,7 +66,8 @@ def worker(tmp_path):
 
 def test_what_torch_reads(worker):
     before = int(time.time())
-    ended = worker.python("def train():\n    raise KeyError('größe')\n\ntrain()\n")
+    text = "def train():\n    raise KeyError('größe')\n\ntrain()\n"
+    ended = worker.python(text, PYTHONIOENCODING="utf-8")
     assert ended.returncode == 1
     failure = ProcessFailure(0, 71, 1, str(worker.file))
     assert failure.message["message"] == "KeyError: 'größe'"
