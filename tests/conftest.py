@@ -1,5 +1,7 @@
 """What holds for every test: the surroundings are known, and nothing is timed."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -7,6 +9,14 @@ import surroundings
 
 settings.register_profile("hpclaunch", deadline=None)  # a noisy machine is no failure
 settings.load_profile("hpclaunch")
+
+# Names that a process may give itself, of up to 15 bytes, as it likes.
+NAMES = (
+    b"mod\xc3",  # cut in the middle of a character
+    b") R 1 (x",  # as the end of the name in /proc/PID/stat, and what follows it
+    b"a\nSigCgt:\tfffff",  # as a line of /proc/PID/status
+    b"\x1b[31mred\x07\r\n",  # for a terminal
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,3 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _surroundings() -> None:
     """Where tests run, and not where pytest-xdist starts the processes that run them."""
     surroundings.tell()
+
+
+@pytest.fixture(scope="module")
+def strangers() -> Iterator[dict[bytes, int]]:
+    """The pids of running processes, by their names; of another user's where we are root."""
+    running = {name: surroundings.start_stranger(name) for name in NAMES}
+    yield {name: process.pid for name, process in running.items()}
+    for process in running.values():
+        process.kill()
+        process.wait()

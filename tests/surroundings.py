@@ -50,6 +50,7 @@ SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths h
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
 entered = ""  # which of them
 variables: dict[str, str] = {}  # that it has, for whatever the tests start
+_company: list[subprocess.Popen[bytes]] = []  # for as long as this process lives
 
 
 def make_known() -> None:
@@ -103,7 +104,7 @@ def enter(name: str) -> None:
         case "tmpdir":
             _move_temporary_files()
         case "stranger":
-            _start_stranger()
+            _company.append(start_stranger())
 
 
 def tell() -> None:
@@ -126,8 +127,11 @@ def _move_temporary_files() -> None:
     variables["TMPDIR"] = tempfile.gettempdir()
 
 
-def _start_stranger() -> None:
-    """It ends with this process."""
-    told = subprocess.Popen([sys.executable, STRANGER], stdout=subprocess.PIPE)
-    assert told.stdout is not None, "a pipe was asked for"
-    told.stdout.read()
+def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:
+    """It has the name already, and ends with this process."""
+    command = [sys.executable, str(STRANGER), name.hex()]
+    stranger = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert stranger.stdout is not None, "a pipe was asked for"
+    with stranger.stdout as closed:
+        closed.read()
+    return stranger

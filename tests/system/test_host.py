@@ -23,6 +23,12 @@ def test_the_limit_of_the_job_counts(monkeypatch):
     assert (found.load, found.synchronised) == (None, None)
 
 
+def test_a_control_group_may_have_any_name(monkeypatch, tmp_path):
+    (tmp_path / "cgroup").write_bytes(b"1:cpu:/\x0b\xc3\xe2\x80\xa8x:y\n0::/\xff\x0cx:y\n")
+    monkeypatch.setattr(host, "GROUP", tmp_path / "cgroup")
+    assert host.memory_limit() is None or host.memory_limit() > 0
+
+
 @pytest.mark.parametrize(
     ("file", "expected"),
     [("0.20 9.50 9.50 3/803 11206", 0.2), ("90.00 9.50 9.50 3/803 11206", 3.0)],

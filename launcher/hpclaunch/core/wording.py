@@ -22,6 +22,12 @@ def some(names: Iterable[str], most: int) -> str:
     return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def plain(name: str) -> str:
+    """A name that anybody can have chosen, for a line on the console: nothing in it is an escape
+    code, ends the line, or is invisible."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
 def count(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 

@@ -16,6 +16,7 @@ from . import disk
 SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
 MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
 LOAD = Path("/proc/loadavg")
+GROUP = Path("/proc/self/cgroup")
 UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 
 
@@ -74,11 +75,11 @@ def memory_limit() -> int | None:
     """The least of the limits of this process's control group and those above it."""
     limits = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = GROUP.read_bytes().split(b"\n")
     except OSError:
         return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for line in filter(None, lines):  # the name of a group may hold whatever a file's may
+        _, controllers, path = os.fsdecode(line).split(":", 2)
         if not controllers:
             root, name = Path("/sys/fs/cgroup"), "memory.max"
         elif "memory" in controllers.split(","):

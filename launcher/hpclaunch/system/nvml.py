@@ -39,6 +39,7 @@ from hpclaunch.core.health import (
     Slowdown,
     XidSeen,
 )
+from hpclaunch.core.wording import plain
 from hpclaunch.core.xids import xid
 
 PR_SET_PDEATHSIG = 1
@@ -205,8 +206,8 @@ def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
     """NVML's pid may be of another namespace of processes: then nothing is known here."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
-        with open(f"/proc/{pid}/comm") as f:
-            command = f.read().strip()
+        with open(f"/proc/{pid}/comm", "rb") as f:
+            command = plain(os.fsdecode(f.read()[:-1]))
     except OSError:
         return Process(pid, memory, dead=pid in dead)
     try:

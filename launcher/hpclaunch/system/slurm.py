@@ -101,7 +101,7 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
     found = False
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "comm").read_text() != "srun\n":
+            if (process / "comm").read_bytes() != b"srun\n":  # any bytes, of others' choice
                 continue
             words = (process / "cmdline").read_bytes().split(b"\0")
             theirs = (process / "environ").read_bytes().split(b"\0")

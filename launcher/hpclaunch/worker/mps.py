@@ -221,7 +221,7 @@ class Watch:
 def session(pid):
     try:
         return os.getsid(pid)
-    except ProcessLookupError:
+    except OSError:  # it has ended, or may not be asked
         return 0
 
 

@@ -19,7 +19,7 @@ LONGEST = 106  # of the path of a daemon's sockets
 TICK = 0.02
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 UNKNOWN = "this driver cannot tell whether its server has had a fault"
-NAME = "nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
+NAME = b"nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
 
 
 class MpsError(Exception):
@@ -133,7 +133,7 @@ def users(directory):
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/comm") as comm:
+            with open(f"/proc/{pid}/comm", "rb") as comm:
                 if not comm.read().startswith(NAME):
                     continue
             with open(f"/proc/{pid}/environ", "rb") as environ:

@@ -1,4 +1,8 @@
-"""Processes as the fork server starts and sees them: prctl, /proc, fork and exec."""
+"""Processes as the fork server starts and sees them: prctl, /proc, fork and exec.
+
+What /proc tells is read as bytes: the name of a process is in it, which may be no text, and is cut
+anywhere at its 15th byte.
+"""
 
 import ctypes
 import errno
@@ -30,7 +34,7 @@ def children():
     """The pids of this process's children, adopted ones included."""
     me = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children") as f:
+        with open(f"/proc/{me}/task/{me}/children", "rb") as f:
             return [int(pid) for pid in f.read().split()]
     except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
         return [pid for pid in _all() if _stat(pid, PARENT) == me]
@@ -45,8 +49,8 @@ def _all():
 
 def _stat(pid, field):
     try:
-        with open(f"/proc/{pid}/stat") as f:
-            return int(f.read().rpartition(")")[2].split()[field])
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            return int(f.read().rpartition(b")")[2].split()[field])
     except OSError:
         return 0
 
@@ -58,8 +62,8 @@ def written(sessions):
         session = _stat(pid, SESSION)
         if session in total:
             try:
-                with open(f"/proc/{pid}/io") as f:
-                    total[session] += int(f.read().partition("wchar:")[2].split()[0])
+                with open(f"/proc/{pid}/io", "rb") as f:
+                    total[session] += int(f.read().partition(b"wchar:")[2].split()[0])
             except OSError:
                 pass
     return total
@@ -69,9 +73,9 @@ def catches(pid, signum):
     """Whether a process has a handler for a signal, or ignores it."""
     masks = 0
     try:
-        with open(f"/proc/{pid}/status") as f:
-            for line in f:
-                if line.startswith(("SigCgt:", "SigIgn:")):
+        with open(f"/proc/{pid}/status", "rb") as f:
+            for line in f:  # the kernel writes the end of a line in its name as \n
+                if line.startswith((b"SigCgt:", b"SigIgn:")):
                     masks |= int(line.split()[1], 16)
     except OSError:
         return False

@@ -78,9 +78,9 @@ class Template:
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = descriptors().keys()
-        with open("/proc/self/comm") as f:
-            self.name = f.read().strip()
-        set_name("hpclaunch-torch")  # its command line is that of a worker
+        with open("/proc/self/comm", "rb") as f:
+            self.name = f.read()[:-1]
+        set_name(b"hpclaunch-torch")  # its command line is that of a worker
 
     def run(self):
         """None at the end; in a worker that was forked, what `become` needs."""
@@ -284,7 +284,7 @@ def forget():
 
 def set_name(name):
     """As ps and top have it."""
-    with open("/proc/self/comm", "w") as f:
+    with open("/proc/self/comm", "wb") as f:
         f.write(name)
 
 

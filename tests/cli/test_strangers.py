@@ -1,0 +1,72 @@
+"""Jobs beside processes of others, whatever these are called, and under odd names of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+from launching import LIMIT, end, hpclaunch, script, start
+
+from surroundings import environment
+
+# One rank fails, the other waits for it and handles SIGTERM; then all is well.
+LOSES = """
+import ctypes, os, signal, sys, time
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
+    if os.environ["RANK"] == "0":
+        time.sleep(0.5)
+        sys.exit(1)
+    while True:
+        time.sleep(0.1)
+print("done", os.environ["RANK"])
+"""
+WAITS = """
+import ctypes, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: print("got USR1"))
+ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)
+print("up")
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("how", ["--cold", "--bind=auto"])
+def test_a_lost_round(strangers, tmp_path, how):
+    path = script(tmp_path, LOSES)
+    done = hpclaunch("--nproc=2", how, path, b"mod\xc3".hex(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["asked to end", "done 0", "done 1"]
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", [b"mod\xc3", b"a\nSigCgt:\t0000", b") R 1 (x"])
+def test_a_signal_for_a_worker_of_any_name(tmp_path, name):
+    process = start("--nproc=1", "--cold", script(tmp_path, WAITS), name.hex(), cwd=tmp_path)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.stdout.readline() == "got USR1\n"
+    code, _, err = end(process)
+    assert code == 128 + signal.SIGTERM, err
+    assert "fork server" not in err
+
+
+def test_an_interpreter_whose_name_is_no_text(tmp_path):
+    """Workers are forked from a template that has been given its name."""
+    python = os.fsdecode(bytes(tmp_path) + b"/py\xc3")
+    os.symlink(os.path.realpath(sys.executable), python)
+    body = "import sys; print(open('/proc/self/comm', 'rb').read(), 'torch' in sys.modules)"
+    env = environment(PYTHONPATH=os.pathsep.join([*sys.path, sysconfig.get_path("purelib")]))
+    done = subprocess.run(
+        [python, "-m", "hpclaunch", "--nproc=1", script(tmp_path, f"{body}\nimport torch")],
+        cwd=tmp_path,
+        env=env,
+        timeout=LIMIT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "b'py\\xc3\\n' True\n"

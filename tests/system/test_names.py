@@ -1,0 +1,98 @@
+"""The names of processes are bytes, of others' choice: whatever they are, nothing ends of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hpclaunch.core.health import History, Reading
+from hpclaunch.system import helper, nvml, slurm
+from hpclaunch.worker import mps, mpsdaemon, processes
+
+NOBODY = 65534
+# A process that looks like an srun, of a name that can be chosen.
+SRUN = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, b"srun", 0, 0, 0)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_they_are_what_they_were_asked_to_be(strangers):
+    for name, pid in strangers.items():
+        with open(f"/proc/{pid}/comm", "rb") as f:
+            assert f.read() == name + b"\n"
+        assert os.stat(f"/proc/{pid}").st_uid == (NOBODY if os.geteuid() == 0 else os.geteuid())
+
+
+@pytest.mark.parametrize(("options", "ends"), [((), True), (("--no-kill",), False)])
+def test_whether_slurm_ends_the_step(strangers, options, ends):
+    environ = {"SLURM_JOB_ID": "4711"}
+    assert not slurm.ends_with_a_node(environ)
+    srun = subprocess.Popen(
+        [sys.executable, "-c", SRUN, *options, "hpclaunch"],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    srun.stdout.readline()
+    try:
+        assert slurm.ends_with_a_node(environ) is ends
+    finally:
+        srun.communicate()
+
+
+def test_children_where_the_kernel_has_no_list_of_them(strangers, monkeypatch):
+    def opened(path, *args):
+        if path.endswith("/children"):
+            raise FileNotFoundError(path)
+        return open(path, *args)
+
+    listed = processes.children()
+    monkeypatch.setattr(processes, "open", opened, raising=False)
+    assert sorted(processes.children()) == sorted(listed)
+    assert set(strangers.values()) <= set(listed)
+
+
+def test_what_a_session_has_written(strangers):
+    mine = os.getsid(0)
+    total = processes.written([mine, 1 << 30])
+    assert total[mine] > 0
+    assert total[1 << 30] == 0
+
+
+def test_what_a_process_catches(strangers):
+    """A line of its status that is none, as its name has it, is not read as one."""
+    for name, pid in strangers.items():
+        assert processes.catches(pid, signal.SIGINT), name  # by Python
+        for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM):
+            assert not processes.catches(pid, signum), (name, signum)
+
+
+def test_users_of_mps(strangers, tmp_path):
+    assert mpsdaemon.users(str(tmp_path)) == []
+    assert mpsdaemon.end_users(str(tmp_path))
+
+
+def test_clients_of_mps(strangers):
+    assert set(strangers.values()) <= {pid for pid, _ in mps.everyone()}
+    assert not any(mps.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
+
+
+def test_what_a_helper_has_left(strangers):
+    assert set(strangers.values()) <= {process.pid for process in helper._orphans()}
+
+
+def test_what_is_said_of_those_on_a_gpu_is_for_any_console(strangers):
+    found = [nvml._process(pid, 1 << 30, dead=()) for pid in strangers.values()]
+    assert [p.command for p in found] == ["mod?", ") R 1 (x", "a?SigCgt:?fffff", "?[31mred???"]
+    foreign = [nvml.replace(p, user="else", ours=False) for p in found]
+    findings = History().answer([Reading("GPU 0", processes=tuple(foreign), idle=True)])
+    assert findings
+    for finding in findings:
+        assert finding.found.isprintable(), finding
