@@ -45,7 +45,7 @@ def of_mps():
     found = []
     for path in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError, psutil.Error):
-            if path.read_text().startswith("nvidia-cuda-mps"):
+            if path.read_bytes().startswith(b"nvidia-cuda-mps"):  # others may be no text
                 process = psutil.Process(int(path.parent.name))
                 if process.environ().get(MARK) == os.environ[MARK]:  # a zombie has none
                     found.append(process)
