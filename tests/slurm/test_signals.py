@@ -51,8 +51,10 @@ def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Laun
         assert f"hpclaunch: {host}: ended by SIGTERM while waiting for n1" in ended.output
 
 
-def test_after_nohup_a_hangup_ends_nothing(cluster: Cluster, launch: Launch) -> None:
-    """On no node: it comes neither to the agents nor to their workers."""
+def test_after_nohup_a_hangup_ends_nothing(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """On no node: neither the agents nor their workers are told."""
     job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun="srun nohup hpclaunch")
     job.until_all_run(3)
     workers = cluster.processes(WORKER)
@@ -62,10 +64,12 @@ def test_after_nohup_a_hangup_ends_nothing(cluster: Cluster, launch: Launch) -> 
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
         assert ignored & 1 << signal.SIGHUP - 1, status
     job.cancel("--signal=HUP")
-    job.cancel("--signal=USR2")  # which comes after it
-    job.says("SIGUSR2 not passed on to rank 0")
+    job.cancel("--signal=USR1")
+    for rank in range(3):
+        eventually(f"SIGUSR1 at rank {rank}", (tmp_path / f"usr1-{rank}").exists)
     job.cancel()
     ended = job.wait()
     assert ended.state == "CANCELLED", str(ended)
     assert "hpclaunch: ended by SIGTERM on n" in ended.output
     assert "SIGHUP" not in ended.output
+    assert "restart" not in ended.output
