@@ -20,7 +20,7 @@ from conformance.launchers import FILES, Launchers, by_hand, text
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
 from hpclaunch.system.forkserver import SITE
-from surroundings import environment
+from surroundings import SHORT, environment
 
 HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
 ERRORS = "writes what torch's @record would, where the script has none (README, Output)"
@@ -382,12 +382,14 @@ def test_a_users_sitecustomize_that_fails(here, tmp_path, start):
 
 # Children and torch
 
+SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
+
 
 @both
 @pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
 def test_children(here, tmp_path, words, start):
     place(here, "children.py", "children.py", start)
-    launchers = Launchers(here, tmp_path / "left", start=start)
+    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     for run in (python, hpclaunch):
         assert run.facts, run.err
@@ -404,7 +406,7 @@ def test_children(here, tmp_path, words, start):
 def test_training(here, tmp_path, start):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
     place(here, "training.py", "training.py")
-    launchers = Launchers(here, tmp_path / "left", start=start)
+    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python = launchers.python("training.py", workers=2)
     hpclaunch = launchers.hpclaunch("training.py", workers=2)
     for run in (python, hpclaunch):
