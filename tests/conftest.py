@@ -1,15 +1,13 @@
-"""Nothing is timed: a noisy machine is no failure."""
+"""What holds for every test: the surroundings are known, and nothing is timed."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("hpclaunch", deadline=None)
+import surroundings
+
+settings.register_profile("hpclaunch", deadline=None)  # a noisy machine is no failure
 settings.load_profile("hpclaunch")
 
 # Names that a process may give itself, of up to 15 bytes, as it likes.
@@ -19,29 +17,35 @@ NAMES = (
     b"a\nSigCgt:\tfffff",  # as a line of /proc/PID/status
     b"\x1b[31mred\x07\r\n",  # for a terminal
 )
-STRANGER = """
-import ctypes, os, sys
-libc, name = ctypes.CDLL(None), bytes.fromhex(sys.argv[1])
-if os.geteuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: what is of it in /proc is of its user again
-libc.prctl(15, name, 0, 0, 0)  # PR_SET_NAME
-print(flush=True)
-sys.stdin.read()
-"""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    known = surroundings.SURROUNDINGS
+    what = "; ".join(f"{name}: {description}" for name, description in known.items())
+    parser.addoption("--surroundings", choices=known, help=f"start everything in {what}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        surroundings.make_known()
+    except RuntimeError as e:
+        raise pytest.UsageError(str(e)) from e
+    if name := config.getoption("--surroundings"):
+        surroundings.enter(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _surroundings() -> None:
+    """Where tests run, and not where pytest-xdist starts the processes that run them."""
+    surroundings.tell()
 
 
 @pytest.fixture(scope="module")
 def strangers() -> Iterator[dict[bytes, int]]:
     """The pids of running processes, by their names; of another user's where we are root."""
-    pipe = subprocess.PIPE
-    command = [sys.executable, "-c", STRANGER]
-    running = {
-        name: subprocess.Popen([*command, name.hex()], stdin=pipe, stdout=pipe) for name in NAMES
-    }
-    for process in running.values():
-        assert process.stdout is not None
-        process.stdout.readline()
+    running = {name: surroundings.start_stranger(name) for name in NAMES}
     yield {name: process.pid for name, process in running.items()}
     for process in running.values():
-        process.communicate()
+        process.kill()
+        process.wait()

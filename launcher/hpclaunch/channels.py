@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,19 +16,6 @@ from .system.secret import VARIABLE
 
 if TYPE_CHECKING:
     from .system.reach import Witness
-
-SPARE_FILES = 512  # beside those of the connections
-
-
-def _allow_connections(agents: int) -> None:
-    """All others may come to report to this one. Its workers keep the limit that the user has: the
-    fork server is there already."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = agents + SPARE_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Channels:
@@ -53,7 +39,6 @@ class Channels:
         self._witness: Witness | None = None
         self.ends: dict[int, net.MemberChannel] = {}  # whom we report to
         agents = len(where.places)
-        _allow_connections(agents)
         self.server: net.HeadChannel | None = None
         if where.seated:
             mine = self.keys(where.index)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .core.model import Assignment
 from .core.streams import Shown, Std, Streams
+from .core.wording import as_bytes
 from .system.console import Console
 from .system.forkserver import Worker
 from .system.mirror import PARTIAL, Duplicates, Mirror, Tap
@@ -105,7 +106,7 @@ class Output:
         self.mirror.wake(time.monotonic())
         # A worker that died in the middle of a line leaves it open.
         start = "" if self.err.at_line_start else "\n"
-        self.err.write(f"{start}hpclaunch: {text}\n".encode(errors="replace"))
+        self.err.write(as_bytes(f"{start}hpclaunch: {text}\n"))
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each is told once."""

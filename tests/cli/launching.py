@@ -1,6 +1,5 @@
 """Run the command as a user does, and look at what it leaves."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,16 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from surroundings import environment
+
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
-
-
-def environment(**changes):
-    """The tests' own environment without a launcher's or Slurm's variables."""
-    foreign = ("SLURM", "TORCHELASTIC", "HPCLAUNCH", "CUDA_VISIBLE")
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(foreign) and k not in names}
-    return {**env, **{k: str(v) for k, v in changes.items()}}
 
 
 def hpclaunch(*args, cwd, env=None, before=(), **more):

@@ -17,10 +17,11 @@ import zipfile
 
 import pytest
 from conformance.launchers import FILES, Launchers, by_hand, text
-from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+from launching import HPCLAUNCH, LIMIT, hpclaunch
 
 from hpclaunch.cli import shim
 from hpclaunch.system.forkserver import SITE
+from surroundings import SHORT, environment
 
 pytestmark = pytest.mark.torch
 
@@ -270,6 +271,7 @@ SETTINGS = {
         "PYTHONCOERCECLOCALE": "0",
         "PYTHONUTF8": "0",
         "TZ": "Asia/Tokyo",
+        "größe": "ü",
     },
     "torch's and nobody's": {
         "OMP_NUM_THREADS": "2",
@@ -446,12 +448,14 @@ def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
 
 # Children and torch
 
+SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
+
 
 @both
 @pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
 def test_children(here, tmp_path, words, start):
     place(here, "children.py", "children.py", start)
-    launchers = Launchers(here, tmp_path / "left", start=start)
+    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     for run in (python, hpclaunch):
         assert run.facts, run.err
@@ -468,7 +472,7 @@ def test_children(here, tmp_path, words, start):
 def test_training(here, tmp_path, start):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
     place(here, "training.py", "training.py")
-    launchers = Launchers(here, tmp_path / "left", start=start)
+    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python = launchers.python("training.py", workers=2)
     hpclaunch = launchers.hpclaunch("training.py", workers=2)
     for run in (python, hpclaunch):

@@ -4,7 +4,7 @@ import argparse
 import os
 
 import pytest
-from launching import environment, hpclaunch, script
+from launching import hpclaunch, script
 
 from hpclaunch.cli import count, run
 from hpclaunch.cli.options import build_parser
@@ -12,6 +12,7 @@ from hpclaunch.core.devices import Gpu
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import Allocation, Place
 from hpclaunch.system.gpus import Survey
+from surroundings import environment
 
 
 def so_many(gpus):

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, environment, hpclaunch
+from launching import HPCLAUNCH, LIMIT, hpclaunch
+
+from surroundings import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 from nvml import LOST, SOURCE, Driver, Gpu, Instance
@@ -110,6 +112,13 @@ def test_a_directory_that_may_not_be_written(tmp_path, env):
     done = doctor(tmp_path, env, "--log-dir", "closed/logs", before=WITHOUT_ROOTS_RIGHTS)
     assert done.returncode == 1, done.stdout
     assert "Permission denied -> start the job in a directory" in words(done.stdout)
+
+
+def test_a_user_without_a_home(tmp_path, env):
+    """Alone nobody needs the secret."""
+    done = doctor(tmp_path, env | {"HOME": "nowhere", "XDG_STATE_HOME": ""})
+    assert done.returncode == 0, done.stdout
+    assert "has no home directory here: set HOME, or HPCLAUNCH_SECRET_FILE" in words(done.stdout)
 
 
 def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env):

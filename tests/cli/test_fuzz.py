@@ -9,7 +9,7 @@ import string
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launching import environment, hpclaunch, script
+from launching import hpclaunch, script
 
 from hpclaunch.cli import run
 from hpclaunch.cli.options import build_parser
@@ -17,6 +17,7 @@ from hpclaunch.core.errors import UsageError
 from hpclaunch.core.messages import Order, Report
 from hpclaunch.core.model import Goal, Phase
 from hpclaunch.system import slurm, wire
+from surroundings import environment
 
 many = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OPTIONS = sorted(name for a in build_parser({})._actions for name in a.option_strings)

@@ -13,8 +13,10 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import end, environment, living, script, start, until
+from launching import end, living, script, start, until
 from nvml import LOST, Driver, Gpu
+
+from surroundings import SHORT, environment
 
 STAND_INS = Path(nvml.__file__).parent
 CLIENT = """\
@@ -79,7 +81,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
-    temporary = Path(tempfile.mkdtemp())  # short: sockets lie in it
+    temporary = Path(tempfile.mkdtemp(dir=SHORT))
     machine = Machine(tmp_path, temporary)
     yield machine
     if machine.process is not None and machine.process.poll() is None:

@@ -5,8 +5,10 @@ below that is a stand-in.
 import json
 
 import pytest
-from launching import environment, hpclaunch, script
+from launching import hpclaunch, script
 from nvml import Driver, Gpu, Instance, uuid
+
+from surroundings import environment
 
 TELL = """\
 import json, os

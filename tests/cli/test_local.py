@@ -2,13 +2,17 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
-from launching import LIMIT, end, environment, family, hpclaunch, living, script, start, until
+from launching import LIMIT, end, family, hpclaunch, living, script, start, until
+
+from surroundings import environment
 
 pytestmark = pytest.mark.torch
 
@@ -92,6 +96,12 @@ def test_the_exit_code_is_the_causes_own(tmp_path, code, told):
     assert "no restarts were allowed (--max-restarts 0)" in done.stderr
     if code == "1/0":
         assert "    | ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_a_home_that_cannot_be_written_is_not_needed(tmp_path):
+    path = script(tmp_path, "print('hello')")
+    done = hpclaunch("--nproc", 2, path, cwd=tmp_path, env=environment(HOME="/sys/kernel"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n" * 2, "")
 
 
 def test_workers_do_not_need_torch(tmp_path):
@@ -196,6 +206,36 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     job.kill()
     job.communicate(timeout=LIMIT)
     assert until(lambda: not living(pids))
+
+
+LIMITED = (64, 200)  # open files: soft, hard
+
+
+@pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])
+def test_the_launcher_needs_more_open_files_than_the_user_has_asked_for(tmp_path, torch):
+    """It takes them, and leaves its workers with what they have; those of the next round too."""
+    body = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)\n" + WAIT
+    job = start(
+        *("--nproc", 8, "--max-restarts", 1, script(tmp_path, torch + body)),
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, LIMITED),
+    )
+    for number in (0, 1):
+        until(lambda n=number: sum("up" in t for t in outputs_if_any(tmp_path, n).values()) == 8)
+        assert {t.splitlines()[0] for t in outputs(tmp_path, number).values()} == {str(LIMITED)}
+        assert psutil.Process(job.pid).rlimit(resource.RLIMIT_NOFILE) > LIMITED
+        os.kill(family(job)[1], signal.SIGKILL)
+    job.communicate(timeout=LIMIT)
+
+
+def test_fewer_open_files_than_the_launcher_needs(tmp_path):
+    limit = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    path = script(tmp_path, "print('ran')")
+    assert hpclaunch("--nproc", 7, path, cwd=tmp_path, before=limit).stdout == 7 * "ran\n"
+    done = hpclaunch("--nproc", 8, path, cwd=tmp_path, before=limit)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "a launcher of 8 workers has up to 65 files open, and no more than 64 are" in line
 
 
 @pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import environment, hpclaunch
+from launching import hpclaunch
 
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.errors import UsageError
+from surroundings import environment
 
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -94,11 +94,10 @@ def parse(*words, **environ):
 
 
 def ask_torch(lines=(), **environ):
-    plain = {k: v for k, v in os.environ.items() if not k.startswith("PET_")}
     done = subprocess.run(
         [sys.executable, "-c", TORCH],
         input=json.dumps(lines),
-        env=plain | environ,
+        env=environment(**environ),
         capture_output=True,
         text=True,
         check=True,

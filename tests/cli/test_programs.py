@@ -4,7 +4,9 @@ import os
 import sys
 
 import pytest
-from launching import environment, hpclaunch, script
+from launching import hpclaunch, script
+
+from surroundings import environment
 
 TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
 

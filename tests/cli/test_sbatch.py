@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HPCLAUNCH, environment, hpclaunch, script
+from launching import HPCLAUNCH, hpclaunch, script
 
 from hpclaunch.cli import main, profiles
+from surroundings import environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "sbatch.md"
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,8 +30,6 @@ def sbatch(cwd, monkeypatch, capsys):
     """Run the command in this process: (exit code, standard output, standard error)."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "path", list(sys.path))  # the command puts it in order
-    for name in [name for name in os.environ if name.startswith(("SLURM", "PET_"))]:
-        monkeypatch.delenv(name)
 
     def sbatch(*args):
         code = main(["sbatch", *map(str, args)])
@@ -143,7 +142,7 @@ def test_words_reach_the_launcher_as_they_are(cwd, printed):
     """Through the shell of the job, which is bash."""
     for name, does in {
         "srun": 'exec "$@"',
-        "hpclaunch": f"exec {sys.executable} -c '{TELLS}' \"$@\"",
+        "hpclaunch": f"exec {sys.executable} -X utf8 -c '{TELLS}' \"$@\"",
     }.items():
         (cwd / "bin").mkdir(exist_ok=True)
         (cwd / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from launching import environment, free_port, script
+from launching import free_port, script
 from launching import start as start_agent
 
 import hpclaunch
 from hpclaunch.system.wire import VERSION
+from surroundings import environment
 
 TRAIN = """
 import os, signal, torch, torch.distributed as dist
@@ -28,10 +30,23 @@ dist.destroy_process_group()
 """
 
 
-def start(*args, cwd, **changes):
+SAVE = """
+import os, sys, torch
+names = ("RANK", "TORCHELASTIC_RUN_ID", "HPCLAUNCH_CHECKPOINT")
+rank, run, path = (os.environ[name] for name in names)
+if path:
+    sys.stdout.buffer.write(os.fsencode(f"{rank} {run} {path}\\n"))
+elif rank == "0":
+    torch.save({}, f"{run}.tmp")
+    os.rename(f"{run}.tmp", f"{run}.pt")
+    sys.exit(3)
+"""
+
+
+def start(*args, cwd, errors=None, **changes):
     """With a secret of the test's own."""
     environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
-    return start_agent(*args, cwd=cwd, environ=environ)
+    return start_agent(*args, cwd=cwd, environ=environ, errors=errors)
 
 
 def finish(agents):
@@ -72,6 +87,34 @@ def test_machines_that_come_in_any_order(tmp_path):
     common.append(f"--rdzv-endpoint=localhost:{free_port()}")
     agents = [start(*common, path, cwd=tmp_path) for _ in range(3)]
     assert finish(agents) == [f"{r} 3 1 0 {r} 77 3" for r in range(3)]
+
+
+OLD_NAME = os.fsdecode(b"gr\xf6\xdfe")  # in Latin-1
+
+
+def test_names_in_another_encoding(tmp_path):
+    """The checkpoint that all resume from has a name which is not UTF-8, and so has all else."""
+    directory = tmp_path / OLD_NAME
+    directory.mkdir()
+    path = script(directory, SAVE, OLD_NAME)
+    common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", f"--rdzv-id={OLD_NAME}"]
+    common += [f"--rdzv-endpoint=localhost:{free_port()}", f"--checkpoint-dir={directory}"]
+    common += [f"--log-dir={directory}/logs", path]
+    agents = [start(*common, cwd=directory, errors="surrogateescape") for _ in range(2)]
+    point = directory / f"{OLD_NAME}.pt"
+    assert finish(agents) == [f"{rank} {OLD_NAME} {point}" for rank in range(2)]
+
+
+def test_a_machine_without_the_script_names_it(tmp_path):
+    common = ["--nnodes=2", "--nproc=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    agents = [
+        start(*common, f"--node-rank={rank}", name, cwd=tmp_path, errors="surrogateescape")
+        for rank, name in enumerate((script(tmp_path, ""), OLD_NAME))
+    ]
+    head, member = (agent.communicate(timeout=60)[1] for agent in agents)
+    assert [agent.returncode for agent in agents] == [2, 2]
+    assert f"no script {OLD_NAME} in {tmp_path}\n" in head
+    assert "Traceback" not in head + member
 
 
 def test_a_machine_with_another_secret_is_told_why(tmp_path):

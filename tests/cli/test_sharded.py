@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import environment, hpclaunch
+from launching import hpclaunch
+
+from surroundings import environment
 
 WORKERS = Path(__file__).parents[2] / "workers"
 

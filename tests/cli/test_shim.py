@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from conformance.launchers import Launchers
-from launching import HPCLAUNCH, LIMIT, environment, script
+from launching import HPCLAUNCH, LIMIT, script
 from test_conformance import assert_same, place
 from test_usage import WITHOUT_ROOTS_RIGHTS
 
 import hpclaunch
 from hpclaunch.cli import main, shim
 from hpclaunch.system.forkserver import SITE
+from surroundings import environment
 
 SHIM = shim.DIRECTORY
 BIN = HPCLAUNCH.parent  # of hpclaunch, of torch's own torchrun, and of an interpreter

@@ -7,7 +7,9 @@ import sys
 import sysconfig
 
 import pytest
-from launching import LIMIT, end, environment, hpclaunch, script, start
+from launching import LIMIT, end, hpclaunch, script, start
+
+from surroundings import environment
 
 # One rank fails, the other waits for it and handles SIGTERM; then all is well.
 LOSES = """

@@ -12,7 +12,9 @@ import termios
 import time
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, environment, family, living, until
+from launching import HPCLAUNCH, LIMIT, family, living, until
+
+from surroundings import environment
 
 ROWS, COLUMNS = 17, 93
 TELL = """

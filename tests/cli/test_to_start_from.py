@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from launching import environment, hpclaunch
+from launching import hpclaunch
+
+from surroundings import environment
 
 ROOT = Path(__file__).parent.parent.parent
 JOB_SCRIPTS = sorted((ROOT / "sbatch").glob("*.sbatch"))

@@ -4,7 +4,9 @@ import os
 import subprocess
 
 import pytest
-from launching import HPCLAUNCH, environment, hpclaunch, script
+from launching import HPCLAUNCH, hpclaunch, script
+
+from surroundings import environment
 
 # For root the modes of files mean nothing unless these two capabilities are gone.
 WITHOUT_ROOTS_RIGHTS = (
@@ -137,6 +139,13 @@ def test_what_may_not_be_read_or_written(cwd, closed, args, says):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert says in line
+
+
+def test_a_name_in_another_encoding_is_shown_as_it_is(cwd):
+    name = os.fsdecode(b"gr\xf6\xdfe.py")  # in Latin-1
+    done = hpclaunch(name, cwd=cwd, errors="surrogateescape")
+    assert done.returncode == 2
+    assert done.stderr == f"hpclaunch: error: no script {name} in {cwd}\n"
 
 
 def test_help_and_version(cwd):

@@ -35,7 +35,8 @@ PURE = {
     "zlib",
 }
 # What several of the system's rooms share.
-SHARED = tuple(f"hpclaunch.system.{name}" for name in ("archives", "disk", "helper", "sealed"))
+ROOMS = ("archives", "descriptors", "disk", "helper", "packing", "sealed")
+SHARED = tuple(f"hpclaunch.system.{name}" for name in ROOMS)
 # What each room may import of the package; those of one file stand beside the agent.
 ALLOWED = {
     "core": {"core"},
@@ -53,7 +54,10 @@ ALLOWED = {
         *{"core", "system", "config"},
         *{"report", "workers", "joining", "output", "health", "sharing"},
     },
-    "cli": {"core", "system", "report", "config", "workers", "agent", "cli", "__init__"},
+    "cli": {
+        *{"core", "system", "helper", "config"},
+        *{"report", "workers", "agent", "cli", "__init__"},
+    },
     "__main__": {"cli"},
     "shims": set(),
     "__init__": set(),

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from console import Step, follow, sections
 
+from surroundings import environment
+
 ROOT = Path(__file__).parents[2]
 SECTIONS = sections(ROOT / "docs" / "quickstart.md")
 LAPTOP = ["On a laptop", "When a worker dies"]
@@ -29,9 +31,7 @@ def test_every_section_is_followed_somewhere() -> None:
 @pytest.mark.parametrize("title", LAPTOP)
 def test_on_a_laptop(title: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "workers", tmp_path / "workers")
-    foreign = ("SLURM", "TORCHELASTIC", "HPCLAUNCH")
-    env = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    env = environment(PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
     def run(command: str) -> str:
         done = subprocess.run(

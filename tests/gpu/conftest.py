@@ -15,6 +15,7 @@ from typing import NoReturn, Protocol
 import pytest
 
 from slurm.cluster import eventually
+from surroundings import SHORT
 
 from .jobs import (
     CONTROL,
@@ -91,8 +92,8 @@ def real_mps(machine: Machine) -> None:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Short, since the paths of MPS's sockets are limited; empty after the test."""
-    directory = Path(tempfile.mkdtemp(prefix="gpu-"))
+    """For MPS's sockets; empty after the test."""
+    directory = Path(tempfile.mkdtemp(prefix="gpu-", dir=SHORT))
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+import surroundings
 from slurm.cluster import eventually
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -22,15 +23,12 @@ ROOT = Path(__file__).parent.parent.parent
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 CONTROL = "nvidia-cuda-mps-control"
 LIMIT = 150.0  # seconds: eight first starts of CUDA, where the files of torch are not in memory yet
-# What a launcher, Slurm or an MPS around the tests would tell
-_FOREIGN = ("SLURM", "TORCHELASTIC", "HPCLAUNCH", "CUDA_VISIBLE", "CUDA_MPS", "NCCL", "OMP_NUM")
 
 Told = Mapping[str, Any]  # see `scripts/tell.py`
 
 
 def environment(**changes: str) -> dict[str, str]:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
-    return plain | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | changes
+    return surroundings.environment(**{"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | changes)
 
 
 @dataclass(frozen=True)

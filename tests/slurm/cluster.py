@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import secrets
 import shutil
 import sys
@@ -20,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import surroundings
+
 from . import hosts
 from .hosts import Host, Process
 
@@ -27,6 +30,7 @@ TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scont
 CONTROLLER = "ctl"
 PREFIX = "hpclaunch-slurm-"
 DAEMONS = r"^(\S*/)?(slurmd|slurmstepd|slurmctld|slurmscriptd|munged)\b|^: slurmscriptd"
+NOT_OF_JOBS = rf"{DAEMONS}|^\S+ {re.escape(str(surroundings.STRANGER))}$"
 _CONFIG = """\
 ClusterName=test
 SlurmctldHost={controller}
@@ -68,7 +72,7 @@ def remove_stale() -> None:
 
     A cluster holds the lock in its directory for as long as its process lives.
     """
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in Path(surroundings.SHORT).glob(f"{PREFIX}*"):
         if path.is_symlink() or path.stat().st_uid != os.geteuid():
             continue
         with (path / "lock").open("w") as lock:
@@ -84,7 +88,7 @@ class Cluster:
 
     def __init__(self, open_to_all: Sequence[Path]) -> None:
         """`open_to_all` are the directories that jobs of any user need."""
-        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=surroundings.SHORT))
         self._lock = (self.directory / "lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.directory.chmod(0o755)
@@ -95,6 +99,7 @@ class Cluster:
             "LANG": "C.UTF-8",
             "PYTHONDONTWRITEBYTECODE": "1",
             "SLURM_CONF": str(self.directory / "slurm.conf"),
+            **surroundings.variables,
         }
 
     def up(self, nodes: int, gpus: int, cpus: int) -> None:
@@ -105,6 +110,8 @@ class Cluster:
         # Else every host would have the load of all of them, and of the tests beside them.
         setup += [f"mount --bind {self.directory}/loadavg /proc/loadavg"]
         setup += hosts.opening(self._open_to_all, self.directory / "aside")
+        if surroundings.entered == "stranger":
+            setup.append(f"cat < <({sys.executable} {surroundings.STRANGER})")
         for name, number in names.items():
             self._all.append(Host(name, number, setup))
         self.controller, *computing = self._all
@@ -118,14 +125,14 @@ class Cluster:
         here = self.directory
         (here / "state").mkdir()
         lines = ["127.0.0.1 localhost", *(f"{hosts.NETWORK[n]} {h}" for h, n in names.items())]
-        (here / "hosts").write_text("\n".join(lines) + "\n")
-        (here / "loadavg").write_text("0.00 0.00 0.00 1/1 1\n")
         config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
-        (here / "slurm.conf").write_text(config)
-        for gpu in range(numbers["gpus"]):  # Slurm asks only that they are there
-            (here / f"gpu{gpu}").touch()
         gres = f"Name=gpu File={here}/gpu[0-{numbers['gpus'] - 1}]\n"
-        (here / "gres.conf").write_text(gres)
+        files = {"hosts": "\n".join(lines) + "\n", "loadavg": "0.00 0.00 0.00 1/1 1\n"}
+        files |= {"slurm.conf": config, "gres.conf": gres}
+        files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # all that Slurm asks of them
+        for name, text in files.items():
+            (here / name).write_text(text)
+            (here / name).chmod(0o644)  # for every user
         key = here / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(1024))
@@ -133,10 +140,12 @@ class Cluster:
     def _start_daemons(self) -> None:
         names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log"}
         options = [f"--{o}={self.directory}/munge.{n}" for o, n in names.items()]
-        self.on(CONTROLLER, ["munged", *options, f"--seed-file={self.directory}/munge.seed"])
-        self.on(CONTROLLER, ["slurmctld"])
+        self.start_daemon(
+            CONTROLLER, "munged", *options, f"--seed-file={self.directory}/munge.seed"
+        )
+        self.start_daemon(CONTROLLER, "slurmctld")
         for name in self.nodes:
-            self.on(name, ["slurmd"])
+            self.start_daemon(name, "slurmd")
 
         def idle() -> bool:
             states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
@@ -159,10 +168,14 @@ class Cluster:
         where = self.controller if host == CONTROLLER else self.nodes[host]
         return where.run(argv, env=self.env, user=user, stdin=stdin)
 
+    def start_daemon(self, host: str, *argv: str) -> None:
+        """One of the site's, whatever the umask is that the users of this cluster have."""
+        self.on(host, ["sh", "-c", 'umask 022; exec "$@"', "sh", *argv])
+
     def processes(self, pattern: str = "", host: str = "") -> list[Process]:
-        """The living ones of the nodes, or of one node; without Slurm's and without zombies."""
+        """The living ones of jobs on the nodes, or on one node; no zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
-        return [p for h in where for p in h.processes(rf"^(?!{DAEMONS}).*(?:{pattern})")]
+        return [p for h in where for p in h.processes(rf"^(?!{NOT_OF_JOBS}).*(?:{pattern})")]
 
     @contextmanager
     def parted(self, names: Collection[str]) -> Iterator[None]:
@@ -178,6 +191,11 @@ class Cluster:
 
     # Jobs
 
+    def environment(self, home: Path) -> dict[str, str]:
+        """Of a job whose user has this home."""
+        users = {"HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
+        return self.env | users | surroundings.variables
+
     def sbatch(
         self,
         body: str,
@@ -189,13 +207,12 @@ class Cluster:
         options: Sequence[str] = (),
     ) -> Job:
         """Submit a script of one task per node, whose files and home are in `directory`."""
-        everything = self.env | {"HOME": str(directory), "XDG_STATE_HOME": f"{directory}/state"}
         output = directory / f"job-{secrets.token_hex(4)}.out"
         command = ["sbatch", "--parsable", "--no-requeue", f"--nodes={nodes}", f"-D{directory}"]
         command += ["--ntasks-per-node=1", f"--output={output}", *options]
         script = f"#!/bin/bash\n{body}\n"
         said = self.controller.run(
-            command, env=everything | dict(env or {}), user=user, stdin=script
+            command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
         )
         return Job(self, int(said.split(";")[0]), directory, output)
 

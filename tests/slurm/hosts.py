@@ -52,6 +52,7 @@ class Host:
         self.address = str(NETWORK[number])
         lines = [
             "set -e",
+            "umask 022",
             f"hostname {name}",
             "ip link set lo up",
             "mount -t tmpfs tmpfs /dev/shm",
@@ -175,9 +176,9 @@ class Host:
             try:
                 if os.readlink(entry / "ns/pid") != self._space:
                     continue
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                command = (entry / "cmdline").read_text().replace("\0", " ").strip()
-                if (entry / "comm").read_text() == "hpclaunch-torch\n":
+                state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+                command = os.fsdecode((entry / "cmdline").read_bytes()).replace("\0", " ").strip()
+                if (entry / "comm").read_bytes() == b"hpclaunch-torch\n":
                     command = f"(template) {command}"  # it shares the workers' command line
                 uid = entry.stat().st_uid
             except (FileNotFoundError, ProcessLookupError, PermissionError):

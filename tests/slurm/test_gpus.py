@@ -19,6 +19,8 @@ import nvml
 import pytest
 from nvml import LOST, Driver, Gpu
 
+from surroundings import SHORT
+
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, ROOT, SCRIPTS
 
@@ -80,7 +82,7 @@ class Gpus:
 
 @pytest.fixture
 def gpus(cluster: Cluster, tmp_path: Path) -> Iterator[Gpus]:
-    temporary = Path(tempfile.mkdtemp(prefix="gpu-", dir="/tmp"))  # short: sockets lie in it
+    temporary = Path(tempfile.mkdtemp(prefix="gpu-", dir=SHORT))
     nvml.library().chmod(0o755)
     yield Gpus(cluster, tmp_path, temporary)
     shutil.rmtree(temporary)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from surroundings import entered
+
 from .cluster import Cluster
 from .job_scripts import came_out_alike, reached, rounds, run, run_with_a_kill
 
@@ -71,6 +73,7 @@ def test_accelerate(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)  # it may have to compile
+@pytest.mark.skipif(entered == "locale", reason="DeepSpeed calls torch.compile: see test_start.py")
 def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: Path) -> None:
     """ZeRO-3: killed while it saves, it goes on from what `latest` names."""
     env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}

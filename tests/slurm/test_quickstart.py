@@ -21,11 +21,10 @@ NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
 def test_on_a_cluster(title: str, cluster: Cluster, tmp_path: Path) -> None:
     """Its GPUs are none: one worker on each node. Nor has it names for addresses, as c10d says."""
     shutil.copytree(ROOT / "workers", tmp_path / "workers")
-    home = {"HOME": str(tmp_path), "XDG_STATE_HOME": f"{tmp_path}/state"}
-    quiet = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env = cluster.environment(tmp_path) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def run(command: str) -> str:
         words = ["bash", "-c", command]
-        return cluster.controller.run(words, env=cluster.env | home | quiet, cwd=tmp_path)
+        return cluster.controller.run(words, env=env, cwd=tmp_path)
 
     follow(SECTIONS[title], run, {})

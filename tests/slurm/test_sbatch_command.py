@@ -23,11 +23,13 @@ class User:
     def __init__(self, cluster: Cluster, directory: Path) -> None:
         self.cluster, self.directory = cluster, directory
         shutil.copy(SCRIPTS / "words.py", directory)
-        self._home = {"HOME": str(directory), "XDG_STATE_HOME": f"{directory}/state"}
 
     def types(self, *words: str, stdin: str = "") -> str:
         return self.cluster.controller.run(
-            words, env=self.cluster.env | self._home, cwd=self.directory, stdin=stdin
+            words,
+            env=self.cluster.environment(self.directory),
+            cwd=self.directory,
+            stdin=stdin,
         )
 
     def sees(self, id_: str) -> list[dict[str, object]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from .cluster import Cluster, eventually
-from .conftest import FORK_SERVER, SCRIPTS, Launch
+from .conftest import FORK_SERVER, SCRIPTS, WORKER, Launch
 
 TELL = SCRIPTS / "tell.py"
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
@@ -48,3 +49,27 @@ def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Laun
     assert ended.state == "CANCELLED", str(ended)
     for host in ("n2", "n3"):
         assert f"hpclaunch: {host}: ended by SIGTERM while waiting for n1" in ended.output
+
+
+def test_after_nohup_a_hangup_ends_nothing(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """On no node: neither the agents nor their workers are told."""
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun="srun nohup hpclaunch")
+    job.until_all_run(3)
+    workers = cluster.processes(WORKER)
+    assert len(workers) == 3, workers
+    for process in workers:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+        assert ignored & 1 << signal.SIGHUP - 1, status
+    job.cancel("--signal=HUP")
+    job.cancel("--signal=USR1")
+    for rank in range(3):
+        eventually(f"SIGUSR1 at rank {rank}", (tmp_path / f"usr1-{rank}").exists)
+    job.cancel()
+    ended = job.wait()
+    assert ended.state == "CANCELLED", str(ended)
+    assert "hpclaunch: ended by SIGTERM on n" in ended.output
+    assert "SIGHUP" not in ended.output
+    assert "restart" not in ended.output

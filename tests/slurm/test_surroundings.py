@@ -52,7 +52,7 @@ def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path)
         job.says("going on without n3: 2 nodes")
         progress(job, EPOCHS - 1)
     finally:
-        cluster.on(CONTROLLER, ["slurmctld"])
+        cluster.start_daemon(CONTROLLER, "slurmctld")
     ended = job.wait()
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
     assert_right(ended)

@@ -35,6 +35,29 @@ def test_a_job_of_an_unprivileged_user(launch: Launch, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("user", "env"),
+    [
+        ("root", {"HOME": "/sys/kernel", "XDG_STATE_HOME": ""}),
+        (USER, {"HOME": "/", "XDG_STATE_HOME": ""}),
+        (USER, {"XDG_STATE_HOME": "/nonexistent"}),
+    ],
+    ids=["not by root", "not by its user", "missing"],
+)
+def test_a_home_that_cannot_be_written(
+    launch: Launch, home: Path, user: str, env: dict[str, str]
+) -> None:
+    """One error for all, which says how to do without."""
+    job = launch("--nproc", 1, TELL, user=user, directory=home, env=env)
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    assert job.codes == {0: 2, 1: 2, 2: 2}
+    assert f"cannot use the secret file {env['XDG_STATE_HOME'] or env['HOME']}" in ended.output
+    assert f"set {secret.VARIABLE} to a file that all nodes of the job share" in ended.output
+    assert "Traceback" not in ended.output
+    assert job.told() == {}
+
+
+@pytest.mark.parametrize(
     ("owner", "mode", "words"),
     [
         ("root", 0o644, "belongs to another user: remove it"),

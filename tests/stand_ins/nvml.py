@@ -23,6 +23,7 @@ import pytest
 
 from hpclaunch.core import devices
 from hpclaunch.system.gpus import Survey
+from surroundings import environment
 
 SOURCE = Path(__file__).with_suffix(".c")
 GIB = 1 << 30
@@ -144,13 +145,9 @@ class Driver:
 
     @property
     def environ(self) -> dict[str, str]:
-        """This process's, with the stand-in in it, and no choice of GPUs."""
-        hidden = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-        environ = {k: v for k, v in os.environ.items() if k not in hidden}
-        return environ | {
-            "LD_LIBRARY_PATH": f"{library()}:{environ.get('LD_LIBRARY_PATH', '')}".rstrip(":"),
-            "HPCLAUNCH_STAND_IN_NVML": str(self.state),
-        }
+        """This process's, with the stand-in in it."""
+        more = f":{before}" if (before := os.environ.get("LD_LIBRARY_PATH")) else ""
+        return environment(LD_LIBRARY_PATH=f"{library()}{more}", HPCLAUNCH_STAND_IN_NVML=self.state)
 
     @property
     def state(self) -> Path:

@@ -79,18 +79,19 @@ def test_more_workers_than_memory():
 @pytest.mark.parametrize(
     ("limit", "value", "agents", "grade", "advice"),
     [
-        ("NOFILE", 512, 1, "warn", "ulimit -n 1024"),
-        ("NOFILE", 512, 500, "FAIL", "ulimit -n 1024"),
-        ("AS", 1 << 36, 1, "warn", "ulimit -v unlimited"),
-        ("CPU", 3600, 1, "warn", "not on a login node"),
+        ("NOFILE", (512, 2048), 1, "warn", "ulimit -n 1024 (the hard limit allows it)"),
+        ("NOFILE", (512, 2048), 500, "warn", "ulimit -n 1024"),
+        ("NOFILE", (512, 512), 500, "FAIL", "ulimit -Hn 552; or ask for LimitNOFILE=552 of slurmd"),
+        ("AS", (1 << 36, 1 << 36), 1, "warn", "ulimit -v unlimited"),
+        ("CPU", (3600, 3600), 1, "warn", "not on a login node"),
     ],
 )
 def test_limits(limit, value, agents, grade, advice):
     program = (
         "import resource; from hpclaunch.system import checks\n"
         f"number = resource.RLIMIT_{limit}\n"
-        f"resource.setrlimit(number, ({value}, resource.getrlimit(number)[1]))\n"
-        f"finding = checks.limits({agents}); print(finding.grade.value, finding.advice)"
+        f"resource.setrlimit(number, {value})\n"
+        f"finding = checks.limits({agents}, 2); print(finding.grade.value, finding.advice)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith(f"{grade} "), done.stderr
@@ -99,7 +100,7 @@ def test_limits(limit, value, agents, grade, advice):
 
 def test_limits_are_named():
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert f"open files {'unlimited' if soft < 0 else soft}" in checks.limits(1).found
+    assert f"open files {'unlimited' if soft < 0 else soft}" in checks.limits(1, 1).found
 
 
 def test_a_log_directory_that_is_not_there_yet(tmp_path):

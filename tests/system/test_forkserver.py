@@ -101,7 +101,7 @@ def test_a_worker_is_like_a_fresh_process(client, tmp_path):
         "print(re.findall(r'Sig(?:Blk|Ign):.*', status), descriptors)\n"
     )
     expected = subprocess.run(
-        ["sh", "-c", f"exec {sys.executable} {probe} < /dev/null"],
+        ["sh", "-c", 'exec "$@" < /dev/null', "sh", sys.executable, probe],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     client.start([sys.executable, str(probe)])

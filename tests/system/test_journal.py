@@ -3,7 +3,7 @@
 import json
 import os
 
-from hpclaunch.core.events import Received, Started, Tick
+from hpclaunch.core.events import CheckpointChosen, Received, Started, Tick
 from hpclaunch.core.messages import Order
 from hpclaunch.core.model import Goal
 from hpclaunch.system.journal import Journal
@@ -35,15 +35,11 @@ def test_what_is_new_and_nothing_else(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_text_that_is_none(tmp_path):
-    """As in the name of a file that a user has typed."""
-    journal = Journal(tmp_path, "0")
-    journal.note("said", 1.0, {"text": "no script \udcff.py", "position": 2.5})
-    journal.record("event", 1.5, order(1, Goal.STOP))
-    first, second = lines(tmp_path / "journal.jsonl")
-    assert first["with"] == {"text": "no script \udcff.py", "position": 2.5}
-    assert second["event"] == "Received"
-    assert journal.complaint() == ""
+def test_names_of_files_in_another_encoding(tmp_path):
+    path = os.fsdecode(b"/points/gr\xf6\xdfe.pt")
+    Journal(tmp_path, "0").record("event", 1.0, CheckpointChosen(path))
+    (told,) = lines(tmp_path / "journal.jsonl")
+    assert told["with"]["path"] == path
 
 
 def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):

@@ -31,17 +31,21 @@ def test_numbered_machines():
         machines.fixed(3, 3, "a", 29500, run_id="r", name="x")
 
 
-def test_the_first_on_the_named_machine_is_the_head():
+NAMES = {"short": "", "long": "x" * 200, "not ASCII": "ü" * 60, "not UTF-8": "\udcff"}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_the_first_on_the_named_machine_is_the_head(name):
     """And the next one, in a process of its own, is not: nobody else need be asked."""
-    run_id = f"first-{os.getpid()}"
+    run_id = f"{name}-first-{os.getpid()}"
     code = (
-        "from hpclaunch.system import machines\n"
-        f"it = machines.first_come(2, 'localhost', 7, run_id={run_id!r}, name='x', head=None)\n"
+        "import sys; from hpclaunch.system import machines\n"
+        "it = machines.first_come(2, 'localhost', 7, run_id=sys.argv[1], name='x', head=None)\n"
         "print(it.index)"
     )
 
     def another():
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", code, run_id], capture_output=True, text=True)
         return done.stdout.strip()
 
     assert another() == "0"

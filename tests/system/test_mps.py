@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -24,6 +25,7 @@ from serving import LIMIT, gone
 from hpclaunch.core.mps import Group
 from hpclaunch.system import helper, mps
 from hpclaunch.system.mps import Keeper, find, stale
+from surroundings import SHORT
 
 STAND_INS = Path(__file__).parent.parent / "stand_ins"
 CONTROL = str(STAND_INS / "nvidia-cuda-mps-control")
@@ -66,8 +68,8 @@ def _nothing_stays(monkeypatch):
 
 @pytest.fixture
 def base(monkeypatch):
-    """SLURM_TMPDIR; short, since sockets lie in it."""
-    path = Path(subprocess.check_output(["mktemp", "-d"], text=True).strip())
+    """SLURM_TMPDIR."""
+    path = Path(tempfile.mkdtemp(dir=SHORT))
     monkeypatch.setenv("SLURM_TMPDIR", str(path))
     yield path
     shutil.rmtree(path)
@@ -422,7 +424,7 @@ def test_nothing_outlives_a_killed_keeper(agents, base, clients):
 
 LAUNCH = """
 import sys, time
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:]
 from test_mps import Agent, ONE
 agent = Agent("8.0")
 print(agent.prepare(0, ONE)["GPU-1"], agent.pid, flush=True)
@@ -437,7 +439,7 @@ def launch(clients):
 
     def make(*prefix):
         agent = subprocess.Popen(
-            [*prefix, sys.executable, "-c", LAUNCH, str(Path(__file__).parent)],
+            [*prefix, sys.executable, "-c", LAUNCH, *map(str, Path(__file__).parents[:2])],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         made.append(agent)
@@ -508,6 +510,16 @@ def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
     why = agents().fails(0, ONE)
     assert why.startswith(f"{path} is in the way: it is not a directory of this user. Remove it")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a:b", "two words", "für"])
+def test_a_place_with_an_unusual_name(agents, base, clients, monkeypatch, name):
+    place = base / name
+    place.mkdir()
+    monkeypatch.setenv("SLURM_TMPDIR", str(place))
+    pipes = agents().prepare(0, ONE)["GPU-1"]
+    assert pipes.startswith(f"{place}/hpclaunch-mps-")
+    assert clients(pipes).says == "client"
 
 
 @pytest.mark.parametrize("name", ["x" * 90, "missing"])

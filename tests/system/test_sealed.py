@@ -51,6 +51,12 @@ def latest(directory: Path, name: str, at: int) -> None:
     os.utime(directory / "latest", (at, at))
 
 
+def test_a_tag_in_another_encoding(tmp_path):
+    newest = tag(tmp_path, os.fsdecode(b"gr\xf6\xdfe"), at=100)
+    (tmp_path / "latest").write_bytes(b"gr\xf6\xdfe")
+    assert checkpoints.newest(tmp_path) == (str(newest), [])
+
+
 def passed_over(directory: Path, good: Path | str = "") -> str:
     """The one line about what is newer than `good`, which is chosen."""
     path, (line,) = checkpoints.newest(directory)

@@ -1,6 +1,7 @@
 """The secret file: made once, private, refused otherwise."""
 
 import os
+import pwd
 import stat
 from concurrent.futures import ThreadPoolExecutor
 
@@ -62,7 +63,23 @@ def test_a_place_that_cannot_be_written_names_the_way_out(tmp_path):
     [
         ({"HPCLAUNCH_SECRET_FILE": "/s", "XDG_STATE_HOME": "/x"}, "/s"),
         ({"XDG_STATE_HOME": "/x"}, "/x/hpclaunch/secret"),
+        ({"XDG_STATE_HOME": ""}, "/home/me/.local/state/hpclaunch/secret"),
+        ({"XDG_STATE_HOME": "not/absolute"}, "/home/me/.local/state/hpclaunch/secret"),
+        ({}, "/home/me/.local/state/hpclaunch/secret"),
     ],
 )
-def test_where_it_is(environ, path):
+def test_where_it_is(environ, path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
     assert str(secret.secret_path(environ)) == path
+
+
+def test_without_a_home_it_has_no_place(monkeypatch):
+    """As in a container, for a user whom nobody there knows."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(UsageError, match=f"set HOME, or {secret.VARIABLE}"):
+        secret.secret_path({})

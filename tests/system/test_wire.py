@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -61,7 +62,14 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize("message", [REPORT, *ORDERS])
+OLD_NAME = os.fsdecode(b"/c/gr\xf6\xdfe.pt")  # in Latin-1
+OF_OLD_NAMES = [
+    replace(REPORT, trouble=Trouble(2, f"on n2: no script {OLD_NAME}")),
+    Order(1, 2, "f00d", Goal.RUN, 1, assignment=replace(ASSIGNMENT, checkpoint=OLD_NAME)),
+]
+
+
+@pytest.mark.parametrize("message", [REPORT, *ORDERS, *OF_OLD_NAMES])
 def test_there_and_back(message):
     assert wire.decode(wire.encode(message)) == message
 
@@ -89,6 +97,10 @@ def altered(**changes) -> bytes:
     return json.dumps({**envelope, **changes}).encode()
 
 
+def packed(body) -> bytes:
+    return json.dumps({**json.loads(wire.encode(REPORT)), "body": body}).encode()
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -103,6 +115,11 @@ def altered(**changes) -> bytes:
         altered(body={"exits": [{"rank": 1}]}),
         altered(body={"serial": None}),
         altered(body={"serial": math.pi}),
+        packed(""),
+        packed("nonsense"),
+        packed("[]"),
+        packed('{"host": "\\udcff"}'),
+        packed("[" * 10_000),
         wire.encode(REPORT)[:-3],
     ],
 )

@@ -13,6 +13,8 @@ import pytest
 from test_hooks import HOOKS, LIMIT, environment
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from surroundings import SHORT
+
 PR_SET_PDEATHSIG = 1
 FAILS = "raise ValueError('of the worker')\n"
 OF_THE_WORKER = "ValueError: of the worker"
@@ -66,7 +68,8 @@ def worker(tmp_path):
 
 def test_what_torch_reads(worker):
     before = int(time.time())
-    ended = worker.python("def train():\n    raise KeyError('größe')\n\ntrain()\n")
+    text = "def train():\n    raise KeyError('größe')\n\ntrain()\n"
+    ended = worker.python(text, PYTHONIOENCODING="utf-8")
     assert ended.returncode == 1
     failure = ProcessFailure(0, 71, 1, str(worker.file))
     assert failure.message["message"] == "KeyError: 'größe'"
@@ -217,13 +220,14 @@ def test_a_childs_failure_is_for_the_worker_to_handle(worker, start):
     handled = f"try:\n    {start.strip()}\nexcept Exception: pass\n" if torch else start
     text = torch + PARENT + "".join(f"    {line}\n" for line in handled.splitlines())
 
-    ended = worker.python(text)
+    sockets = {"TMPDIR": SHORT}  # multiprocessing has some there
+    ended = worker.python(text, **sockets)
     assert ended.returncode == 0, ended.stderr
     assert worker.message() is None
     if not torch:
         assert "of a child" in ended.stderr
 
-    assert worker.python(text + "    " + FAILS).returncode == 1
+    assert worker.python(text + "    " + FAILS, **sockets).returncode == 1
     assert worker.message() == OF_THE_WORKER
 
 

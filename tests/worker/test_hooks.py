@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import hpclaunch
+import surroundings
 
 pytestmark = pytest.mark.torch
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 90  # seconds; far more than any of this takes
-FOREIGN = ("HPCLAUNCH", "TORCHELASTIC", "PYTHON", "MASTER", "RANK", "WORLD", "LOCAL", "SLURM")
 
 WORKER_SCRIPT = """
 import os
@@ -85,9 +85,8 @@ def processes():
 
 def environment(*path, **changes):
     """Below a worker, with `path` as the user's own PYTHONPATH."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-    env |= {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
-    return env | {k: str(v) for k, v in changes.items()}
+    users = {"PYTHONPATH": os.pathsep.join(map(str, path))} if path else {}
+    return surroundings.environment(**users, **changes)
 
 
 def worker_environment(port, rank=0, world=1, restarts=0):
@@ -217,7 +216,7 @@ dist.destroy_process_group()
     similar = tmp_path / "meeting.71.0.0.log"
     similar.touch()
     for restarts in range(2):
-        port, uri = store.port(), meeting.as_uri()
+        port, uri = store.port(), f"file://{meeting}"  # torch decodes no %20
         ranks = start_ranks(processes, port, tmp_path, text, uri, restarts=restarts)
         assert [rank.stdout.readline() for rank in ranks] == ["met\n", "met\n"]
         if restarts == 0:

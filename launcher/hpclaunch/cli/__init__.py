@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from hpclaunch.core import contract
 from hpclaunch.core.errors import UsageError
 from hpclaunch.core.model import EXIT_FAILED, EXIT_USAGE
+from hpclaunch.core.wording import as_bytes
 
 from . import options, run, shim
 from .parser import Parser
@@ -74,5 +75,8 @@ def _command(name: str, words: list[str]) -> int:
 
 
 def _complain(error: UsageError) -> int:
-    print(f"hpclaunch: error: {error}", file=sys.stderr)
+    if sys.stderr is not None:  # it may be closed
+        sys.stderr.flush()
+        sys.stderr.buffer.write(as_bytes(f"hpclaunch: error: {error}\n"))
+        sys.stderr.buffer.flush()
     return EXIT_USAGE

@@ -138,7 +138,7 @@ def _ask_torch(python: str, device: str) -> int:
     code = f"import torch; print(torch.{device}.device_count())"
     try:
         answer = subprocess.run(
-            [python, "-c", code], capture_output=True, text=True, timeout=ASK_LIMIT, check=True
+            [python, "-c", code], capture_output=True, timeout=ASK_LIMIT, check=True
         )
         return int(answer.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -80,8 +81,8 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
 
 def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
     """It is made when it is missing, as a launch would do."""
-    path = secret.secret_path(environ)
     try:
+        path = secret.secret_path(environ)
         shared = secret.load_or_create(path)
     except UsageError as e:
         return Finding("secret", str(e), Grade.FAIL), None
@@ -92,9 +93,10 @@ def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
 
 def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
     """One agent alone has nobody to share it with, but the user's next job may."""
-    path = secret.secret_path(environ)
-    if not os.path.lexists(path):
-        return Finding("secret", f"none yet; jobs of several tasks make {path}")
+    with contextlib.suppress(UsageError):
+        path = secret.secret_path(environ)
+        if not os.path.lexists(path):
+            return Finding("secret", f"none yet; jobs of several tasks make {path}")
     finding, shared = secret_file(environ)
     return finding if shared is not None else replace(finding, grade=Grade.WARN)
 
@@ -127,7 +129,7 @@ def _checks(
     yield lambda: [checks.memory(max(1, visible), host.memory_limit())]
     yield _load
     yield lambda: [checks.shared_memory()]
-    yield lambda: [checks.limits(agents if here.where.index == HEAD else 1)]
+    yield lambda: [checks.limits(agents, max(1, visible))]
     yield lambda: [checks.log_directory(log_dir)]
     yield lambda: _torch_and_gpus(question, limit, environ, seen)
     yield lambda: diagnosis_gpus.health(seen)

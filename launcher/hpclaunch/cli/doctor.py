@@ -21,6 +21,7 @@ from hpclaunch.core.errors import UsageError
 from hpclaunch.core.findings import Finding, Grade, failed
 from hpclaunch.core.model import HEAD
 from hpclaunch.core.visits import Row, Visit, differences, rows
+from hpclaunch.core.wording import as_bytes
 
 from . import values
 
@@ -91,8 +92,7 @@ def _show(visits: Sequence[Visit]) -> None:
     """Written in one piece, since other tasks of the step may write as well."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
-    text = _table(visits)
-    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
+    data = memoryview(as_bytes(_table(visits)))
     try:
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]

@@ -18,7 +18,7 @@ import zmq
 from hpclaunch.core.findings import Finding, Grade
 from hpclaunch.core.model import HEAD, Allocation
 from hpclaunch.core.visits import Call, Visit, clocks
-from hpclaunch.system import net, reach, route, secret
+from hpclaunch.system import net, packing, reach, route, secret
 
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two visits that nobody has answered
@@ -58,7 +58,7 @@ class Meeting:
                     # The member's clock stood at this half-way between our call and now.
                     skews[sender] = visit.clock - (time.time() - (now - visit.echo) / 2)
                 elif sender not in skews:
-                    self.channel.send(sender, msgspec.json.encode(Call(now)))
+                    self.channel.send(sender, packing.pack(Call(now)))
         findings = [self._who_came(awaited - visits.keys(), timeout)]
         if skews:
             places = self.where.places
@@ -71,7 +71,7 @@ class Meeting:
         for item in self.channel.receive():
             if isinstance(item, net.Arrived):
                 with contextlib.suppress(msgspec.MsgspecError):  # of another version
-                    found.append((item.sender, msgspec.json.decode(item.data, type=Visit)))
+                    found.append((item.sender, packing.unpack(item.data, Visit)))
         return found
 
     def _who_came(self, missing: Iterable[int], timeout: float) -> Finding:
@@ -94,7 +94,7 @@ class Meeting:
 
         To close with messages unread would cut the connections, and with them our last word.
         """
-        word = msgspec.json.encode(Call(0.0, code))
+        word = packing.pack(Call(0.0, code))
         for index in self._present:
             self.channel.send(index, word)
         deadline = time.monotonic() + PARTING
@@ -148,7 +148,7 @@ def _stay(channel: net.MemberChannel, visit: Visit, timeout: float) -> int | Non
     deadline = speak_at + timeout
     while (now := time.monotonic()) < deadline:
         if now >= speak_at:
-            channel.send(HEAD, msgspec.json.encode(replace(visit, clock=time.time())))
+            channel.send(HEAD, packing.pack(replace(visit, clock=time.time())))
             speak_at = now + REPEAT
         _wait(channel, min(speak_at, deadline) - now)
         for item in channel.receive():
@@ -158,11 +158,11 @@ def _stay(channel: net.MemberChannel, visit: Visit, timeout: float) -> int | Non
                 speak_at = 0.0
             elif isinstance(item, net.Arrived):
                 with contextlib.suppress(msgspec.MsgspecError):
-                    call = msgspec.json.decode(item.data, type=Call)
+                    call = packing.unpack(item.data, Call)
                     if call.code is not None:
                         return call.code
                     answer = replace(visit, clock=time.time(), echo=call.at)
-                    channel.send(HEAD, msgspec.json.encode(answer))
+                    channel.send(HEAD, packing.pack(answer))
     return None
 
 

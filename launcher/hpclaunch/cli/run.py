@@ -134,7 +134,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     """
     from hpclaunch.config import Config, Start
     from hpclaunch.core import binding, contract
-    from hpclaunch.system import affinity
+    from hpclaunch.core.host import files_needed
+    from hpclaunch.system import affinity, descriptors
 
     from .count import Count, count_workers
     from .place import locate
@@ -147,6 +148,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     trouble, logs, what, count = None, None, Program((), sys.executable), Count(1)
     begin, why = Start(warm=False, ahead=False), ""
     mode, threads = binding.Mode(options.numa_binding or options.bind), 0
+    descriptors.take(files_needed(len(where.places), 0))  # the others come, whatever is wrong here
     try:
         what = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
@@ -158,6 +160,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             cpus=len(cpus),
             per_worker=options.gpus_per_worker,
         )
+        _take_files(len(where.places), count.nproc)
         workers = where.tasks_here * count.nproc
         if workers > 1:
             sharing = workers if _are_shared(len(cpus), where, environ) else count.nproc
@@ -222,6 +225,21 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         trouble=trouble,
         notes=tuple(notes),
     )
+
+
+def _take_files(agents: int, workers: int) -> None:
+    from hpclaunch.core.host import files_needed
+    from hpclaunch.core.wording import count
+    from hpclaunch.system import descriptors
+
+    needed = files_needed(agents, workers)
+    if (most := descriptors.take(needed)) < needed:
+        others = f" in a job of {agents}" if agents > 1 else ""
+        raise UsageError(
+            f"a launcher of {count(workers, 'worker')}{others} has up to {needed} files open, and "
+            f"no more than {most} are allowed: start fewer workers here, or ask for a higher hard "
+            "limit (ulimit -Hn)"
+        )
 
 
 def _isolate(options: argparse.Namespace) -> bool:

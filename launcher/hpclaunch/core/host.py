@@ -18,6 +18,7 @@ DISK_LEAST = GIB  # a checkpoint of a model of 100 million parameters, with Adam
 FILES_LEAST = 16  # inodes: a round makes a directory, and two files per worker
 SHM_LEAST = 32 * MIB  # free; an empty /dev/shm of a container has 64 MiB
 MEMORY_LEAST = 256 * MIB  # per worker: `import torch` alone takes 225 MB
+FILES_OF_AGENT = 48  # open at once: up to 30, and a few more for a moment
 LOAD_MOST = 2  # per CPU: with more, a worker gets less than half of its CPUs
 LOAD_SPARE = 8  # and this many more on small machines, where a few processes are soon gone
 
@@ -44,6 +45,12 @@ class Host:
     load: float | None = None  # processes that want a CPU, before the first round only
     cpus: int = 1  # of the whole host
     synchronised: bool | None = None  # its clock; of interest where there are several hosts
+
+
+def files_needed(agents: int, workers: int) -> int:
+    """Open files of one agent: any of the others may come to report to it, and it follows two files
+    of each of its workers."""
+    return FILES_OF_AGENT + agents + 2 * workers
 
 
 def judge_host(now: Host) -> list[Finding]:

@@ -7,6 +7,14 @@ from collections.abc import Iterable
 GIB = 1 << 30
 
 
+def as_bytes(text: str) -> bytes:
+    """For the user to read: the name of a file as it is on disk, whatever its encoding."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # surrogates that no name of a file has
+        return text.encode(errors="backslashreplace")
+
+
 def some(names: Iterable[str], most: int) -> str:
     """The first few, each once, and how many more there are: "n1, n2 and 3 more"."""
     distinct = list(dict.fromkeys(names))

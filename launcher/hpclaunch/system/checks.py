@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from hpclaunch.core.findings import Finding, Grade
+from hpclaunch.core.host import files_needed
 
 GIB = 1 << 30
 SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
@@ -113,20 +114,24 @@ def shared_memory() -> Finding:
     return Finding(check, found)
 
 
-def limits(agents: int) -> Finding:
-    """`agents` is how many will connect to this one."""
+def limits(agents: int, workers: int) -> Finding:
+    """`agents` is how many will connect to this one, which starts so many workers."""
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
         say = _size if name in _IN_BYTES else str
         found.append(f"{name} {'unlimited' if soft == resource.RLIM_INFINITY else say(soft)}")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max(FILES_LEAST, agents + 256)
-    if 0 <= files < needed:
-        wrong.append("too few open files")
-        can = "" if 0 <= most < needed else " (the hard limit allows it)"
-        advice.append(f"ulimit -n {needed}{can}")
-        grade = Grade.FAIL if files < agents + 64 else Grade.WARN
+    needed = files_needed(agents, workers)  # which a launcher takes, where it is allowed
+    if 0 <= most < needed:
+        wrong.append(f"too few open files: a launcher needs {needed}, and the hard limit is {most}")
+        advice.append(f"ulimit -Hn {needed}; or ask for LimitNOFILE={needed} of slurmd")
+        grade = Grade.FAIL
+    elif 0 <= files < FILES_LEAST:
+        wrong.append("few open files for a worker and its data")
+        can = "" if 0 <= most < FILES_LEAST else " (the hard limit allows it)"
+        advice.append(f"ulimit -n {FILES_LEAST}{can}")
+        grade = Grade.WARN
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked != resource.RLIM_INFINITY and RDMA.is_dir() and any(RDMA.iterdir()):
         wrong.append("InfiniBand needs unlimited locked memory")

@@ -1,9 +1,10 @@
 """Processes of the agent's own, each at the other end of a socket pair: JSON lines go both ways.
 
-    python -I -S -c ... PATHS MODULE FD BLOCKED WORDS...
+    python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS), isolated from the user's environment but for the PATHS in
-which this package and what it needs lie. FD is the process's end, BLOCKED the signals that the user
+calls MODULE's main(FD, BLOCKED, *WORDS), isolated from the user's environment but for the encoding
+of names, which are the same text at both ends, and for the PATHS in which this package and what it
+needs lie. FD is the process's end, BLOCKED the signals that the user
 had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end it.
 """
 
@@ -22,10 +23,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import descriptors
+
 PR_SET_CHILD_SUBREAPER = 36
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 ROOT = str(Path(__file__).parent.parent.parent)  # where this package lies
+_PYTHON = (sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}")
 _PROGRAM = (
     "import sys, json; sys.path += json.loads(sys.argv[1]); "
     "__import__(sys.argv[2], fromlist=['main']).main(*sys.argv[3:])"
@@ -54,11 +58,12 @@ class Helper:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         own = [json.dumps([ROOT, *paths]), module, str(theirs.fileno()), numbers(mask)]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, *own, *words],
+            [*_PYTHON, "-c", _PROGRAM, *own, *words],
             pass_fds=[theirs.fileno()],
             stdin=stdin,
             stdout=stdout,
         )
+        descriptors.restore(self._process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)

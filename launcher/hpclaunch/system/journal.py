@@ -6,17 +6,16 @@ file, since appends of several nodes to one file are not atomic on a network fil
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from hpclaunch.core.effects import Effect, KeepWorkers, Send
 from hpclaunch.core.events import Event, Received, Tick
 from hpclaunch.core.model import HEAD
+
+from . import packing
 
 
 class Journal:
@@ -66,11 +65,7 @@ class Journal:
             return
         entry = {"time": time.time(), "now": now, kind: name, "with": value}
         try:
-            line = msgspec.json.encode(entry)
-        except UnicodeEncodeError:  # the name of a file, which is no UTF-8
-            line = json.dumps(msgspec.to_builtins(entry)).encode()
-        try:
-            os.write(self._fd, line + b"\n")
+            os.write(self._fd, packing.to_json(entry) + b"\n")
         except OSError as e:
             self._give_up(e)
 

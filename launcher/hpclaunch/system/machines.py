@@ -58,9 +58,12 @@ def is_local(host: str) -> bool:
 
 def _claim(what: str) -> bool:
     """Whether this process is the first one of the user's on this machine to claim it."""
+    import hashlib  # loads OpenSSL, which only an agent that meets others waits for
+
     s = socket.socket(socket.AF_UNIX)
     try:
-        s.bind(f"\0hpclaunch {os.geteuid()} {what}"[:100])
+        # The name of a socket has at most 107 bytes, a run's may have more.
+        s.bind(f"\0hpclaunch {os.geteuid()} {hashlib.sha256(os.fsencode(what)).hexdigest()}")
     except OSError:
         s.close()
         return False

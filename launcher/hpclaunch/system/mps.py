@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pwd
 import re
@@ -112,7 +113,7 @@ class Keeper(Helper):
         user; `handled` are signals beyond the usual ones on which the agent acts.
         """
         self._again = (job, control, tuple(handled), device, first_look)
-        where = (":".join(_places(os.environ)), _prefix(), _short(job))
+        where = (json.dumps(_places(os.environ)), _prefix(), _short(job))
         words = (numbers(self._again[2]), control, *where, device, str(first_look))
         super().__init__("hpclaunch.worker.mps", *words)
 

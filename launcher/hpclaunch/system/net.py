@@ -67,7 +67,7 @@ def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Ke
     import hmac  # loads OpenSSL, which an agent that is alone need not wait for
 
     def stream(purpose: str) -> bytes:
-        return hmac.digest(secret, f"hpclaunch/1 {identity} {purpose}".encode(), "sha256")
+        return hmac.digest(secret, os.fsencode(f"hpclaunch/1 {identity} {purpose}"), "sha256")
 
     head_secret = z85.encode(stream(f"head {agent}"))
     member_secret = z85.encode(stream("member"))

@@ -26,7 +26,7 @@ SLACK = 2 * 10**9  # nanoseconds between the clocks of the nodes that write one 
 # DeepSpeed's rank 0 does not wait for the others before it writes `latest`, but with ZeRO-3. A save
 # that is not finished, of the same name, comes later than this.
 EARLY = 60 * 10**9
-TAG = 256  # characters of a name: `latest` may also be a large file of another kind
+TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
 READERS = 8  # threads: a parallel file system is slow for a single one
 
 Pieces = list[tuple[int, int]]  # (start, length) in bytes; none: the whole file
@@ -49,8 +49,8 @@ def seal(directory: Path) -> Path | None:
 
 
 def _tag(directory: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError), (directory / LATEST).open() as f:
-        return f.read(TAG).strip()
+    with contextlib.suppress(OSError), (directory / LATEST).open("rb") as f:
+        return os.fsdecode(f.read(TAG).strip())
     return ""
 
 

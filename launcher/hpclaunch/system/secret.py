@@ -19,9 +19,17 @@ VARIABLE = "HPCLAUNCH_SECRET_FILE"
 
 
 def secret_path(environ: Mapping[str, str]) -> Path:
+    """UsageError when the user has no home here."""
     if path := environ.get(VARIABLE):
         return Path(path)
-    state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):  # then it means nothing, as its specification has it
+        state = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(state):
+        raise UsageError(
+            f"no place for the secret file, since user {os.geteuid()} has no home directory here: "
+            f"set HOME, or {VARIABLE} to a file that all nodes of the job share"
+        )
     return Path(state) / "hpclaunch" / "secret"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
 import msgspec
 
 from hpclaunch.core.messages import Hint, Message, Order, Report
+
+from . import packing
 
 VERSION = 6
 MAX_BYTES = 1 << 20
@@ -32,12 +33,8 @@ class _Envelope(msgspec.Struct):
 
 
 def encode(message: Message) -> bytes:
-    try:
-        body = msgspec.json.encode(message)
-    except UnicodeEncodeError:  # in words for the user: the name of a file, which is no UTF-8
-        text = json.dumps(msgspec.to_builtins(message), ensure_ascii=False)
-        body = text.encode(errors="replace")
-    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], msgspec.Raw(body)))
+    body = msgspec.Raw(packing.pack(message))
+    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], body))
 
 
 def hello() -> bytes:
@@ -59,6 +56,6 @@ def decode(data: bytes) -> Message:
                 f"one speaks version {envelope.version} of the protocol, the other {VERSION}: "
                 "install the same hpclaunch on all nodes"
             )
-        return msgspec.json.decode(envelope.body, type=_KINDS[envelope.kind])
+        return packing.unpack(envelope.body, _KINDS[envelope.kind])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"not a message: {e}") from e

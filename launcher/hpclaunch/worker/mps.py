@@ -1,9 +1,9 @@
 """The keeper: starts, verifies and ends the MPS control daemons of one agent.
 
 Started by `system/helper.py` with SPARED (as for the fork server), CONTROL, PLACES, PREFIX, JOB,
-DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES ("/a:/b") that
-can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has open,
-and FIRST the seconds until the first look at the workers.
+DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON list)
+that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has
+open, and FIRST the seconds until the first look at the workers.
 
     from the agent                                 to the agent
                                                    {"event": "swept", "names": [...]}
@@ -26,6 +26,7 @@ agent's children, or what is left is swept by the next keeper on this node. Daem
 signals that Slurm or a terminal sends to all: workers that save their state still need them.
 """
 
+import json
 import os
 import select
 import signal
@@ -251,7 +252,7 @@ def main(fd, blocked, spared, control, places, prefix, job, device, first):
     spawner = Spawner({}, numbers(blocked))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(Requests(fd), spawner, control, places.split(":"), prefix, job)
+    keeper = Keeper(Requests(fd), spawner, control, json.loads(places), prefix, job)
     try:
         keeper.run(device, float(first))
     except AgentGoneError:

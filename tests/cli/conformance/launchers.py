@@ -10,7 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from launching import HPCLAUNCH, LIMIT, environment
+from launching import HPCLAUNCH, LIMIT
+
+from surroundings import environment
 
 FILES = Path(__file__).parent
 RUN_ID = "conformance"
@@ -62,9 +64,7 @@ class Launchers:
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
         self.told = outside / "told"
         self.told.mkdir(parents=True)
-        # What an interpreter reads as it starts is for each case to say.
-        plain = {k: v for k, v in environment().items() if not k.startswith("PYTHON")}
-        self.env = {**plain, "CONFORMANCE_OUT": str(self.told), **(env or {})}
+        self.env = {**environment(CONFORMANCE_OUT=self.told), **(env or {})}
 
     def python(self, *words, workers=1):
         """The reference: an interpreter for each rank, told by hand what torchrun would tell."""

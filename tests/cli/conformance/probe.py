@@ -249,7 +249,8 @@ def the_environment():
     libc.getenv.restype = ctypes.c_char_p
     differing = [n for n in os.environb if libc.getenv(n) != os.environb[n]]
     fact("getenv differs", differing)
-    outside = set(os.fsencode(read("/proc/self/environ")).split(b"\0")) - {b""}
+    with open("/proc/self/environ", "rb") as f:
+        outside = set(f.read().split(b"\0")) - {b""}
     fact(
         "/proc/self/environ differs", sorted(outside ^ {b"=".join(i) for i in os.environb.items()})
     )

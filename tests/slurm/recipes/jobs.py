@@ -34,11 +34,10 @@ def submit(
     """`sbatch OPTIONS SCRIPT ARGS` where the recipe's files are; returns once it is over."""
     copy(script, directory)
     output = directory / "job.out"
-    home = {"HOME": str(directory), "XDG_STATE_HOME": f"{directory}/state"}
     command = ["sbatch", "--parsable", "--no-requeue", f"-D{directory}", f"--output={output}"]
     said = cluster.controller.run(
         [*command, *options, Path(script).name, *args],
-        env=cluster.env | home | ONE_THREAD | dict(env or {}),
+        env=cluster.environment(directory) | ONE_THREAD | dict(env or {}),
         cwd=directory,
     )
     return Job(cluster, int(said.split(";")[0]), directory, output).wait()

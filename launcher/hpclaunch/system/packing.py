@@ -1,0 +1,46 @@
+"""JSON of what the agents keep and tell, with the names of the user's files in it.
+
+Such a name is bytes. Those that mean nothing in the locale's encoding Python keeps as lone
+surrogates, for which UTF-8 has no place and which msgspec neither writes nor reads; the standard
+library does both, more slowly.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def to_json(value: object) -> bytes:
+    """For readers with any library."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return _escaped(value).encode()
+
+
+def pack(value: object) -> bytes:
+    """For `unpack`: JSON, or a string with the standard library's JSON in it."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_escaped(value))
+
+
+def unpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Raises MsgspecError for what is no packed value of this type."""
+    if bytes(data)[:1] != b'"':
+        return msgspec.json.decode(data, type=kind)
+    try:
+        value = json.loads(msgspec.json.decode(data, type=str))
+    except json.JSONDecodeError as e:
+        raise msgspec.DecodeError(str(e)) from e
+    return msgspec.convert(value, type=kind, str_keys=True)
+
+
+def _escaped(value: object) -> str:
+    return json.dumps(msgspec.to_builtins(value, str_keys=True))

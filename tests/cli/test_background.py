@@ -1,0 +1,104 @@
+"""Started to stay, with nohup or by `&` in a script: what is ignored then stays so, for all."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import termios
+
+import psutil
+import pytest
+from launching import HPCLAUNCH, LIMIT, family, living, script, until
+
+from surroundings import environment
+
+TELL = """
+import json, os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
+told = {s.name: signal.getsignal(s) is signal.SIG_IGN for s in signal.Signals}
+with open(f"draft-{os.environ['RANK']}", "w") as f:
+    json.dump({"ppid": os.getppid(), "ignored": [name for name in told if told[name]]}, f)
+os.rename(f.name, f"told-{os.environ['RANK']}.json")
+time.sleep(600)
+"""
+PYTHONS = ["SIGPIPE", "SIGXFSZ"]  # every Python ignores them
+
+starts = pytest.mark.parametrize(
+    "source", [TELL, "import torch\n" + TELL], ids=["cold", "warm"]
+)  # workers are fresh interpreters, or forked
+
+
+class Shell:
+    """Runs a script of one line, with {} for the launcher and its words, on a terminal of its own.
+
+    A shell that runs a script has no control of jobs: all that it starts is in the foreground.
+    """
+
+    def __init__(self, cwd, line, source):
+        self.cwd = cwd
+        self.terminal, theirs = pty.openpty()
+        words = f"{HPCLAUNCH} --nproc 2 --log-dir logs {script(cwd, source)}"
+        self.process = subprocess.Popen(
+            ["sh", "-c", line.format(words)],
+            cwd=cwd,
+            env=environment(),
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        self.told = [json.loads(until(lambda r=r: self.wrote(f"told-{r}.json"))) for r in (0, 1)]
+        fork_server = psutil.Process(self.told[0]["ppid"])
+        self.agent = fork_server.parent()
+        self.pids = family(self.agent)
+
+    def wrote(self, name):
+        path = self.cwd / name
+        return path.read_text() if path.exists() else ""
+
+    def close(self):
+        """The end of the terminal: the kernel tells everybody in its foreground."""
+        os.close(self.terminal)
+        assert self.process.wait(LIMIT) == -signal.SIGHUP
+
+    def goes_on(self, signum):
+        """After a signal that comes to nobody; one that does not wait would have come first."""
+        self.agent.send_signal(signum)
+        self.agent.send_signal(signal.SIGUSR1)
+        until(lambda: "SIGUSR1 not passed on to rank 0, 1" in self.wrote("err"))
+
+    def ended(self):
+        """With this exit code."""
+        self.agent.send_signal(signal.SIGTERM)
+        code = int(until(lambda: self.wrote("code").strip()))
+        assert until(lambda: not living(self.pids))
+        assert self.wrote("out") == "saved\nsaved\n"
+        assert "hpclaunch: ended by SIGTERM" in self.wrote("err")
+        return code
+
+
+@starts
+def test_the_end_of_a_terminal_ends_nothing_after_nohup(tmp_path, source):
+    shell = Shell(tmp_path, "nohup sh -c '{} >out 2>err; echo $? >code' & wait", source)
+    shell.close()
+    shell.goes_on(signal.SIGHUP)
+    assert shell.ended() == 128 + signal.SIGTERM
+    for told in shell.told:
+        assert sorted(told["ignored"]) == sorted(["SIGHUP", "SIGINT", "SIGQUIT", *PYTHONS])
+
+
+@starts
+def test_ctrl_c_is_not_for_a_job_in_the_background_of_a_script(tmp_path, source):
+    line = "trap : INT; {} >out 2>err & until wait $!; do code=$?; test $code = 130 || break; done"
+    shell = Shell(tmp_path, f"{line}; echo $code >code", source)
+    os.write(shell.terminal, b"\x03")  # to all
+    shell.goes_on(signal.SIGQUIT)
+    assert shell.ended() == 128 + signal.SIGTERM
+    os.close(shell.terminal)
+    shell.process.wait(LIMIT)
+    for told in shell.told:
+        assert sorted(told["ignored"]) == sorted(["SIGINT", "SIGQUIT", *PYTHONS])

@@ -1,0 +1,27 @@
+"""A process of somebody else with a name that it has given itself: `stranger.py [NAME]`, in hex.
+
+The kernel keeps 15 bytes of it, whatever they mean; without NAME it ends within a character. The
+process closes its standard output once it has the name, and ends with the one that has started it.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME = 1, 4, 15
+NOBODY = 65534
+
+libc = ctypes.CDLL(None)
+parent = os.getppid()
+name = bytes.fromhex(sys.argv[1]) if sys.argv[1:] else b"mod\xc3"
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # what is of it in /proc is of its user again
+libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+libc.prctl(PR_SET_NAME, name, 0, 0, 0)
+os.close(1)
+while os.getppid() == parent:
+    signal.pause()
