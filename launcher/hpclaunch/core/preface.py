@@ -32,7 +32,8 @@ def preface(
         return [*lines, "preflight: measuring GPUs and links"]
     lines += [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
     if checkpoint.path:
-        lines.append(f"resuming from {checkpoint.path}")
+        how = f" ({checkpoint.rule})" if checkpoint.rule else ""
+        lines.append(f"resuming from {checkpoint.path}{how}")
     return lines
 
 
