@@ -103,7 +103,7 @@ class Agent:
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
-        parts = (self.control, self.output.mirror, self.health)
+        parts = (self.control, self.output.mirror, self.health, self.resuming)
         deadline = min(part.next_deadline() for part in parts)
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
@@ -118,7 +118,7 @@ class Agent:
         # messages of the others are there and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
-        self._deliver(*self.health.expire(now))
+        self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         for complaint in (self.journal.complaint(), *self.output.complaints()):

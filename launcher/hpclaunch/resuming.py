@@ -6,6 +6,7 @@ was saved then is complete.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import zmq
 from .config import Checkpoints, Config
 from .core import events
 from .core.model import EXIT_LOST, Assignment, Trouble
-from .system.checkpoints.client import Failed, Found, Reply, Searched, Service, Verified
+from .system.checkpoints.client import Begun, Failed, Found, Reply, Searched, Service, Verified
 
 READS = ("auto", "full")  # of --verify: every byte, or as many as there is time for
 MOST_ROUNDS = 256  # that are remembered
@@ -76,8 +77,6 @@ class Resuming:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
             return [events.CheckpointChosen("")]
-        if self._service is not None and self._service.hangs:
-            self.close()
         self._left = TRIES
         return self._search(self._settings)
 
@@ -95,6 +94,20 @@ class Resuming:
         self._waits = True
         self._service.search(self._number, self._rounds)
         return []
+
+    def next_deadline(self) -> float:
+        return math.inf if self._service is None else self._service.deadline
+
+    def expire(self, now: float) -> list[events.Event]:
+        """Call it after `receive`. One that hangs in what it does by itself is replaced."""
+        service = self._service
+        if service is None or now < service.deadline:
+            return []
+        if not self._left or self._settings is None:
+            service.deadline = math.inf  # another would hang as well: it is waited for
+            return []
+        self.close()
+        return self._search(self._settings)
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
         service = self._service
@@ -115,6 +128,8 @@ class Resuming:
 
     def _on_reply(self, service: Service, reply: Reply) -> list[events.Event]:
         match reply:
+            case Begun():
+                return []
             case Failed(why=why):
                 return [self._failed(why)]
             case Searched(found=found, disk=disk):

@@ -17,7 +17,7 @@ from hpclaunch.core.model import EXIT_USAGE
 from . import options, run
 from .parser import Parser
 
-COMMANDS = ("doctor", "sbatch")
+COMMANDS = ("checkpoints", "doctor", "sbatch")
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ Launch the workers of a distributed training, restart them when one fails.
     srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
     srun hpclaunch doctor                       check what a launch depends on
+    hpclaunch checkpoints DIR                   what is there to resume from
     hpclaunch sbatch train.py ARGUMENTS         print a job script
 
 train.py sees the environment that torchrun gives it; its arguments are passed
@@ -217,6 +218,16 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "checkpoint in HPCLAUNCH_CHECKPOINT. Also a pattern: 'runs/*/checkpoints', "
         "'lightning_logs/**'. Nothing in DIR is ever changed",
     )
+    add_what_counts(add)
+    add(
+        "--resume-with",
+        metavar="TEMPLATE",
+        help=f"appended when there is a checkpoint: '--resume {PLACEHOLDER}'",
+    )
+
+
+def add_what_counts(add: Callable[..., object]) -> None:
+    """What is a checkpoint and when it is complete, for a launch and for a look at them."""
     add(
         "--checkpoint-exclude",
         type=values.patterns,
@@ -239,11 +250,6 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         help="how it is known that a checkpoint is whole. structure: by names, sizes, headers and "
         "directories; full: every byte is read as well; auto: as much of it as 2 seconds allow; "
         "off: no file is opened (default: %(default)s)",
-    )
-    add(
-        "--resume-with",
-        metavar="TEMPLATE",
-        help=f"appended when there is a checkpoint: '--resume {PLACEHOLDER}'",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hpclaunch.system.helper import Helper
 
-PATIENCE = 10.0  # seconds after which one that owes an answer is not asked again, but replaced
+PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
 
 Rounds = Iterable[tuple[int, int | None, int]]  # (begun, ended or None, ranks); wall clock, ns
 
@@ -52,7 +53,13 @@ class Verified(NamedTuple):
     left: int
 
 
-Reply = Searched | Failed | Verified
+class Begun(NamedTuple):
+    """The search with this id: it may take long."""
+
+    id: int
+
+
+Reply = Begun | Searched | Failed | Verified
 
 
 class Service(Helper):
@@ -63,20 +70,13 @@ class Service(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._asked_at: float | None = None  # of the oldest that waits for its reply
-
-    @property
-    def hangs(self) -> bool:
-        """Whether to give it up, should it be asked again."""
-        since = self._asked_at
-        return since is not None and time.monotonic() > since + PATIENCE
+        self.deadline = math.inf  # if nothing is heard by then, it hangs: begin another
 
     def search(self, number: int, rounds: Rounds) -> None:
-        self._note()
+        self.deadline = time.monotonic() + PATIENCE
         self.ask(do="search", id=number, rounds=list(rounds))
 
     def verify(self, number: int, path: str, share: tuple[int, int] = (0, 1)) -> None:
-        self._note()
         self.ask(do="verify", id=number, path=path, share=share)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
@@ -86,12 +86,8 @@ class Service(Helper):
         """Those that are there; call it when the descriptor is readable."""
         found = [_reply(**told) for told in self.receive()]
         if found:
-            self._asked_at = None
+            self.deadline = math.inf
         return found
-
-    def _note(self) -> None:
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
 
     def close(self) -> None:
         """Also ends a search that is still running."""
@@ -100,6 +96,8 @@ class Service(Helper):
 
 def _reply(event: str, id: int, **told: Any) -> Reply:  # noqa: A002 - the protocol's word
     match event:
+        case "begun":
+            return Begun(id)
         case "found":
             return Searched(id, tuple(Found(**f) for f in told["found"]), told["disk"])
         case "verified":

@@ -133,11 +133,14 @@ def _is_checkpoint(path: str) -> bool:
 
 
 def candidates(where: str, facts: Facts) -> Iterator[Candidate]:
-    for path in roots(where):
+    searched = set(roots(where))
+    for path in searched:
         try:
-            yield from _in(path, facts)
+            found = list(_in(path, facts))
         except FileNotFoundError:  # one run's directory is deleted as another looks
             continue
+        # What looks saved, and nobody knows how, may just have the checkpoints in it.
+        yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
 
 
 def _in(path: str, facts: Facts) -> Iterator[Candidate]:

@@ -145,6 +145,7 @@ def _answer(
 ) -> None:
     match request:
         case {"do": "search", "id": number, "rounds": rounds}:
+            tell("begun", id=number)
             try:
                 found = server.search(rounds)
             except OSError as e:

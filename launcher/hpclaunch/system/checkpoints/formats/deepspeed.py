@@ -49,7 +49,7 @@ class DeepSpeed:
 
     def parts(self, candidate: Candidate) -> Iterable[Part]:
         found = tag_parts(candidate.folder, candidate.place.root, candidate.facts, candidate.name)
-        candidate.world = _world(candidate.folder)
+        candidate.world = world_of(candidate.folder)
         return found
 
 
@@ -147,7 +147,7 @@ def _expected(folder: Folder) -> list[str] | None:
     return names if len(known) == len(others) else None
 
 
-def _world(folder: Folder) -> int | None:
+def world_of(folder: Folder) -> int | None:
     sizes = _first_sizes(folder)
     return sizes[0] * sizes[1] if sizes else None
 

@@ -66,7 +66,8 @@ class LightningDeepSpeed:
             return None
         tag = place.folder.folder(tags[0])
         first = tag.files[min(deepspeed.models(tag) or deepspeed.states(tag))]
-        return Candidate(place, self, first, step_of(place.name))
+        world = deepspeed.world_of(tag)
+        return Candidate(place, self, first, step_of(place.name), world)
 
     def parts(self, candidate: Candidate) -> Iterable[Part]:
         return deepspeed.root_parts(candidate.folder, candidate.facts)

@@ -58,9 +58,13 @@ class Unsealed:
     def parts(self, candidate: Candidate) -> Iterable[Part]:
         if complete := candidate.facts.complete:
             raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
+        several = len([name for name in candidate.folder.files if step_of(name)]) > 1
+        hint = (
+            f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" if several else ""
+        )
         raise IncompleteError(
             f"nothing says that it is complete: no format that is known here, and no {COMPLETE}, "
-            "which a script writes once all ranks have saved"
+            f"which a script writes once all ranks have saved{hint}"
         )
 
 
