@@ -37,9 +37,9 @@ from .core.restarts import signal_name
 from .health import Health
 from .joining import join
 from .output import Output
+from .resuming import Resuming
 from .sharing import Sharing
 from .system import errorfile, forkserver
-from .system.checkpoints import Search
 from .system.journal import Journal
 from .system.logs import size, tail
 from .system.signals import Signals
@@ -73,9 +73,9 @@ class Agent:
         port = 0 if self.channels is None else self.channels.port
         self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
-        self.search: Search | None = None
         self.health = Health(config, self._poller, self.output.say, self._note)
         self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
+        self.resuming = Resuming(config, self._poller, self._look_at_disk, self._note)
         self.round_dir: Path | None = None
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self.measuring = False  # the workers are the preflight's
@@ -109,13 +109,12 @@ class Agent:
                 ends.callback(self.sharing.close)  # its daemons serve the workers: after their end
                 ends.callback(self.forkserver.close)
                 ends.callback(self.output.close)
-                if self.search is not None:
-                    ends.callback(self.search.close)
+                ends.callback(self.resuming.close)
 
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
-        parts = (self.control, self.output.mirror, self.health)
+        parts = (self.control, self.output.mirror, self.health, self.resuming)
         deadline = min(part.next_deadline() for part in parts)
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
@@ -130,7 +129,7 @@ class Agent:
         # messages of the others are there and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
-        self._deliver(*self.health.expire(now))
+        self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         for complaint in (self.journal.complaint(), *self.output.complaints()):
@@ -151,8 +150,7 @@ class Agent:
             if self.forkserver.lost:
                 self._replace_forkserver()
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
-        if self.search is not None and self.search.fileno() in ready:
-            self._on_search(self.search)
+        self._deliver(*self.resuming.receive(ready))
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic()))
 
@@ -196,6 +194,7 @@ class Agent:
             case {"event": "lease-over"}:
                 self._deliver(events.LeaseOver())
             case {"event": "gone"}:
+                self.resuming.ended()
                 self.output.mirror.finish(time.monotonic())
                 self._deliver(events.WorkersGone())
             case {"event": "unhandled", "signum": signum, "ranks": ranks}:
@@ -228,6 +227,8 @@ class Agent:
 
     def _exit(self, rank: int, code: int, signum: int) -> Iterator[events.Event]:
         assert self.round_dir is not None, "no worker without a round"
+        if code:
+            self.resuming.ended()
         last = ""
         if code:
             names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
@@ -239,26 +240,8 @@ class Agent:
             yield events.HealthFound(said[-1] if said else silent)
         yield events.WorkerExited(rank, code, signum, last)
 
-    def _on_search(self, search: Search) -> None:
-        try:
-            answer = search.answer()
-        except OSError as e:
-            self._stop_search(search)
-            self._deliver(self._cannot_search(e))
-            return
-        if answer is not None:
-            self._stop_search(search)
-            self.health.look_at_checkpoints(Disk(**answer.disk))
-            self._deliver(events.CheckpointChosen(answer.path, tuple(answer.passed_over)))
-
-    def _cannot_search(self, error: OSError) -> events.Event:
-        reason = f"cannot look for checkpoints in {self.config.checkpoint_dir}: {error}"
-        return events.SearchFailed(Trouble(EXIT_LOST, reason))
-
-    def _stop_search(self, search: Search) -> None:
-        self._poller.unregister(search.fileno())
-        search.close()
-        self.search = None
+    def _look_at_disk(self, seen: dict[str, Any]) -> None:
+        self.health.look_at_checkpoints(Disk(**seen))
 
     # Effects
 
@@ -280,7 +263,7 @@ class Agent:
             case effects.CheckHealth():
                 self._events += self.health.check()
             case effects.ChooseCheckpoint():
-                self._choose_checkpoint()
+                self._events += self.resuming.choose()
             case effects.Diagnose():
                 self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):
@@ -296,6 +279,7 @@ class Agent:
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers():
+                self.resuming.ended()
                 self.forkserver.stop()
             case effects.KillIdleWorkers():
                 self.forkserver.kill_idle()
@@ -306,24 +290,12 @@ class Agent:
             case effects.Exit(verdict=verdict):
                 self.verdict = verdict
 
-    def _choose_checkpoint(self) -> None:
-        if self.config.checkpoint_dir is None:
-            self._events.append(events.CheckpointChosen(""))
-            return
-        if self.search is not None:
-            self._stop_search(self.search)  # a node was lost meanwhile
-        try:
-            self.search = Search(str(self.config.checkpoint_dir))
-        except OSError as e:
-            self._events.append(self._cannot_search(e))
-            return
-        self._poller.register(self.search.fileno(), zmq.POLLIN)
-
     def _start_workers(self, part: Assignment) -> None:
         logs = self.config.logs
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
         self.measuring = part.preflight
+        self.resuming.began(part)
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
         files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]

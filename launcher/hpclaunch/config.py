@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .core.binding import Mode
@@ -24,6 +23,16 @@ class Start:
     ahead: bool  # have the template import torch now, though it may serve the store alone
     modules: tuple[str, ...] = ()  # what it imports beside torch
     learn: bool = False  # and what the script is seen to import, from the second round on
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where they are saved, and what the user knows of them."""
+
+    where: str  # a directory, or a pattern of directories
+    exclude: tuple[str, ...]  # patterns of names
+    complete: str  # pattern of the file that seals a directory; "": as the format has it
+    verify: str  # "auto", "full", "structure" or "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Config:
     mps: tuple[str, str, str]  # its mode, threads and memory: core/mps.py, Settings
     shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
-    checkpoint_dir: Path | None
+    checkpoints: Checkpoints | None
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
     streams: Streams  # which of the workers' output the console shows

@@ -17,7 +17,7 @@ from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, subm
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
 ROUNDED = 0.01  # sums are, in another order
 SEAL = "checkpoints/{}/step-{}/.metadata.tmp"
-TORN = "passing over checkpoint step-{}: nothing says that it is complete"
+TORN = "passing over checkpoint step-{}: .metadata is missing"
 
 
 @pytest.mark.parametrize(("name", "below"), [("fsdp_tp", 2.5), ("pipeline", 2.6)])

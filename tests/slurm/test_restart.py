@@ -71,7 +71,7 @@ def test_a_killed_worker_costs_one_restart_and_changes_nothing(
     assert ended.output.count("restart 1 of 3") == 1
     assert "restart 2" not in ended.output
     newest = job.directory / "saved" / "epoch-1.pt"
-    assert f"resuming from {newest}\n" in ended.output
+    assert f"resuming from {newest} (torch.save, epoch 1, by its name)\n" in ended.output
     for rank, lines in enumerate(said(job, 1)):
         assert lines[0] == f"rank {rank} starts at epoch 2 from {newest}"
     assert final(ended) == undisturbed.final
@@ -109,6 +109,8 @@ def test_a_damaged_checkpoint_is_passed_over(
     ended = launch("--nproc", 1, "--checkpoint-dir", saved, *arguments, env=ONE_THREAD).wait()
     assert ended.code == 0, str(ended)
     assert f"passing over checkpoint epoch-2.pt: {why}" in ended.output
-    assert f"resuming from {saved / 'epoch-1.pt'}\n" in ended.output
+    assert (
+        f"resuming from {saved / 'epoch-1.pt'} (torch.save, epoch 1, by its name)\n" in ended.output
+    )
     assert hashes(saved) == before
     assert final(ended) == undisturbed.final

@@ -19,7 +19,7 @@ from hpclaunch.core.wording import as_bytes
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("doctor", "sbatch", "shim")
+COMMANDS = ("checkpoints", "doctor", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:

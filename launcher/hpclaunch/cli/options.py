@@ -23,6 +23,7 @@ Launch the workers of a distributed training, restart them when one fails.
     srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
     srun hpclaunch doctor                       check what a launch depends on
+    hpclaunch checkpoints DIR                   what is there to resume from
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              for tools that call torchrun
 
@@ -226,13 +227,43 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "--checkpoint-dir",
         type=values.directory,
         metavar="DIR",
-        help="where SCRIPT saves (torch.save, DCP, DeepSpeed); at every start all workers get the "
-        "newest complete checkpoint in HPCLAUNCH_CHECKPOINT. Nothing in DIR is ever changed",
+        help="where SCRIPT saves, with torch.save, DCP, the HF Trainer, Accelerate, Lightning, "
+        "DeepSpeed, Megatron or Composer; at every start all workers get the newest complete "
+        "checkpoint in HPCLAUNCH_CHECKPOINT. Also a pattern: 'runs/*/checkpoints', "
+        "'lightning_logs/**'. Nothing in DIR is ever changed",
     )
+    add_what_counts(add)
     add(
         "--resume-with",
         metavar="TEMPLATE",
         help=f"appended when there is a checkpoint: '--resume {PLACEHOLDER}'",
+    )
+
+
+def add_what_counts(add: Callable[..., object]) -> None:
+    """What is a checkpoint and when it is complete, for a launch and for a look at them."""
+    add(
+        "--checkpoint-exclude",
+        type=values.patterns,
+        default=(),
+        metavar="PATTERNS",
+        help="names that are not to be resumed from, with commas between: 'best*,final*'",
+    )
+    add(
+        "--checkpoint-complete",
+        type=values.given,
+        metavar="PATTERN",
+        help="the file that SCRIPT writes into a directory once all ranks have saved there: only a "
+        "directory that has it is complete (default: the rules of the format; .complete always "
+        "counts)",
+    )
+    add(
+        "--verify",
+        choices=("auto", "full", "structure", "off"),
+        default="auto",
+        help="how it is known that a checkpoint is whole. structure: by names, sizes, headers and "
+        "directories; full: every byte is read as well; auto: as much of it as 2 seconds allow; "
+        "off: no file is opened (default: %(default)s)",
     )
 
 

@@ -29,6 +29,9 @@ OURS = frozenset(
         "--health",
         "--preflight",
         "--checkpoint-dir",
+        "--checkpoint-exclude",
+        "--checkpoint-complete",
+        "--verify",
         "--resume-with",
         "--version",
     }

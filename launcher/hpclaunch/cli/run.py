@@ -30,7 +30,7 @@ from hpclaunch.core.model import (
 )
 
 if TYPE_CHECKING:
-    from hpclaunch.config import Config
+    from hpclaunch.config import Checkpoints, Config
     from hpclaunch.core import binding
     from hpclaunch.system.logs import LogDirectory
 
@@ -85,6 +85,7 @@ def check(options: argparse.Namespace) -> None:
     _streams(options, {})
     _seconds(options, "join_timeout", JOIN)
     _seconds(options, "last_call_timeout", LAST_CALL)
+    _check_checkpoint_options(options)
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with:
@@ -98,6 +99,19 @@ def check(options: argparse.Namespace) -> None:
         shlex.split(options.resume_with)
     except ValueError as e:
         raise UsageError(f"--resume-with {options.resume_with!r}: {e}") from e
+
+
+def _check_checkpoint_options(options: argparse.Namespace) -> None:
+    """What has no effect without a directory is most likely a mistake."""
+    if options.checkpoint_dir is not None:
+        return
+    for name, given in (
+        ("--checkpoint-exclude", options.checkpoint_exclude),
+        ("--checkpoint-complete", options.checkpoint_complete),
+        ("--verify", options.verify != "auto"),
+    ):
+        if given:
+            raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -217,7 +231,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
-        checkpoint_dir=options.checkpoint_dir,
+        checkpoints=_checkpoints(options),
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=logs,
         streams=_streams(options, environ),
@@ -307,16 +321,22 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
     return where.tasks_here > 1 and cpus >= min(int(on_node) if on_node.isdigit() else there, there)
 
 
+def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
+    from hpclaunch.config import Checkpoints
+
+    if options.checkpoint_dir is None:
+        return None
+    return Checkpoints(
+        where=str(options.checkpoint_dir),
+        exclude=options.checkpoint_exclude,
+        complete=options.checkpoint_complete or "",
+        verify=options.verify,
+    )
+
+
 def _check_checkpoint_dir(directory: Path | None) -> None:
-    """One that is not there yet is fine: the script makes it."""
-    if directory is None:
-        return
-    try:
-        os.path.abspath(directory).encode()
-    except UnicodeEncodeError as e:
-        path = ascii(str(directory))
-        raise UsageError(f"--checkpoint-dir {path}: its whole path has to be UTF-8") from e
-    if not os.path.exists(directory):
+    """One that is not there yet is fine, and so is a pattern: the script makes it."""
+    if directory is None or not os.path.exists(directory):
         return
     if not os.path.isdir(directory):
         raise UsageError(f"--checkpoint-dir {directory} is not a directory")

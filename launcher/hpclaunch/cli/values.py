@@ -63,6 +63,11 @@ def directory(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def patterns(text: str) -> tuple[str, ...]:
+    """Names with * in them, and commas between."""
+    return tuple(filter(None, (word.strip() for word in text.split(","))))
+
+
 def nodes(text: str) -> tuple[int, int]:
     """N or MIN:MAX."""
     least, _, most = text.partition(":")

@@ -87,6 +87,13 @@ class CheckpointChosen:
 
     path: str
     passed_over: tuple[str, ...] = ()  # "name: why", newer ones that are not complete
+    identity: str = ""  # another one for every save, also where the path is the same
+    rule: str = ""  # how it was found to be the newest
+
+    @property
+    def mark(self) -> str:
+        """Two of them differ if and only if something was saved in between."""
+        return self.identity or self.path
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,11 @@ class Growing:
         self._look_at = -math.inf
         self._looking = False
 
-    def chosen(self, path: str) -> None:
+    def chosen(self, mark: str) -> None:
+        """The newest checkpoint, by what makes two saves under one name differ."""
         self._looking = False
-        self._newest = path
-        self._base = path if self._base is None else self._base
+        self._newest = mark
+        self._base = mark if self._base is None else self._base
 
     def failed(self) -> None:
         """The search did; there is another in its time."""

@@ -30,9 +30,10 @@ def preface(
     lines += changes(last, groups, {p.place.node: p.host for p in roster})
     if of_all.preflight:
         return [*lines, "preflight: measuring GPUs and links"]
-    lines += [f"passing over checkpoint {text}" for text in checkpoint.passed_over]
+    lines += [f"passing over checkpoint {plain(text)}" for text in checkpoint.passed_over]
     if checkpoint.path:
-        lines.append(f"resuming from {plain(checkpoint.path)}")
+        how = f" ({plain(checkpoint.rule)})" if checkpoint.rule else ""
+        lines.append(f"resuming from {plain(checkpoint.path)}{how}")
     return lines
 
 

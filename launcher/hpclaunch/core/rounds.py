@@ -143,7 +143,7 @@ class Head:
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
             case CheckpointChosen() if self.stage is Stage.RUNNING:
-                self.growing.chosen(event.path)
+                self.growing.chosen(event.mark)
             case Diagnosed(text=text) if self.stage is Stage.GATHERING:
                 effects += self._gathering.explain(text, now)
         if isinstance(event, Tick) and now >= self.census.look_at:
@@ -263,7 +263,7 @@ class Head:
         # is dead, and whoever began with that would wait for a store that nobody serves.
         if not self._is_ready(now):
             return None
-        self.verdict = self.budget.begin(checkpoint.path)
+        self.verdict = None if self._measuring else self.budget.begin(checkpoint.mark)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)

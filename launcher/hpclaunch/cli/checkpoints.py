@@ -1,0 +1,188 @@
+"""List the checkpoints below a directory, and say which one a training would resume from.
+
+    hpclaunch checkpoints DIR
+    hpclaunch checkpoints 'lightning_logs/**'
+
+DIR is what --checkpoint-dir is to be. The newest comes first. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hpclaunch.core.errors import UsageError
+
+from . import options as launch
+from .parser import Parser
+
+if TYPE_CHECKING:
+    from hpclaunch.system.checkpoints.finding import Found
+
+WIDTH = 100  # where there is no terminal
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+AUTO = 2.0  # seconds of reading
+
+
+def prepare_parser(parser: Parser) -> None:
+    parser.add_argument("dir", metavar="DIR", help="a directory, or a pattern of directories")
+    parser.add_argument("--json", action="store_true", help="one object for other programs")
+    launch.add_what_counts(parser.add_argument)
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    try:
+        found, chosen = look(options)
+    except OSError as e:
+        raise UsageError(f"cannot look for checkpoints in {options.dir}: {e.strerror or e}") from e
+    except KeyboardInterrupt:
+        return 130
+    text = _json(found, chosen) if options.json else _table(found, chosen, options.dir)
+    _write(text)
+    return 0
+
+
+def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
+    """All that there are, the newest first, and the one that a launch would choose."""
+    from hpclaunch.system.checkpoints.candidates import Facts
+    from hpclaunch.system.checkpoints.finding import examine
+    from hpclaunch.system.checkpoints.reading import Memory, Reading
+
+    facts = Facts(exclude=options.checkpoint_exclude, complete=options.checkpoint_complete or "")
+    memory = Memory()
+    found = list(examine(options.dir, facts, memory, opens=options.verify != "off"))
+    for i, each in enumerate(found):
+        if each.lacks is not None:
+            continue
+        if options.verify in ("auto", "full"):
+            until = time.monotonic() + AUTO if options.verify == "auto" else float("inf")
+            wrong = Reading(each.parts, memory, until=until).run().wrong
+            if wrong:
+                found[i] = each._replace(lacks=wrong)
+                continue
+        return found, each
+    return found, None
+
+
+def _json(found: list[Found], chosen: Found | None) -> str:
+    now = time.time()
+    told = {
+        "chosen": None if chosen is None else chosen.candidate.path,
+        "rule": None if chosen is None else chosen.rule,
+        "checkpoints": [_record(each, now, each is chosen) for each in found],
+    }
+    return json.dumps(told, indent=2) + "\n"
+
+
+def _record(found: Found, now: float, chosen: bool) -> dict[str, Any]:
+    candidate, step = found.candidate, found.candidate.step
+    return {
+        "path": candidate.path,
+        "format": candidate.format.name,
+        "load": candidate.format.load,
+        "step": None if step is None else step.value,
+        "unit": None if step is None else step.unit,
+        "size": found.size,
+        "saved": candidate.time / 1e9,
+        "age": round(now - candidate.time / 1e9, 3),
+        "world": candidate.world,
+        "complete": found.lacks is None,
+        "why_not": found.lacks,
+        "rule": found.rule,
+        "chosen": chosen,
+    }
+
+
+def _table(found: list[Found], chosen: Found | None, where: str) -> str:
+    import io
+
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    tty = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if tty else WIDTH
+    console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("", "checkpoint", "format", "step", "size", "age", "ranks"):
+        right = name in ("size", "age", "ranks")
+        folds = name == "checkpoint"
+        table.add_column(
+            name,
+            no_wrap=not folds,
+            overflow="fold",
+            justify="right" if right else "left",
+            max_width=36 if folds else None,
+        )
+    table.add_column("complete", overflow="fold", ratio=1)
+    base = os.path.abspath(where).partition("*")[0]
+    now = time.time()
+    for each in found:
+        candidate = each.candidate
+        name = os.path.relpath(candidate.path, os.path.dirname(base) if "*" in where else base)
+        complete = Text("yes", style="green") if each.lacks is None else Text(each.lacks)
+        table.add_row(
+            Text("->" if each is chosen else "", style="bold green"),
+            Text(candidate.name if name == "." else name),
+            candidate.format.name,
+            "" if candidate.step is None else str(candidate.step),
+            _size(each.size),
+            _age(now - candidate.time / 1e9),
+            "" if candidate.world is None else str(candidate.world),
+            complete,
+        )
+    if found:
+        console.print(table)
+    console.print(Text(_summary(found, chosen, where), style="bold"))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
+
+
+def _summary(found: list[Found], chosen: Found | None, where: str) -> str:
+    if chosen is not None:
+        candidate = chosen.candidate
+        return (
+            f"would resume from {candidate.name} ({chosen.rule}); load it with "
+            f"{candidate.format.load}"
+        )
+    if not found:
+        there = "no checkpoint" if os.path.isdir(where) else "nothing of that name"
+        return f"{there} in {where}: a training would begin at the start"
+    return "none of them is complete: a training would begin at the start"
+
+
+def _size(size: int) -> str:
+    number, unit = float(size), 0
+    while number >= 1000 and unit < len(UNITS) - 1:
+        number, unit = number / 1000, unit + 1
+    return (
+        f"{number:.0f} {UNITS[unit]}"
+        if unit == 0 or number >= 10
+        else f"{number:.1f} {UNITS[unit]}"
+    )
+
+
+def _age(seconds: float) -> str:
+    for length, unit in AGES:
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return "now"
+
+
+def _write(text: str) -> None:
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    # A file may have any bytes in its name.
+    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
+    try:
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except OSError as e:
+        raise UsageError(f"cannot write to standard output: {e.strerror}") from e

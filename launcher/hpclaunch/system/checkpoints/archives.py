@@ -1,0 +1,313 @@
+"""What torch.save and safetensors write: whether a file has all of it, by its structure alone, and
+where in it the parts with a checksum lie.
+
+torch.save writes a zip archive without compression from front to back, its directory last; its
+older form, pickles and then the storages that these name, without any checksum. safetensors writes
+the sizes first. A file that was cut short is known by its size then, without reading it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+from typing import NamedTuple
+
+LOCAL, CENTRAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
+DESCRIBED = 8  # a flag: a descriptor follows the data
+END, END64, LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickle of torch's magic number
+HEAD, TAIL = 128, 22 + 20 + 56
+SENTINEL = 0xFFFFFFFF
+STORED = 0
+MOST_DIRECTORY = MOST_HEADER = 256 << 20
+MOST_PICKLE = 64 << 20
+MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
+
+CUT = "cut short or still being written"
+EMPTY = "empty"
+UNWRITTEN = "not written out"  # zeros, where the file system has lost what was to be there
+FOREIGN = "not written by torch.save"
+
+# Bytes of an element, by the type of a storage in torch's older form.
+_SIZES = {
+    "Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1,
+    "Byte": 1, "Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16, "QInt8": 1, "QUInt8": 1,
+    "QInt32": 4, "Untyped": 1,
+}  # fmt: skip
+
+
+class DamagedError(Exception):
+    """What is wrong with a file, in a few words."""
+
+
+class Member(NamedTuple):
+    """A part of an archive, as the archive's directory has it."""
+
+    name: str
+    at: int  # where its header begins
+    size: int
+    crc: int
+    method: int
+
+
+class Window:
+    """`length` bytes of an open file, from `start` on, as if they were a file of their own."""
+
+    def __init__(self, fd: int, length: int, start: int = 0) -> None:
+        self.fd, self.start, self.length = fd, start, length
+
+    def read(self, at: int, length: int) -> bytes:
+        """Raises DamagedError where they are not there."""
+        if at < 0 or at + length > self.length:
+            raise DamagedError(CUT)
+        data = os.pread(self.fd, length, self.start + at)
+        while len(data) < length:
+            more = os.pread(self.fd, length - len(data), self.start + at + len(data))
+            if not more:
+                raise DamagedError(CUT)
+            data += more
+        return data
+
+    def head(self) -> bytes:
+        return os.pread(self.fd, min(HEAD, self.length), self.start)
+
+
+def check_torch(window: Window) -> bool:
+    """Raises DamagedError for what is not all there; False for a file of another kind."""
+    head = window.head()
+    _not_blank(head)
+    if head[:4] == LOCAL:
+        if not is_torch(head):
+            return False
+        _directory(window)
+        return True
+    if head.startswith(LEGACY):
+        _check_legacy(window)
+        return True
+    if LOCAL.startswith(head[:4]) or LEGACY.startswith(head):
+        raise DamagedError(CUT)
+    return False
+
+
+def is_torch(head: bytes) -> bool:
+    """Whether the first file of this archive is the one with which torch.save begins."""
+    if len(head) < 30 or head[:4] != LOCAL:
+        return False
+    length = int.from_bytes(head[26:28], "little")
+    name = head[30 : 30 + length]
+    # A long name may not be in the head whole: what torch.save calls it ends with this.
+    return name.endswith(b"/data.pkl") or (len(name) < length and b"/" not in name[:-9])
+
+
+def check_tensors(window: Window) -> None:
+    """A file by safetensors: the length of a header, the header, and what that says of the rest."""
+    if not window.length:
+        raise DamagedError(EMPTY)
+    header = tensors_header(window)
+    ends = [v["data_offsets"][1] for name, v in header.items() if name != "__metadata__"]
+    end = 8 + int.from_bytes(window.read(0, 8), "little") + max(ends, default=0)
+    if window.length < end:
+        raise DamagedError(CUT)
+    if window.length > end:
+        raise DamagedError("longer than its header says")
+
+
+def tensors_header(window: Window) -> dict[str, dict[str, list[int]]]:
+    length = int.from_bytes(window.read(0, 8), "little")
+    if not length:
+        raise DamagedError(UNWRITTEN)
+    if length > MOST_HEADER:
+        raise DamagedError("not written by safetensors")
+    text = window.read(8, length)
+    _not_blank(text[:HEAD])
+    try:
+        header = json.loads(text)
+        for name, value in header.items():
+            if name != "__metadata__":
+                int(value["data_offsets"][1])
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
+        raise DamagedError("damaged (its header is not that of safetensors)") from e
+    return header  # type: ignore[no-any-return]
+
+
+def check_json(window: Window) -> None:
+    if not window.length:
+        raise DamagedError(EMPTY)
+    if window.length > MOST_JSON:  # a long training's log: what is not indented closes it all
+        if window.read(window.length - HEAD, HEAD).rstrip()[-2:] != b"\n}":
+            raise DamagedError(CUT)
+        return
+    text = window.read(0, window.length)
+    _not_blank(text[:HEAD])
+    try:
+        json.loads(text)
+    except ValueError as e:
+        raise DamagedError(CUT) from e
+
+
+def check_plain(window: Window) -> None:
+    _not_blank(window.head())
+
+
+def _not_blank(head: bytes) -> None:
+    if not head:
+        raise DamagedError(EMPTY)
+    if not head.strip(b"\0"):
+        raise DamagedError(UNWRITTEN)
+
+
+# The zip archive
+
+
+def _directory(window: Window) -> tuple[int, int, int]:
+    """Where the directory begins, its length, and how many members it has. Nothing lies between
+    it and the end of the file but what says so."""
+    size = window.length
+    tail = window.read(max(0, size - TAIL), min(size, TAIL))
+    end = tail[-22:]
+    if len(tail) < 22 or end[:4] != END:
+        raise DamagedError(CUT)
+    count, length, begin = struct.unpack("<HII", end[10:20])
+    after = size - 22
+    locator = tail[-42:-22]
+    if locator[:4] == LOCATOR64:
+        at = int.from_bytes(locator[8:16], "little")
+        record = tail[-98:-42]
+        if len(record) < 56 or record[:4] != END64 or at != size - 98:
+            raise DamagedError("damaged (its directory is not where it should be)")
+        count, length, begin = struct.unpack("<QQQ", record[32:56])
+        after = at
+    if begin + length != after:
+        raise DamagedError("damaged (its directory is not where it should be)")
+    return begin, length, count
+
+
+def members(window: Window) -> list[Member]:
+    """Of a zip archive. Raises DamagedError."""
+    begin, length, count = _directory(window)
+    if length > MOST_DIRECTORY:
+        raise DamagedError("damaged (its directory is too large)")
+    data = window.read(begin, length)
+    found, at = [], 0
+    while at + 46 <= len(data):
+        if data[at : at + 4] != CENTRAL:
+            break
+        method, crc, packed, size = struct.unpack_from("<H4xIII", data, at + 10)
+        names, extras, comment = struct.unpack_from("<HHH", data, at + 28)
+        where = struct.unpack_from("<I", data, at + 42)[0]
+        name = data[at + 46 : at + 46 + names].decode(errors="surrogateescape")
+        extra = data[at + 46 + names : at + 46 + names + extras]
+        size, packed, where = _wide(extra, size, packed, where)
+        found.append(Member(name, where, packed, crc, method))
+        at += 46 + names + extras + comment
+    if len(found) != count or at != len(data):
+        raise DamagedError("damaged (its directory)")
+    return found
+
+
+def _wide(extra: bytes, *numbers: int) -> tuple[int, ...]:
+    """The numbers that have no room in 32 bits stand in an extra field, in this order."""
+    at, wide = 0, b""
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            wide = extra[at + 4 : at + 4 + length]
+        at += 4 + length
+    given = iter(range(0, len(wide) - 7, 8))
+    out = []
+    for number in numbers:
+        if number == SENTINEL and (place := next(given, None)) is not None:
+            number = int.from_bytes(wide[place : place + 8], "little")
+        out.append(number)
+    return tuple(out)
+
+
+def contents(window: Window, member: Member) -> int:
+    """Where what a member holds begins, after its header. Raises DamagedError."""
+    name = member.name.encode(errors="surrogateescape")
+    header = window.read(member.at, 30 + len(name))
+    names, extras = struct.unpack("<HH", header[26:30])
+    if header[:4] != LOCAL or header[30:] != name or names != len(name):
+        raise DamagedError(f"damaged ({member.name} is not where it should be)")
+    begin: int = member.at + 30 + names + extras
+    if int.from_bytes(header[6:8], "little") & DESCRIBED:
+        if window.read(begin + member.size, 4) != DESCRIPTOR:
+            raise DamagedError(f"damaged (nothing follows {member.name})")
+    elif begin + member.size > window.length:
+        raise DamagedError(CUT)
+    return begin
+
+
+def has_checksums(found: list[Member]) -> bool:
+    """torch.serialization.set_crc32_options(False) leaves them all at zero."""
+    return any(member.crc for member in found)
+
+
+def pickled(window: Window) -> bytes:
+    """The pickle of a file by torch.save, of either form; at most its first MOST_PICKLE bytes."""
+    head = window.head()
+    if head[:4] == LOCAL:
+        for member in members(window):
+            if member.name.endswith("/data.pkl") and member.method == STORED:
+                return window.read(contents(window, member), min(member.size, MOST_PICKLE))
+    elif head.startswith(LEGACY):
+        return window.read(0, min(window.length, MOST_PICKLE))
+    raise DamagedError(FOREIGN)
+
+
+# The older form
+
+
+def _check_legacy(window: Window) -> None:
+    """Five pickles: a magic number, a version, the system's sizes, the object, the keys of its
+    storages. Then each storage: the number of its elements, and these."""
+    import pickletools
+
+    from .pickles import storages
+
+    stream = io.BufferedReader(_Stream(window))
+    try:
+        for _ in range(3):
+            for _ in pickletools.genops(stream):
+                pass
+        known = storages(stream)
+        keys = [arg for op, arg, _ in pickletools.genops(stream) if "UNICODE" in op.name]
+    except (ValueError, IndexError, KeyError, TypeError) as e:
+        raise DamagedError(CUT) from e
+    at = stream.tell()
+    for key in keys:
+        kind, count = known.get(str(key), ("", 0))
+        size = _SIZES.get(kind.removesuffix("Storage"))
+        if size is None:
+            raise DamagedError(
+                f"not known to be whole (it has a storage of the type {kind or '?'})"
+            )
+        if int.from_bytes(window.read(at, 8), "little") != count:
+            raise DamagedError("damaged (a storage is not where it should be)")
+        at += 8 + count * size
+    if at > window.length:
+        raise DamagedError(CUT)
+
+
+class _Stream(io.RawIOBase):
+    def __init__(self, window: Window) -> None:
+        self._window, self._at = window, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = (0, self._at, self._window.length)[whence] + offset
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        most = min(len(buffer), max(0, self._window.length - self._at))
+        data = os.pread(self._window.fd, most, self._window.start + self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,230 @@
+"""The nouns of this room: a place that may hold a checkpoint, what a format makes of it, and what
+has to be whole for it to be complete.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from .places import Entry, Folder, Identity
+
+SECOND = 10**9  # nanoseconds
+SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
+SETTLED = 10 * SECOND  # a process that lived so long after a write has done what was to follow it
+
+DRAFTS = (".tmp", ".part", ".partial", ".temp")
+COMPLETE = ".complete"  # a script's own seal
+
+# A number in a name tells how far the training was if one of these words stands before it.
+_WORDS = {
+    "step": r"global_?steps?|steps?|iterations?|iter|updates?|ba|batch",
+    "epoch": r"epochs?|ep",
+    "number": r"checkpoint|ckpt|snapshot|save",
+}
+_STEPS = [
+    (unit, re.compile(rf"(?<![a-z])(?:{words})[-_=]?(\d+)", re.IGNORECASE))
+    for unit, words in _WORDS.items()
+]
+
+
+class IncompleteError(Exception):
+    """Why a checkpoint is not complete, in a sentence that says what would mend it."""
+
+
+class Step(NamedTuple):
+    """How far the training was. Steps are compared with others of the same unit only."""
+
+    value: int
+    unit: str  # "step", "epoch", or "number" for one that may be either
+    source: str  # "its name", or the file that says so
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.value}"
+
+
+def step_of(name: str) -> Step | None:
+    """What a name tells: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
+    for unit, pattern in _STEPS:
+        if found := pattern.findall(name):
+            return Step(int(found[-1]), unit, "its name")
+    stem = name.partition(".")[0]
+    return Step(int(stem), "number", "its name") if stem.isdecimal() else None
+
+
+class Round(NamedTuple):
+    """A round of this job; the times are the wall clock's, in nanoseconds."""
+
+    begun: int
+    ended: int  # or the time of the search, while it goes on
+    world: int  # how many ranks it has
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the user and the launcher know about the directory."""
+
+    exclude: tuple[str, ...] = ()  # patterns of what is no checkpoint
+    complete: str = ""  # pattern of the file that seals a directory; "": the format's own rule
+    rounds: tuple[Round, ...] = ()  # of this job, the oldest first
+
+    def round_at(self, time: int) -> Round | None:
+        """The round in which something was written; None: before this job, or it is not known."""
+        before = [r for r in self.rounds if r.begun <= time]
+        return before[-1] if before else None
+
+    def world_at(self, time: int) -> int | None:
+        found = self.round_at(time)
+        return None if found is None else found.world
+
+    def is_settled(self, time: int) -> bool:
+        """Whether whoever wrote something at this time has surely written what was to follow it.
+        Of what was written before this job nothing is known, and nobody is left to go on."""
+        found = self.round_at(time)
+        return found is None or time < found.ended - SETTLED
+
+    def one_round(self, first: int, last: int) -> bool | None:
+        """Whether all that was written in between is of one round; None: not known."""
+        a, b = self.round_at(first), self.round_at(last)
+        return None if b is None else a == b
+
+    def excludes(self, *names: str) -> bool:
+        return any(fnmatch(name, pattern) for name in names for pattern in self.exclude)
+
+
+NOTHING_KNOWN = Facts()
+
+
+class Place:
+    """A file or directory that may be a checkpoint; `root` is the directory that it lies in."""
+
+    def __init__(self, entry: Entry, root: Folder, facts: Facts = NOTHING_KNOWN) -> None:
+        self.entry, self.root, self.facts = entry, root, facts
+
+    @cached_property
+    def folder(self) -> Folder:
+        """Itself, of a directory."""
+        return Folder(self.entry.path)
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+class Kind:
+    """What a file has to be."""
+
+    TORCH = "torch"  # written by torch.save
+    ANY = "any"  # by torch.save or safetensors, if it is one of these at all
+    TENSORS = "tensors"  # written by safetensors
+    JSON = "json"
+    PIECES = "pieces"  # several archives of torch.save's, at `pieces`
+    PLAIN = "plain"  # of any kind, with something in it
+
+
+class Part(NamedTuple):
+    """A file without which a checkpoint cannot be loaded."""
+
+    entry: Entry
+    kind: str
+    label: str  # its path from the checkpoint, "" for one that is a file
+    pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
+
+    def says(self, wrong: str) -> str:
+        return f"{self.label}: {wrong}" if self.label else wrong
+
+    @property
+    def identity(self) -> Identity:
+        return (*self.entry.identity, hash(self.pieces)) if self.pieces else self.entry.identity
+
+
+@dataclass
+class Candidate:
+    """A place that a format has recognised, complete or not."""
+
+    place: Place
+    format: Format
+    decides: Entry  # the file whose identity and time are the checkpoint's
+    step: Step | None = None
+    world: int | None = None  # how many ranks saved it, where the format tells
+    export: str = ""  # why it is no resume point, whatever lies beside it
+    bare: bool | None = False  # a model alone: it does not count beside others; None: not known
+    beside: Sequence[Candidate] = field(default=(), repr=False)  # others of the same directory
+
+    @property
+    def path(self) -> str:
+        return self.place.entry.path
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def time(self) -> int:
+        return self.decides.time
+
+    @property
+    def folder(self) -> Folder:
+        return self.place.folder
+
+    @property
+    def facts(self) -> Facts:
+        return self.place.facts
+
+    @property
+    def mark(self) -> str:
+        """Differs from that of any other save, on every node alike: paths are used again. Which
+        device a file system is differs from node to node."""
+        s = self.decides.stat
+        return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
+
+
+class Format(Protocol):
+    """One way to save. Neither method may unpickle anything, or read more than a little."""
+
+    name: str
+    load: str  # how a script loads HPCLAUNCH_CHECKPOINT
+
+    def recognise(self, place: Place) -> Candidate | None:
+        """None for a file, or directory, that was not written this way. May raise OSError."""
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        """The files that have to be whole. Raises IncompleteError where one is missing, or is of
+        another save than the rest."""
+
+
+def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
+    if name not in files:
+        raise IncompleteError(f"{name} is missing{why and ', '}{why}")
+    return files[name]
+
+
+def none_newer(entries: Iterable[tuple[str, Entry]], seal: Entry, slack: int = SLACK) -> None:
+    """What is newer than the seal is of a later save in the same place, which was not finished."""
+    for label, entry in entries:
+        if entry.time > seal.time + slack:
+            raise IncompleteError(
+                f"{label} is newer than {seal.name}, which is written last: either a later save "
+                f"was not finished, or a copy has not kept the times (then touch {seal.name})"
+            )
+
+
+def all_ranks(found: Iterable[int], world: int | None, name: str) -> int:
+    """How many ranks have saved; IncompleteError where one has not. `name` has {} for the rank.
+
+    Where nobody knows how many there were, the ranks that have saved are those up to the last.
+    One that is higher than the world of the launcher was started by the script itself.
+    """
+    ranks = set(found)
+    count = max(ranks, default=-1) + 1
+    for rank in range(max(count, world or 0)):
+        if rank not in ranks:
+            of = f" of {world}" if world else ""
+            raise IncompleteError(
+                f"{name.format(rank)} is missing: rank {rank}{of} had not saved yet"
+            )
+    return count

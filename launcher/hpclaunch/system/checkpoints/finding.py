@@ -1,0 +1,245 @@
+"""Which checkpoints there are below a directory, which of them is the newest, and which is
+complete. Reads only, and nothing is ever changed.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from .candidates import DRAFTS, NOTHING_KNOWN, Candidate, Facts, IncompleteError, Part, Place, Step
+from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
+from .places import Entry, Folder, entry_at
+from .reading import Memory, structure
+
+STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
+MOST_FOLDERS = 20_000  # that `**` goes through
+
+
+class Found(NamedTuple):
+    """One of those that there are."""
+
+    candidate: Candidate
+    rule: str  # by which it stands where it does in the order
+    lacks: str | None  # why it is not to be used; None if it is complete
+    quiet: bool  # and that it is not needs no word as long as there is another
+    parts: tuple[Part, ...]  # of a complete one
+    size: int  # bytes
+
+
+def search(
+    where: str, facts: Facts = NOTHING_KNOWN, memory: Memory | None = None, *, opens: bool = True
+) -> list[Found]:
+    """All up to the newest complete one, the newest first: what would be chosen is the last, if it
+    lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
+    found: list[Found] = []
+    for each in examine(where, facts, memory or Memory(), opens=opens):
+        found.append(each)
+        if each.lacks is None:
+            break
+    return found
+
+
+def examine(where: str, facts: Facts, memory: Memory, *, opens: bool = True) -> Iterator[Found]:
+    """Each of those that there are, in the order in which they would be chosen. `opens`: files are
+    opened to see whether they are whole; else it is enough that none is missing."""
+    ordered = in_order(list(candidates(where, facts)))
+    fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
+    for candidate, rule in ordered:
+        quiet = ""
+        if candidate.export:
+            quiet = f"no resume point: {candidate.export}"
+        elif candidate.bare and fuller:
+            quiet = "no resume point: a model without an optimizer, beside checkpoints that have it"
+        if quiet:
+            yield Found(candidate, rule, quiet, True, (), candidate.decides.size)
+            continue
+        try:
+            parts = tuple(candidate.format.parts(candidate))
+            lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
+        except IncompleteError as e:
+            parts, lacks = (), str(e)
+        except OSError as e:
+            if not os.path.lexists(candidate.path):  # rotation has deleted it while we looked
+                continue
+            parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
+        size = sum(part.entry.size for part in parts) or candidate.decides.size
+        yield Found(candidate, rule, lacks or None, False, parts, size)
+
+
+# Where they are
+
+
+def roots(where: str) -> list[str]:
+    """The directories that a path or a pattern means. A path that exists is no pattern."""
+    where = os.path.abspath(where)
+    if os.path.lexists(where) or not glob.has_magic(where):
+        return [where] if os.path.isdir(where) else _refuse(where)
+    names = where.split(os.sep)
+    first = next(i for i, name in enumerate(names) if glob.has_magic(name))
+    found = _matching(os.sep.join(names[:first]) or os.sep, tuple(names[first:]), [MOST_FOLDERS])
+    return list(dict.fromkeys(found))
+
+
+def _refuse(where: str) -> list[str]:
+    if os.path.lexists(where) and not os.path.isdir(where):
+        raise NotADirectoryError(20, "it is not a directory", where)
+    return []
+
+
+def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[str]:
+    """Directories below `base`. What is itself a checkpoint has nothing of ours in it."""
+    if not names:
+        yield base
+        return
+    name, rest = names[0], names[1:]
+    if name != "**" and not glob.has_magic(name):
+        inner = os.path.join(base, name)
+        if os.path.isdir(inner):
+            yield from _matching(inner, rest, left)
+        return
+    if name == "**":
+        yield from _matching(base, rest, left)
+    left[0] -= 1
+    if left[0] < 0:
+        raise OSError(
+            f"the pattern goes through more than {MOST_FOLDERS} directories: begin it further down"
+        )
+    try:
+        with os.scandir(base) as entries:
+            folders = sorted(e.name for e in entries if e.is_dir(follow_symlinks=name != "**"))
+    except OSError:
+        return
+    for folder in folders:
+        if not _is_draft(folder) and (name == "**" or fnmatch(folder, name)):
+            path = os.path.join(base, folder)
+            if name == "**" and _is_checkpoint(path):
+                continue
+            yield from _matching(path, names if name == "**" else rest, left)
+
+
+def _is_checkpoint(path: str) -> bool:
+    try:
+        return (
+            _recognise(Place(entry_at(path), Folder(os.path.dirname(path))), known=True) is not None
+        )
+    except OSError:
+        return False
+
+
+def candidates(where: str, facts: Facts) -> Iterator[Candidate]:
+    searched = set(roots(where))
+    for path in searched:
+        try:
+            found = list(_in(path, facts))
+        except FileNotFoundError:  # one run's directory is deleted as another looks
+            continue
+        # What looks saved, and nobody knows how, may just have the checkpoints in it.
+        yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
+
+
+def _in(path: str, facts: Facts) -> Iterator[Candidate]:
+    """What lies in a directory, and that itself: a script may save in one place."""
+    root = Folder(path)
+    found: list[Candidate] = []
+    own = Place(entry_at(path), Folder(os.path.dirname(path)), facts)
+    if not facts.excludes(own.name) and (itself := _recognise(own, known=True)):
+        found.append(itself)
+    seen = set()
+    for entry in _entries(root):
+        if _is_draft(entry.name) or facts.excludes(entry.name, entry.path):
+            continue
+        key = (entry.stat.st_dev, entry.stat.st_ino)
+        if entry.is_link and key in seen:
+            continue  # what it leads to has a name of its own
+        seen.add(key)
+        if candidate := _recognise(Place(entry, root, facts)):
+            found.append(candidate)
+    for candidate in found:
+        candidate.beside = found
+    yield from found
+
+
+def _entries(root: Folder) -> list[Entry]:
+    """Links last."""
+    root.files.look()
+    root.folders.look()
+    entries = [*root.files.values(), *root.folders.values()]
+    return sorted(entries, key=lambda entry: entry.is_link)
+
+
+def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
+    """`known`: by a format of its own, and not just as something that looks saved."""
+    formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
+    if place.facts.complete and place.entry.is_folder:
+        formats = (SEAL, UNKNOWN)  # the user has said what seals a directory
+    for form in formats:
+        if known and form is UNKNOWN:
+            continue
+        try:
+            found = form.recognise(place)
+        except OSError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _is_draft(name: str) -> bool:
+    return name.startswith(".") or name.endswith(DRAFTS) or STAGING.fullmatch(name) is not None
+
+
+# Which is the newest
+
+
+def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
+    """The newest first, each with the rule by which it stands there.
+
+    Of those in one directory whose step is known the one with the higher step is the newer,
+    whatever their times are: a copy may not have kept them. So each counts as saved no earlier than
+    those with lower steps. Between these and all others the time decides: the steps of two runs
+    say nothing of each other.
+    """
+    groups: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    for candidate in found:
+        if candidate.step is not None:
+            groups[candidate.place.root.path, candidate.step.unit].append(candidate)
+    times = {id(candidate): candidate.time for candidate in found}
+    ahead: dict[int, Candidate] = {}  # one with a lower step that was saved later
+    for group in groups.values():
+        group.sort(key=lambda c: (_value(c.step), c.time))
+        latest = group[0]
+        for candidate in group:
+            if candidate.time >= latest.time:
+                latest = candidate
+            else:
+                times[id(candidate)] = latest.time
+                ahead[id(candidate)] = latest
+
+    def key(candidate: Candidate) -> tuple[object, ...]:
+        own = not candidate.place.entry.is_link
+        return times[id(candidate)], _value(candidate.step), own, _natural(candidate.name)
+
+    def rule(candidate: Candidate) -> str:
+        step = candidate.step
+        if step is None:
+            return "by time"
+        by_step = f"{step}, by {step.source}"
+        other = ahead.get(id(candidate))
+        return f"{by_step}, though {other.name} was saved later" if other else by_step
+
+    return [(c, rule(c)) for c in sorted(found, key=key, reverse=True)]
+
+
+def _value(step: Step | None) -> int:
+    return -1 if step is None else step.value
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that puts epoch-10 after epoch-9."""
+    return [(int(digits or -1), text) for digits, text in re.findall(r"(\d+)|(\D+)", name)]

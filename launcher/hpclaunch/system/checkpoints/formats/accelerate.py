@@ -1,0 +1,152 @@
+"""Accelerate's `save_state`, with names of its own (`checkpoints/checkpoint_N`) or without.
+
+The first rank writes models, optimizers, schedulers, samplers and the scaler, then its
+`random_states_0.pkl`, and then `custom_checkpoint_I.pkl` of each object that the script has
+registered. Every other rank writes its `random_states_R.pkl` whenever it gets to it. Under FSDP and
+DeepSpeed all ranks write their part of model and optimizer first. Nothing is a seal.
+
+How many objects are registered stands nowhere. It is known to be all of them once a later save was
+begun, or if there are as many as in the save before, or if the job went on for a while.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ..candidates import (
+    COMPLETE,
+    Candidate,
+    IncompleteError,
+    Kind,
+    Part,
+    Place,
+    all_ranks,
+    none_newer,
+    step_of,
+)
+from ..places import Entry, Folder
+from . import deepspeed, fsdp
+
+FIRST = "random_states_0.pkl"
+RANDOM = re.compile(r"random_states_(\d+)\.pkl")
+CUSTOM = re.compile(r"custom_checkpoint_(\d+)\.pkl")
+OWN = re.compile(
+    r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)|"
+    r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt"
+)
+OF_ALL = re.compile(r"scaler|dl_state_dict")  # every rank writes them, each the same
+TELLING = re.compile(r"(?:optimizer|scheduler)(?:_\d+)?\.bin")
+NAME = re.compile(r"checkpoint_\d+")
+
+
+class Accelerate:
+    name = "Accelerate"
+    load = "accelerator.load_state(path)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        files = place.folder.files
+        of_state = [name for name in files if _is_of_state(name)]
+        telling = any(RANDOM.fullmatch(name) or TELLING.fullmatch(name) for name in files)
+        begun = NAME.fullmatch(place.name) is not None and (of_state or fsdp.is_here(place.folder))
+        if "trainer_state.json" in files or not (telling or begun):
+            return None
+        if FIRST in files:
+            decides = files[FIRST]
+        else:
+            decides = max((files[n] for n in of_state or files), key=lambda entry: entry.time)
+        return Candidate(place, self, decides, step_of(place.name))
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        folder = candidate.folder
+        files = folder.files
+        ranks = {int(m[1]): files[name] for name in files if (m := RANDOM.fullmatch(name))}
+        world = candidate.facts.world_at(candidate.time)
+        candidate.world = all_ranks(ranks, world, "random_states_{}.pkl")
+        if not ranks:
+            raise IncompleteError(f"{FIRST} is missing, which save_state writes after the rest")
+        first = ranks[0]
+        own = [(name, files[name]) for name in files if OWN.fullmatch(name)]
+        none_newer((item for item in own if not OF_ALL.match(item[0])), first, slack=0)
+        shared = [
+            *fsdp.parts(folder, candidate.facts),
+            *deepspeed.root_parts(folder, candidate.facts),
+        ]
+        none_newer(((part.label, part.entry) for part in shared), first)
+        _check_names(candidate)
+        _check_objects(candidate, first)
+        for name, entry in own:
+            tensors = name.endswith(".safetensors")
+            yield Part(entry, Kind.TENSORS if tensors else Kind.TORCH, name)
+        yield from shared
+        for entry in (*ranks.values(), *_objects(folder)):
+            yield Part(entry, Kind.TORCH, entry.name)
+
+
+def _is_of_state(name: str) -> bool:
+    return any(pattern.fullmatch(name) for pattern in (RANDOM, CUSTOM, OWN))
+
+
+def _objects(folder: Folder) -> list[Entry]:
+    return [folder.files[name] for name in folder.files if CUSTOM.fullmatch(name)]
+
+
+def _check_names(candidate: Candidate) -> None:
+    """Nothing is missing that the saves beside it have: rotation deletes one file by one."""
+    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+    saves.sort(key=lambda c: c.time)
+    at = next(i for i, c in enumerate(saves) if c is candidate)
+    beside = saves[at - 1] if at else next(iter(saves[1:]), candidate)
+    names = (name for name in beside.folder.files if OWN.fullmatch(name))
+    for name in names:
+        if name not in candidate.folder.files:
+            raise IncompleteError(f"{name} is missing, which {beside.name} has")
+
+
+def _check_objects(candidate: Candidate, first: Entry) -> None:
+    """Those that the script has registered come after the first rank's random state."""
+    found = _objects(candidate.folder)
+    for entry in found:
+        if entry.time < first.time:
+            raise IncompleteError(
+                f"{entry.name} is older than {first.name}, after which save_state writes it: a "
+                "later save was not finished"
+            )
+    numbers = {int(m[1]) for entry in found if (m := CUSTOM.fullmatch(entry.name))}
+    if numbers != set(range(len(numbers))):
+        raise IncompleteError(
+            f"custom_checkpoint_{min(set(range(len(found))) - numbers)}.pkl is missing"
+        )
+    last = max((first, *found), key=lambda entry: entry.time).time
+    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+    others = [c for c in saves if c is not candidate]
+    if any(_begun_by_first(c, last) for c in others) or _rotated(candidate, last):
+        return
+    before = max((c for c in others), key=lambda c: c.time, default=None)
+    if before is None:
+        if not candidate.facts.is_settled(last):
+            raise IncompleteError(
+                "it is the first save, and the round ended just after its last file was written: "
+                f"nothing says whether a registered object is missing (touch {COMPLETE} in it if "
+                "none is)"
+            )
+    elif len(_objects(before.folder)) > len(found):
+        raise IncompleteError(
+            f"custom_checkpoint_{len(found)}.pkl is missing, which {before.name} has"
+        )
+
+
+def _begun_by_first(candidate: Candidate, after: int) -> bool:
+    """Whether the first rank has begun this save since then: others may be ahead of it."""
+    files = candidate.folder.files
+    names = (n for n in files if n == FIRST or (OWN.fullmatch(n) and not OF_ALL.match(n)))
+    return any(files[name].time > after for name in names)
+
+
+def _rotated(candidate: Candidate, after: int) -> bool:
+    """Whether something was made or deleted beside it since then: with automatic names, which all
+    ranks wait for, nobody but the first rank does that, as it begins the next save."""
+    root = candidate.place.root.path
+    automatic = NAME.fullmatch(candidate.name) and os.path.basename(root) == "checkpoints"
+    return bool(automatic) and os.stat(root).st_mtime_ns > after

@@ -1,0 +1,106 @@
+"""torch.distributed.checkpoint (DCP), also `async_save`, torchtitan, and what others save with it.
+
+Every rank writes its shards, `__R_0.distcp`. When all have, the first writes `.metadata.tmp`, which
+names each part of each tensor in them, and renames it to `.metadata`. Without collectives
+(`no_dist`) every rank writes metadata of its own, `__R.metadata`, and nothing comes last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from ..candidates import (
+    Candidate,
+    Format,
+    IncompleteError,
+    Kind,
+    Part,
+    Place,
+    all_ranks,
+    need,
+    none_newer,
+    step_of,
+)
+from ..pickles import Pieces, pieces
+from ..places import Entry, Folder, Identity
+
+METADATA = ".metadata"
+SHARD = ".distcp"
+BEGINNING = 16 << 20
+OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
+OF_RANK = re.compile(r"__(\d+)\.metadata")
+
+
+class Dcp:
+    name = "DCP"
+    load = "dcp.load(state, checkpoint_id=path)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        return candidate(self, place)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        folder = candidate.folder
+        if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
+            yield from sealed_shards(folder)
+            return
+        ranks = {int(m[1]): name for name in folder.files if (m := OF_RANK.fullmatch(name))}
+        world = candidate.facts.world_at(candidate.time)
+        candidate.world = all_ranks(ranks, world, "__{}.metadata")
+        for name in ranks.values():
+            yield from sealed_shards(folder, name)
+
+
+def candidate(form: Format, place: Place) -> Candidate | None:
+    """Of a directory with shards in it."""
+    files = place.folder.files
+    shards = [name for name in files if name.endswith(SHARD)]
+    seals = [name for name in files if name == METADATA or OF_RANK.fullmatch(name)]
+    if not shards and not seals:
+        return None
+    decides = max((files[name] for name in seals or shards), key=lambda entry: entry.time)
+    found = Candidate(place, form, decides, step_of(place.name))
+    ranks = [int(m[1]) for name in shards if (m := re.fullmatch(r"__(\d+)_\d+\.distcp", name))]
+    found.world = max(ranks) + 1 if ranks else None
+    found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
+    return found
+
+
+def sealed_shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
+    """What the metadata name. IncompleteError where there are none, or one is of a later save."""
+    seal = need(folder.files, metadata, "which torch writes once all ranks have saved")
+    for part in shards(folder, metadata):
+        none_newer([(part.label, part.entry)], seal)
+        yield part
+
+
+def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
+    found = _named(folder.files[metadata])
+    if not found:
+        raise IncompleteError(f"{metadata} names no shard")
+    folder.files.look()
+    for name, parts in found.items():
+        entry = need(folder.files, name)
+        yield Part(entry, Kind.PIECES, name, tuple(parts))
+
+
+def _named(metadata: Entry) -> Pieces:
+    try:
+        return _pieces(metadata.path, metadata.identity)
+    except ValueError as e:
+        raise IncompleteError(f"{metadata.name} is cut short or damaged ({e})") from e
+
+
+@lru_cache(maxsize=1024)
+def _names_optimizer(path: str, _identity: Identity) -> bool:
+    """The names of all tensors come first; without one of these it may be a model alone."""
+    with open(path, "rb") as f:
+        data = f.read(BEGINNING)
+    return any(word in data for word in OPTIMIZER)
+
+
+@lru_cache(maxsize=2)  # those of a large model have many megabytes
+def _pieces(path: str, _identity: Identity) -> Pieces:
+    with open(path, "rb") as f:
+        return pieces(f.read())

@@ -1,0 +1,181 @@
+"""DeepSpeed's `save_checkpoint(DIR, TAG)`: the files of all ranks in DIR/TAG, and `DIR/latest`,
+which names the tag.
+
+Each rank writes its files and waits for all others only at the very end; the first writes `latest`
+when its own are there. So `latest` may name what some rank has not written: what counts is that
+the files are those of all ranks, of which every file with a model says how many there were. Without
+`latest` they may be of two saves that were both torn, unless it is known that they are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+
+from .. import archives, pickles
+from ..candidates import (
+    SECOND,
+    SLACK,
+    Candidate,
+    Facts,
+    IncompleteError,
+    Kind,
+    Part,
+    Place,
+    none_newer,
+    step_of,
+)
+from ..places import Folder, Identity
+
+LATEST = "latest"
+MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+STATES = re.compile(r".*_(?:model|optim)_states\.pt")
+LATE = 60 * SECOND  # after `latest`, for a rank that was slow; a later save comes later still
+TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
+
+
+class DeepSpeed:
+    name = "DeepSpeed"
+    load = "engine.load_checkpoint(path.parent, path.name)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if not (names := states(place.folder)):
+            return None
+        first = place.folder.files[min(models(place.folder) or names)]
+        return Candidate(place, self, first, step_of(place.name))
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        found = tag_parts(candidate.folder, candidate.place.root, candidate.facts, candidate.name)
+        candidate.world = world_of(candidate.folder)
+        return found
+
+
+def states(folder: Folder) -> list[str]:
+    return [name for name in folder.files if STATES.fullmatch(name)]
+
+
+def models(folder: Folder) -> list[str]:
+    return [name for name in folder.files if MODEL.fullmatch(name)]
+
+
+def named(root: Folder) -> str:
+    """The tag that is in `latest`; "" where there is none, or nothing in it."""
+    if LATEST not in root.files:
+        return ""
+    try:
+        with open(root.files[LATEST].path, "rb") as f:
+            return os.fsdecode(f.read(TAG).strip())
+    except OSError:
+        return ""
+
+
+def is_root(folder: Folder) -> bool:
+    """Whether tags are in this directory."""
+    return any(states(folder.folder(name)) for name in _plain(folder))
+
+
+def root_parts(folder: Folder, facts: Facts) -> Iterator[Part]:
+    """Of what `latest` names, for a library that saves the rest beside it."""
+    if not is_root(folder):
+        return
+    tag = named(folder)
+    if tag not in _plain(folder):
+        raise IncompleteError(
+            f"{LATEST} names none of its directories: DeepSpeed had not saved all yet"
+        )
+    unique = tag + os.path.basename(folder.path)
+    for part in tag_parts(folder.folder(tag), folder, facts, unique):
+        yield part._replace(label=f"{tag}/{part.label}")
+
+
+def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[Part]:
+    """The files of a tag, which are those of all ranks and of one save. A name (`unique`) without
+    a number in it is used again by the next save."""
+    folder.files.look()
+    files = [folder.files[name] for name in states(folder)]
+    expected = _expected(folder)
+    for name in expected or ():
+        if name not in folder.files:
+            raise IncompleteError(f"{name} is missing: its rank had not saved yet")
+    tag = os.path.basename(folder.path)
+    latest = root.files.get(LATEST)
+    times = [entry.time for entry in files]
+    one_round = facts.one_round(min(times), max(times))
+    if one_round is False:
+        raise IncompleteError("its files are of two rounds: neither save was finished")
+    if latest is not None and named(root) == tag:
+        late = LATE if any(map(str.isdecimal, unique)) else SLACK
+        none_newer(((e.name, e) for e in files), latest, late)
+    elif expected is None:
+        raise IncompleteError(
+            f"{LATEST} does not name it, and nothing else says that it is complete"
+        )
+    elif not one_round and (latest is None or max(times) > latest.time):
+        raise IncompleteError(f"{LATEST} does not name it: DeepSpeed writes that last")
+    return [Part(entry, Kind.TORCH, entry.name) for entry in files]
+
+
+def _plain(folder: Folder) -> list[str]:
+    return [name for name in folder.folders if not name.startswith(".")]
+
+
+def _expected(folder: Folder) -> list[str] | None:
+    """The names of all files, as far as the world tells them; None where it does not: experts and
+    the layers of a pipeline have files of their own."""
+    found = models(folder)
+    sizes = _first_sizes(folder)
+    if sizes is None:
+        return None
+    data, model, with_optimizer = sizes
+    names = []
+    zero3 = any(name.startswith("zero_pp_rank") for name in found)
+    optimizers = [m for name in folder.files if (m := OPTIMIZER.fullmatch(name))]
+    prefix = "bf16_" if any(m[0].startswith("bf16_") for m in optimizers) else ""
+    for mp in range(model):
+        ranks = range(data)
+        if zero3:
+            names += [f"zero_pp_rank_{r}_mp_rank_{mp:02d}_model_states.pt" for r in ranks]
+        else:
+            names.append(f"mp_rank_{mp:02d}_model_states.pt")
+        if optimizers or not with_optimizer:
+            names += [f"{prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt" for r in ranks]
+    others = set(states(folder)) - set(names)
+    known = [n for n in others if MODEL.fullmatch(n) or OPTIMIZER.fullmatch(n)]
+    return names if len(known) == len(others) else None
+
+
+def world_of(folder: Folder) -> int | None:
+    sizes = _first_sizes(folder)
+    return sizes[0] * sizes[1] if sizes else None
+
+
+def _first_sizes(folder: Folder) -> tuple[int, int, bool] | None:
+    """A file that a slow rank is still writing says nothing."""
+    found = (folder.files[name] for name in sorted(models(folder)))
+    return next(filter(None, (_sizes(e.path, e.identity) for e in found)), None)
+
+
+@lru_cache(maxsize=1024)
+def _sizes(path: str, _identity: Identity) -> tuple[int, int, bool] | None:
+    """What a file with a model says: how many ranks share the data, how many the model, and
+    whether the optimizer is in this file too (without ZeRO)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = archives.pickled(archives.Window(fd, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+        counts = [pickles.constant(data, key) for key in ("dp_world_size", "mp_world_size")]
+    except (OSError, archives.DamagedError, KeyError):
+        return None
+    try:
+        zero = pickles.constant(data, "param_shapes") is not None
+    except KeyError:  # a value that is more than a constant
+        zero = True
+    match counts:
+        case [int(of_data), int(of_model)] if of_data > 0 and of_model > 0:
+            return of_data, of_model, not zero
+    return None

@@ -1,0 +1,99 @@
+"""Lightning's checkpoints: a file by torch.save; under sharded FSDP a directory by DCP, to which
+the first rank adds `meta.pt` at last; under DeepSpeed a directory with `latest` in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+
+from .. import archives, pickles
+from ..candidates import SLACK, Candidate, IncompleteError, Kind, Part, Place, Step, need, step_of
+from ..places import Entry, Identity
+from . import dcp, deepspeed
+
+SUFFIX = ".ckpt"
+META = "meta.pt"
+LOAD = "trainer.fit(model, ckpt_path=path)"
+
+
+class Lightning:
+    name = "Lightning"
+    load = LOAD
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if not place.name.endswith(SUFFIX):
+            return None
+        step = _global_step(place.entry.path, place.entry.identity)
+        if step is None:
+            return None
+        return Candidate(place, self, place.entry, _step(place, step))
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        yield Part(candidate.decides, Kind.TORCH, "")
+
+
+class LightningSharded:
+    name = "Lightning FSDP"
+    load = LOAD
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if not place.name.endswith(SUFFIX):
+            return None
+        found = dcp.candidate(self, place)
+        if found is not None and META in place.folder.files:
+            meta = place.folder.files[META]
+            found.step = _step(place, _global_step(meta.path, meta.identity))
+        return found
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        yield from dcp.sealed_shards(candidate.folder)
+        meta = need(candidate.folder.files, META, "which Lightning writes last")
+        _none_older(candidate, meta)
+        yield Part(meta, Kind.TORCH, META)
+
+
+class LightningDeepSpeed:
+    name = "Lightning DeepSpeed"
+    load = LOAD
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if not place.name.endswith(SUFFIX):
+            return None
+        tags = [t for t in place.folder.folders if deepspeed.states(place.folder.folder(t))]
+        if not tags:
+            return None
+        tag = place.folder.folder(tags[0])
+        first = tag.files[min(deepspeed.models(tag) or deepspeed.states(tag))]
+        world = deepspeed.world_of(tag)
+        return Candidate(place, self, first, step_of(place.name), world)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        return deepspeed.root_parts(candidate.folder, candidate.facts)
+
+
+def _none_older(candidate: Candidate, meta: Entry) -> None:
+    if meta.time < candidate.decides.time - SLACK:
+        raise IncompleteError(f"{META} is older than {dcp.METADATA}: a later save was not finished")
+
+
+def _step(place: Place, told: int | None) -> Step | None:
+    return step_of(place.name) if told is None else Step(told, "step", "what is in it")
+
+
+@lru_cache(maxsize=1024)
+def _global_step(path: str, _identity: Identity) -> int | None:
+    """None for a file that Lightning has not written, or not to its end."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = archives.pickled(archives.Window(fd, os.fstat(fd).st_size))
+        finally:
+            os.close(fd)
+        if b"pytorch-lightning_version" not in data:
+            return None
+        step = pickles.constant(data, "global_step")
+    except (OSError, archives.DamagedError, KeyError):
+        return None
+    return step if isinstance(step, int) else None

@@ -1,0 +1,92 @@
+"""Megatron's checkpoints: `iter_0000010` directories, and beside them a tracker that names the
+newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker once all have saved.
+
+In the older form (`--ckpt-format torch`) each has a directory `mp_rank_TT[_PPP[_EEE]]` for every
+model-parallel rank; how many there are stands nowhere. In the newer ones all of it is by DCP;
+`torch_dist` adds `metadata.json` at last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..candidates import Candidate, IncompleteError, Kind, Part, Place, Step, need, none_newer
+from ..places import Folder
+from . import dcp
+
+TRACKER = "latest_checkpointed_iteration.txt"
+CONFIG = "metadata.json"
+NAME = re.compile(r"iter_(\d{7,})")
+RANK = re.compile(r"mp_rank_\d\d+(?:_\d\d\d+){0,2}")
+
+
+class Megatron:
+    name = "Megatron"
+    load = "--load DIR --ckpt-step N (DIR alone is enough for the one that the tracker names)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if not (named := NAME.fullmatch(place.name)):
+            return None
+        step = Step(int(named[1]), "step", "its name")
+        if found := dcp.candidate(self, place):
+            found.step = step
+            return found
+        files = [f"{rank}/{name}" for rank, name in _legacy(place.folder)]
+        if not files:
+            return None
+        rank, name = _legacy(place.folder)[0]
+        return Candidate(place, self, place.folder.folder(rank).files[name], step)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        folder, root = candidate.folder, candidate.place.root
+        tracked = _tracked(root)
+        step = candidate.step.value if candidate.step else 0
+        if dcp.METADATA in folder.files or any(n.endswith(dcp.SHARD) for n in folder.files):
+            yield from dcp.sealed_shards(folder)
+            if CONFIG in folder.files:
+                yield Part(folder.files[CONFIG], Kind.JSON, CONFIG)
+            elif tracked is None or tracked < step:
+                raise IncompleteError(f"neither {CONFIG} is in it, nor does {TRACKER} name it")
+            if "common.pt" in folder.files:
+                yield Part(folder.files["common.pt"], Kind.TORCH, "common.pt")
+            return
+        if tracked is None or tracked < step:
+            raise IncompleteError(f"{TRACKER} does not name it yet, which Megatron writes last")
+        names = _legacy(folder)
+        if tracked > step:  # was it finished, or given up?
+            last = root.folder(f"iter_{tracked:07d}")
+            wanted = _legacy(last) if last.path in _paths(root) else []
+            missing = [f"{rank}/{name}" for rank, name in wanted if (rank, name) not in names]
+            if not wanted or missing:
+                what = f"{missing[0]} is missing" if missing else "nothing says that it has all"
+                raise IncompleteError(f"{what}: {TRACKER} names iter_{tracked:07d}")
+        entries = [(f"{rank}/{name}", folder.folder(rank).files[name]) for rank, name in names]
+        none_newer(entries, need(root.files, TRACKER))
+        for label, entry in entries:
+            yield Part(entry, Kind.TORCH, label)
+
+
+def _legacy(folder: Folder) -> list[tuple[str, str]]:
+    """(directory of a rank, file in it)."""
+    ranks = sorted(name for name in folder.folders if RANK.fullmatch(name))
+    return [
+        (rank, name)
+        for rank in ranks
+        for name in sorted(folder.folder(rank).files)
+        if name.endswith(".pt")
+    ]
+
+
+def _paths(root: Folder) -> set[str]:
+    return {root.folder(name).path for name in root.folders}
+
+
+def _tracked(root: Folder) -> int | None:
+    if TRACKER not in root.files:
+        return None
+    try:
+        with open(root.files[TRACKER].path, encoding="utf-8") as f:
+            return int(f.read(64))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,52 @@
+"""safetensors: a file, or a directory with a model that an index may divide among several files.
+Whatever the writer meant by it, it is a model alone, which counts where there is nothing fuller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..candidates import Candidate, IncompleteError, Kind, Part, Place, none_newer, step_of
+from . import weights
+
+SUFFIX = ".safetensors"
+# What the libraries call them: the directory that they lie in is an exported model then.
+PARTS = re.compile(r"(?:adapter_)?model(?:_\d+)?(?:\.\w+)?(?:-\d+-of-\d+)?\.safetensors")
+
+
+class Safetensors:
+    name = "safetensors"
+    load = "safetensors.torch.load_file(path)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        name = place.name
+        if not name.endswith(SUFFIX) or PARTS.fullmatch(name):
+            return None
+        return Candidate(place, self, place.entry, step_of(place.name), bare=True)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        yield Part(candidate.decides, Kind.TENSORS, "")
+
+
+class Exported:
+    name = "exported model"
+    load = "AutoModel.from_pretrained(path)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        files = place.folder.files
+        indexes = [name for name in files if name.endswith(weights.INDEX)]
+        names = indexes or [name for name in (*weights.MODELS, *weights.ADAPTERS) if name in files]
+        if not names:
+            return None
+        return Candidate(place, self, files[names[0]], step_of(place.name), bare=True)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        folder, name = candidate.folder, candidate.decides.name
+        parts = weights.model(folder)
+        if not parts and name.endswith(weights.INDEX):
+            parts = list(weights.sharded(folder, name))
+        if not parts:
+            raise IncompleteError("it has no model")
+        none_newer(((p.label, p.entry) for p in parts), candidate.decides)
+        yield from parts

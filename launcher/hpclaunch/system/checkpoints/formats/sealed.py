@@ -1,0 +1,95 @@
+"""A directory that a script has saved in its own way. It is complete once a file that is written
+after all others is in it: `.complete`, or what --checkpoint-complete names. Without that it may
+lack what some rank had no time to begin, and nothing would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+
+from ..candidates import (
+    COMPLETE,
+    Candidate,
+    Facts,
+    IncompleteError,
+    Kind,
+    Part,
+    Place,
+    none_newer,
+    step_of,
+)
+from ..places import Entry, Folder
+from . import dcp
+
+SAVED = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".distcp")
+
+
+class Sealed:
+    name = "sealed"
+    load = "as the script has saved it"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        if (seal := _seal(place.folder, place.facts)) is None:
+            return None
+        return Candidate(place, self, seal, step_of(place.name))
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        for prefix, folder in candidate.folder.tree():
+            folder.files.look()
+            none_newer(((prefix + n, e) for n, e in folder.files.items()), candidate.decides)
+        yield from _structured(candidate.folder)
+
+
+class Unsealed:
+    """The rest: files that look saved, and nothing that says that they are all."""
+
+    name = "directory"
+    load = Sealed.load
+
+    def recognise(self, place: Place) -> Candidate | None:
+        files = place.folder.files
+        saved = [name for name in files if name.endswith(SAVED) and not name.startswith(".")]
+        if not saved:
+            return None
+        latest = max((files[name] for name in saved), key=lambda entry: entry.time)
+        return Candidate(place, self, latest, step_of(place.name), bare=None)
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        if complete := candidate.facts.complete:
+            raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
+        several = len([name for name in candidate.folder.files if step_of(name)]) > 1
+        hint = (
+            f"; if each file in it is one: --checkpoint-dir '{candidate.path}'" if several else ""
+        )
+        raise IncompleteError(
+            f"nothing says that it is complete: no format that is known here, and no {COMPLETE}, "
+            f"which a script writes once all ranks have saved{hint}"
+        )
+
+
+def _seal(folder: Folder, facts: Facts) -> Entry | None:
+    if COMPLETE in folder.files:
+        return folder.files[COMPLETE]
+    if not facts.complete:
+        return None
+    found = [
+        inner.files[name]
+        for prefix, inner in folder.tree()
+        for name in inner.files
+        if fnmatch(prefix + name, facts.complete)
+    ]
+    return max(found, key=lambda entry: entry.time, default=None)
+
+
+def _structured(root: Folder) -> Iterator[Part]:
+    """What has a structure has to be whole."""
+    for prefix, folder in root.tree():
+        shards = dcp.METADATA in folder.files
+        for part in dcp.shards(folder) if shards else ():
+            yield part._replace(label=prefix + part.label)
+        for name in folder.files:
+            if name.endswith(".safetensors"):
+                yield Part(folder.files[name], Kind.TENSORS, prefix + name)
+            elif name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
+                yield Part(folder.files[name], Kind.ANY, prefix + name)

@@ -1,0 +1,77 @@
+"""A file by torch.save, of either form, under any name. Saved under the same name each time, it is
+cut short while it is written, and there is no other: see docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from .. import archives
+from ..candidates import Candidate, Kind, Part, Place, step_of
+from ..places import Identity
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
+# What others divide a checkpoint into; the directory that it lies in may be one.
+PARTS = re.compile(
+    r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
+    r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
+    r"(?:optimizer|scheduler|scaler|meta)\.pt|rng_state(?:_\d+)?\.pth|"
+    r"(?:random_states|custom_checkpoint)_\d+\.pkl|.*_(?:model|optim)_states\.pt|.*\.distcp"
+)
+OTHERS = (
+    ".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".md", ".py", ".sh", ".png", ".npy",
+    ".npz", ".parquet", ".out", ".err", ".lock", ".html", ".safetensors",
+)  # fmt: skip
+BEGINNING = 1 << 20
+OPTIMIZER = (b"param_groups", b"optimizer", b"optim_state", b"exp_avg", b"momentum_buffer")
+
+
+class TorchSave:
+    name = "torch.save"
+    load = "torch.load(path)"
+
+    def recognise(self, place: Place) -> Candidate | None:
+        name = place.name
+        if PARTS.fullmatch(name) or name.endswith(OTHERS):
+            return None
+        if not name.endswith(SUFFIXES) and not _is_archive(place.entry.path, place.entry.identity):
+            return None
+        found = Candidate(place, self, place.entry, step_of(name))
+        found.bare = _is_bare(place.entry.path, place.entry.identity)
+        return found
+
+    def parts(self, candidate: Candidate) -> Iterable[Part]:
+        yield Part(candidate.decides, Kind.TORCH, "")
+
+
+@lru_cache(maxsize=4096)
+def _is_archive(path: str, _identity: Identity) -> bool:
+    try:
+        with open(path, "rb") as f:
+            head = f.read(archives.HEAD)
+    except OSError:
+        return False
+    return archives.is_torch(head) or head.startswith(archives.LEGACY)
+
+
+@lru_cache(maxsize=4096)
+def _is_bare(path: str, _identity: Identity) -> bool | None:
+    """Whether it is a model without an optimizer; None if that cannot be told."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            window = archives.Window(fd, os.fstat(fd).st_size)
+            try:
+                data, whole = archives.pickled(window), True
+            except archives.DamagedError:  # the pickle comes first, and may be there all the same
+                data, whole = window.read(0, min(window.length, BEGINNING)), False
+        finally:
+            os.close(fd)
+    except (OSError, archives.DamagedError):
+        return None
+    if any(word in data for word in OPTIMIZER):
+        return False
+    return True if whole else None

@@ -1,0 +1,214 @@
+"""What a pickle says in plain constants, read off its operations. Nothing is unpickled: whoever
+can write a file must not run code in a process of ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
+
+_GET = rb"(?:h.|j....)"
+_INT = (
+    rb"(?:K.|M..|J....|\x8a(?:\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
+)
+_TEXT = rb"\x8c(?:" + b"|".join(re.escape(bytes((n,))) + b".{%d}" % n for n in range(256)) + b")"
+_FRAME = rb"(?:\x95.{8})?"  # may stand between any two operations
+# Any operation of protocol 4 that metadata have, each from its first byte to its last.
+_OPERATION = (
+    rb"[\x94(012NRabde}lost)uQ\]\x81\x85-\x89\x8f-\x93\x97\x98]|\x80.|[G\x95].{8}|"
+    + rb"|".join((_GET, _INT, _TEXT))
+)
+
+
+def _sequence(*operations: bytes) -> bytes:
+    return b"".join(_FRAME + operation for operation in operations)
+
+
+# The state of one _StorageInfo; its keys are fetched from the memo but for the first time.
+_FIRST = re.compile(
+    _sequence(
+        rb"\x8c\x0drelative_path", rb"\x94", rb"(?P<name>" + _TEXT + rb")", rb"\x94",
+        rb"(?:" + _GET + rb"|(?P<a>\x8c\x06offset\x94))", rb"(?P<start>" + _INT + rb")",
+        rb"(?:" + _GET + rb"|(?P<b>\x8c\x06length\x94))", rb"(?P<length>" + _INT + rb")",
+    ),
+    re.DOTALL,
+)  # fmt: skip
+_NEXT = re.compile(
+    rb"(?P<gap>(?:" + _OPERATION + rb")*?)"
+    + _sequence(
+        rb"\}", rb"\x94", rb"\(", rb"(?P<key>" + _GET + rb")",
+        rb"(?:(?P<get>" + _GET + rb")|(?P<name>" + _TEXT + rb")\x94)",
+        _GET, rb"(?P<start>" + _INT + rb")", _GET, rb"(?P<length>" + _INT + rb")",
+    ),
+    re.DOTALL,
+)  # fmt: skip
+_REST = re.compile(rb"(?:" + _OPERATION + rb")*\.", re.DOTALL)
+_EACH = re.compile(_OPERATION, re.DOTALL)
+# Where \x94 may not be an operation but a part of one.
+_UNCLEAR = re.compile(
+    rb"[Kh\x8c\x80]\x94|M.?\x94|[Jj].{0,3}\x94|[\x8a\x95G].{0,8}\x94|[\xc2-\xf4][\x80-\xbf]",
+    re.DOTALL,
+)
+
+
+def pieces(data: bytes) -> Pieces:
+    """The files that the metadata of torch.distributed.checkpoint name, and in them a piece for
+    each part of a tensor: an object with a relative_path, an offset and a length (_StorageInfo in
+    torch's checkpoint/filesystem.py). Raises ValueError when they are not whole.
+    """
+    found = _pieces_fast(data)
+    return _pieces_of_any(data) if found is None else found
+
+
+def _pieces_fast(data: bytes) -> Pieces | None:
+    """A regular expression takes each operation whole, from the first _StorageInfo on; None for
+    what it does not know. What was said before is in the pickle's memo: it is counted from there.
+    """
+    at = data.find(b"\x8c\x0drelative_path\x94")
+    match = _FIRST.match(data, at) if at >= 0 and data[:1] == b"\x80" else None
+    if match is None:
+        return None
+    name = match["name"][2:].decode(errors="replace")
+    found: Pieces = defaultdict(list)
+    found[name].append((_number(match["start"]), _number(match["length"])))
+    names = {1: name}  # by their place in the memo, from that of the text "relative_path"
+    count = 2 + (match["a"] is not None) + (match["b"] is not None)
+    base = None
+    while following := _NEXT.match(data, match.end()):
+        match = following
+        count += _memoized(match["gap"]) + 1
+        key = _index(match["key"])
+        base = key if base is None else base
+        if match["get"] is None:
+            name = names[count] = match["name"][2:].decode(errors="replace")
+            count += 1
+        else:
+            name = names.get(_index(match["get"]) - base, "")
+        if key != base or not name:
+            return None
+        found[name].append((_number(match["start"]), _number(match["length"])))
+    return dict(found) if _REST.fullmatch(data, match.end()) else None
+
+
+def _memoized(operations: bytes) -> int:
+    """How many things they put into the memo."""
+    if _UNCLEAR.search(operations):
+        return _EACH.findall(operations).count(b"\x94")
+    return operations.count(b"\x94")
+
+
+def _index(operation: bytes) -> int:
+    return int.from_bytes(operation[1:], "little")
+
+
+def _pieces_of_any(data: bytes) -> Pieces:
+    """Of a pickle of any protocol, slowly."""
+    found: Pieces = defaultdict(list)
+    words: list[str | int | None] = []
+    wanted = 0
+    for word in _words(data):
+        if wanted:
+            words.append(word)
+            wanted -= 1
+            if not wanted:
+                match words:
+                    case [str(name), "offset", int(start), "length", int(length)]:
+                        found[name].append((start, length))
+        elif word == "relative_path":
+            words, wanted = [], 5
+    return dict(found)
+
+
+def _words(data: bytes) -> Iterator[str | int | None]:
+    """The texts and numbers in it, in order."""
+    import pickletools
+
+    memo: dict[int, str | int | None] = {}
+    last: str | int | None = None
+    for op, value, _ in pickletools.genops(data):
+        name = op.name
+        if name == "MEMOIZE":
+            memo[len(memo)] = last
+        elif "PUT" in name:
+            memo[int(value or 0)] = last
+        elif name not in ("PROTO", "FRAME"):
+            last = memo.get(int(value or 0)) if "GET" in name else value
+            if isinstance(last, (str, int)) or name == "NONE":
+                yield last
+
+
+def _number(text: bytes) -> int:
+    if text[:1] in b"KM":
+        return int.from_bytes(text[1:], "little")
+    return int.from_bytes(text[2:] if text[:1] == b"\x8a" else text[1:], "little", signed=True)
+
+
+_AFTER_KEY = re.compile(
+    rb"(?:q.|r....|\x94)?(?:(?P<int>" + _INT + rb")|(?P<none>N)|(?P<yes>\x88)|(?P<no>\x89))",
+    re.DOTALL,
+)
+
+
+def constant(data: bytes, key: str) -> int | bool | None:
+    """The number or truth value that follows the text `key` where it first stands, as a value
+    follows its key in a dictionary. Raises KeyError where neither does; None is a value too."""
+    text = key.encode()
+    for length in (b"X" + len(text).to_bytes(4, "little"), b"\x8c" + bytes((len(text) & 255,))):
+        at = data.find(length + text)
+        if at >= 0 and (found := _AFTER_KEY.match(data, at + len(length) + len(text))):
+            match found.lastgroup:
+                case "int":
+                    return _number(found["int"])
+                case "none":
+                    return None
+                case kind:
+                    return kind == "yes"
+    raise KeyError(key)
+
+
+def storages(stream: BinaryIO) -> dict[str, tuple[str, int]]:
+    """The storages that a pickle of torch.save refers to: (type, number of elements) by key. The
+    stream is left where the pickle ends."""
+    import pickletools
+
+    found: dict[str, tuple[str, int]] = {}
+    stack: list[object] = []
+    memo: dict[int, object] = {}
+    mark = object()
+    for op, value, _ in pickletools.genops(stream):
+        if "PUT" in op.name or op.name == "MEMOIZE":
+            memo[len(memo) if op.name == "MEMOIZE" else int(value or 0)] = stack[-1]
+        elif "GET" in op.name:
+            stack.append(memo[int(value or 0)])
+        elif op.name == "MARK":
+            stack.append(mark)
+        else:
+            taken = _take(stack, op.stack_before, mark)
+            if op.name == "BINPERSID":
+                match taken:
+                    case [("storage", str(kind), str(key), _, int(count), *_)]:
+                        found[key] = kind.rpartition(" ")[2], count
+            made: object = value
+            if op.name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+                made = tuple(taken)
+            elif op.name == "STACK_GLOBAL":
+                made = " ".join(map(str, taken))
+            stack += [made] * len(op.stack_after)
+    return found
+
+
+def _take(stack: list[object], wanted: Sequence[object], mark: object) -> list[object]:
+    if any(getattr(w, "name", "") == "mark" for w in wanted):
+        at = len(stack) - 1 - stack[::-1].index(mark)
+        below = [getattr(w, "name", "") for w in wanted].index("mark")
+        taken = stack[at + 1 :]
+        del stack[at - below :]
+        return taken
+    count = len(wanted)
+    taken = stack[len(stack) - count :]
+    del stack[len(stack) - count :]
+    return taken

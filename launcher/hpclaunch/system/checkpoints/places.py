@@ -1,0 +1,136 @@
+"""What lies in a directory, listed once and looked at many times. Reads names, sizes and times
+only, and those of a file once somebody asks for them: on a parallel file system each takes a
+message to a server and back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+SLOW = 1e-4  # seconds for one look at a file, from which on several are under way at once
+PROBE = 32  # files whose looks are timed
+AT_ONCE = 16
+
+Identity = tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    """A file or directory as it was seen; of a link, what it leads to."""
+
+    name: str
+    path: str
+    stat: os.stat_result
+    is_link: bool
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.stat.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.stat.st_mode)
+
+    @property
+    def time(self) -> int:
+        """When it was last written, in nanoseconds."""
+        return self.stat.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        return self.stat.st_size
+
+    @property
+    def identity(self) -> Identity:
+        """Differs once the file was written again, even if somebody has set its time back."""
+        s = self.stat
+        return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def entry_at(path: str) -> Entry:
+    """Raises OSError."""
+    return Entry(os.path.basename(path), path, os.stat(path), os.path.islink(path))
+
+
+class Entries(Mapping[str, Entry]):
+    """By name. To ask for one that has vanished since the directory was listed is an OSError."""
+
+    def __init__(self, listed: Iterable[os.DirEntry[str]]) -> None:
+        self._listed = {entry.name: entry for entry in listed}
+        self._seen: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listed
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._seen:
+            self._seen[name] = _look(self._listed[name])
+        return self._seen[name]
+
+    def look(self) -> None:
+        """At all of them, several at once where that takes long. What vanishes is not there."""
+        todo = [entry for name, entry in self._listed.items() if name not in self._seen]
+        began = time.monotonic()
+        for done, entry in enumerate(todo):
+            if done == PROBE and time.monotonic() - began > PROBE * SLOW:
+                from concurrent.futures import ThreadPoolExecutor
+
+                with ThreadPoolExecutor(AT_ONCE) as pool:
+                    for _ in pool.map(self._try, todo[done:]):
+                        pass
+                return
+            self._try(entry)
+
+    def _try(self, entry: os.DirEntry[str]) -> None:
+        try:
+            self._seen[entry.name] = _look(entry)
+        except OSError:
+            del self._listed[entry.name]
+
+
+class Folder:
+    """A directory. Listing it may raise OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._folders: dict[str, Folder] = {}
+
+    @cached_property
+    def _listed(self) -> list[os.DirEntry[str]]:
+        with os.scandir(self.path) as found:
+            return list(found)
+
+    @cached_property
+    def files(self) -> Entries:
+        return Entries(entry for entry in self._listed if entry.is_file())
+
+    @cached_property
+    def folders(self) -> Entries:
+        return Entries(entry for entry in self._listed if entry.is_dir())
+
+    def folder(self, name: str) -> Folder:
+        if name not in self._folders:
+            self._folders[name] = Folder(os.path.join(self.path, name))
+        return self._folders[name]
+
+    def tree(self, prefix: str = "") -> Iterator[tuple[str, Folder]]:
+        """Itself and every directory below it, with the path to each from here, "" or "a/b/";
+        links are not followed."""
+        yield prefix, self
+        for entry in self._listed:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.folder(entry.name).tree(f"{prefix}{entry.name}/")
+
+
+def _look(entry: os.DirEntry[str]) -> Entry:
+    return Entry(entry.name, entry.path, entry.stat(), entry.is_symlink())

@@ -1,0 +1,289 @@
+"""Whether the files of a checkpoint are whole: by their structure, and by every byte. What was
+found whole is remembered by the file's identity, so that nothing is looked at twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from . import archives
+from .archives import DamagedError, Window
+from .candidates import Kind, Part
+from .places import AT_ONCE, PROBE, SLOW, Identity
+
+CHUNK = 4 << 20
+BATCH = 64 << 20
+READERS = 8  # threads: a parallel file system is slow for a single one
+KEPT = 1 << 18  # files that are remembered
+
+
+class Span(NamedTuple):
+    """Some bytes of a file."""
+
+    start: int
+    length: int
+    checksum: int | None
+
+
+class Outcome(NamedTuple):
+    """Of reading. With `wrong` the checkpoint is not to be used."""
+
+    wrong: str  # "label: what is wrong", or ""
+    read: int  # bytes, now and before
+    left: int  # bytes that there was no time for
+
+
+class Memory:
+    """What was found whole. Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._built: set[Identity] = set()  # by their structure
+        self._read: dict[Identity, set[int]] = {}  # the spans that were read, by where they begin
+        self._damage: dict[str, str] = {}  # what was read wrong, by the mark of a checkpoint
+
+    def is_built(self, part: Part) -> bool:
+        return part.identity in self._built
+
+    def build(self, part: Part) -> None:
+        self._forget()
+        self._built.add(part.identity)
+
+    def spans_read(self, part: Part) -> set[int]:
+        return self._read.setdefault(part.identity, set())
+
+    def damage(self, mark: str) -> str:
+        return self._damage.get(mark, "")
+
+    def note_damage(self, mark: str, wrong: str) -> None:
+        self._damage[mark] = wrong
+
+    def _forget(self) -> None:
+        """A job may save for weeks."""
+        if len(self._built) > KEPT:
+            self._built.clear()
+        if len(self._read) > KEPT:
+            self._read.clear()
+
+
+def structure(parts: Iterable[Part], memory: Memory) -> str:
+    """What is wrong with the first that is not whole: "label: what is wrong", or ""."""
+    todo = [part for part in parts if not memory.is_built(part)]
+    began = time.monotonic()
+    for done, part in enumerate(todo):
+        if done == PROBE and time.monotonic() - began > PROBE * SLOW * 4:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                found = pool.map(lambda p: _structure(p, memory), todo[done:])
+                wrong = next(filter(None, found), "")
+                pool.shutdown(cancel_futures=True)
+                return wrong
+        if wrong := _structure(part, memory):
+            return wrong
+    return ""
+
+
+def _structure(part: Part, memory: Memory) -> str:
+    entry = part.entry
+    if part.kind == Kind.PIECES:
+        end = max((start + length for start, length in part.pieces), default=0)
+        wrong = archives.CUT if entry.size < end else ""
+    else:
+        try:
+            with _opened(part) as window:
+                _check(part.kind, window)
+            wrong = ""
+        except DamagedError as e:
+            wrong = str(e)
+        except OSError as e:
+            wrong = f"unreadable ({e.strerror or e})"
+    if not wrong:
+        memory.build(part)
+    return wrong and part.says(wrong)
+
+
+def _check(kind: str, window: Window) -> None:
+    match kind:
+        case Kind.TORCH:
+            if not archives.check_torch(window):
+                raise DamagedError(archives.FOREIGN)
+        case Kind.TENSORS:
+            archives.check_tensors(window)
+        case Kind.JSON:
+            archives.check_json(window)
+        case Kind.ANY:
+            archives.check_torch(window)
+        case _:
+            archives.check_plain(window)
+
+
+@contextlib.contextmanager
+def _opened(part: Part) -> Iterator[Window]:
+    """Raises DamagedError where it is another file than the one that was listed."""
+    fd = os.open(part.entry.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        now, then = os.fstat(fd), part.entry.stat
+        if (now.st_ino, now.st_size, now.st_mtime_ns) != (
+            then.st_ino,
+            then.st_size,
+            then.st_mtime_ns,
+        ):
+            raise DamagedError("being written again")
+        yield Window(fd, now.st_size)
+    finally:
+        os.close(fd)
+
+
+# Every byte
+
+
+class Reading:
+    """Reads every byte of the parts of a checkpoint, as far as the time goes, with several
+    threads. Progress is remembered: another reading of the same parts goes on from there.
+
+    `share` is (k, n): of n nodes that read, this is the k-th, and reads its share of the spans.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        memory: Memory,
+        *,
+        until: float = float("inf"),  # on the monotonic clock
+        is_asked: Callable[[], bool] = lambda: False,  # for something else: time is up
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._parts = list(parts)
+        self._memory = memory
+        self._until = until
+        self._is_asked = is_asked
+        self._share = share
+        self._stop = threading.Event()
+        self._wrong = ""
+        self._lock = threading.Lock()
+        self._read = self._left = 0
+
+    def run(self) -> Outcome:
+        todo = self._batches()
+        one_at_a_time = threading.Lock()
+
+        def work() -> None:
+            while not self._stop.is_set():
+                with one_at_a_time:
+                    task = next(todo, None)
+                if task is None:
+                    return
+                self._take(*task)
+
+        with ThreadPoolExecutor(READERS) as pool:
+            running = [pool.submit(work) for _ in range(READERS)]
+            for each in running:
+                each.result()
+        for part, batch in todo if not self._wrong else ():  # there was no time for these
+            done = self._memory.spans_read(part)
+            self._count(*((size(batch), 0) if batch[0].start in done else (0, size(batch))))
+        return Outcome(self._wrong, self._read, self._left)
+
+    def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
+        """Spans of one file that are read in one go."""
+        number = 0
+        for part in self._parts:
+            try:
+                batches = list(_batches(spans_of(part)))
+            except (DamagedError, OSError) as e:
+                self._fail(part, e)
+                return
+            for batch in batches:
+                if number % self._share[1] == self._share[0]:
+                    yield part, batch
+                number += 1
+
+    def _take(self, part: Part, batch: list[Span]) -> None:
+        done = self._memory.spans_read(part)
+        whole = batch[0].start in done
+        try:
+            whole = whole or self._verify(part, batch)
+        except (DamagedError, OSError) as e:
+            self._fail(part, e)
+            return
+        if whole:
+            done.add(batch[0].start)
+        self._count(*((size(batch), 0) if whole else (0, size(batch))))
+
+    def _verify(self, part: Part, batch: list[Span]) -> bool:
+        """False where there was no time to read all of it."""
+        with _opened(part) as window:
+            for start, length, checksum in batch:
+                crc, at = 0, start
+                while at < start + length:
+                    if self._stop.is_set() or time.monotonic() > self._until or self._is_asked():
+                        self._stop.set()
+                        return False
+                    data = window.read(at, min(CHUNK, start + length - at))
+                    if checksum is not None:
+                        crc = zlib.crc32(data, crc)
+                    at += len(data)
+                if checksum is not None and crc != checksum:
+                    raise DamagedError(f"damaged (wrong checksum of the {length} bytes at {start})")
+        return True
+
+    def _count(self, read: int, left: int) -> None:
+        with self._lock:
+            self._read += read
+            self._left += left
+
+    def _fail(self, part: Part, error: Exception) -> None:
+        words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
+        self._wrong = self._wrong or part.says(words)
+        self._stop.set()
+
+
+def spans_of(part: Part) -> list[Span]:
+    """Those of a file that have a checksum each, where it has any: else the whole file as one.
+    Raises DamagedError."""
+    with _opened(part) as window:
+        pieces = part.pieces if part.kind == Kind.PIECES else ((0, window.length),)
+        spans: list[Span] = []
+        for start, length in pieces:
+            if start + length > window.length:
+                raise DamagedError(archives.CUT)
+            spans += _spans(Window(window.fd, length, start), length, part.kind)
+    return spans
+
+
+def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
+    head = window.head()
+    if head[:4] == archives.LOCAL and archives.is_torch(head):
+        found = archives.members(window)
+        checked = archives.has_checksums(found)
+        for member in found:
+            begin = window.start + archives.contents(window, member)
+            stored = checked and member.method == archives.STORED
+            yield Span(begin, member.size, member.crc if stored else None)
+        return
+    if kind == Kind.PIECES and head and not head.strip(b"\0"):
+        raise DamagedError(archives.UNWRITTEN)
+    for at in range(0, length, BATCH):  # so that several threads share a large file
+        yield Span(window.start + at, min(BATCH, length - at), None)
+
+
+def _batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
+    batch: list[Span] = []
+    room = BATCH
+    for span in spans:
+        if batch and span.length > room:
+            yield batch
+            batch, room = [], BATCH
+        batch.append(span)
+        room -= span.length
+    if batch:
+        yield batch
+
+
+def size(spans: Iterable[Span]) -> int:
+    return sum(span.length for span in spans)

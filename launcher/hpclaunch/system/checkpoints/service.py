@@ -1,0 +1,161 @@
+"""The process that looks for checkpoints, of the agent that leads. It lives as long as that does,
+and remembers what it has verified.
+
+Requests, each with an `id` that the reply has too:
+
+    search   what there is, the newest first, up to the first that is complete
+    verify   read every byte of one that was found, for some seconds, or a share of it
+    watch    look by yourself now and then, and read what was saved; no reply. `on`: or no more
+
+Whatever it is busy with by itself, it leaves for a request. Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.system import disk
+from hpclaunch.worker.requests import AgentGoneError, Requests
+
+from .candidates import Facts, Round
+from .finding import Found, roots, search
+from .reading import Memory, Reading
+
+PR_SET_PDEATHSIG = 1
+PERIOD = 10.0  # seconds between two looks of its own, at least
+SHARE = 0.01  # of the time, that these looks take at most
+MOST = 64  # of those passed over, that are told
+NICE = 5
+AHEAD = 2.0  # seconds that are spent on reading each checkpoint, where not all of it is to be read
+
+Reply = Callable[..., None]
+
+
+class Server:
+    """Answers requests about one directory, or pattern of directories."""
+
+    def __init__(self, where: str, exclude: tuple[str, ...], complete: str, verify: str) -> None:
+        self.where = where
+        self.exclude, self.complete, self.verify = exclude, complete, verify
+        self.memory = Memory()
+        self._known: dict[str, Found] = {}  # those complete, by path
+        self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
+        self._rounds: list[list[int | None]] = []
+        self.watches = False
+        self.period = PERIOD
+
+    def search(self, rounds: list[list[int | None]]) -> list[Found]:
+        """Raises OSError."""
+        self._rounds = rounds
+        now = time.time_ns()
+        known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
+        facts = Facts(self.exclude, self.complete, known)
+        found = search(self.where, facts, self.memory, opens=self.verify != "off")
+        self._known |= {f.candidate.path: f for f in found if f.lacks is None}
+        return found
+
+    def read(
+        self,
+        path: str,
+        is_asked: Callable[[], bool],
+        *,
+        share: tuple[int, int] = (0, 1),
+    ) -> tuple[str, int, int]:
+        """(what is wrong, bytes read, bytes left) of one that a search has found complete."""
+        found = self._known[path]
+        mark = found.candidate.mark
+        spent = self._spent.get(mark, 0.0)
+        limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
+        began = time.monotonic()
+        reading = Reading(
+            found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
+        )
+        outcome = reading.run()
+        self._spent[mark] = spent + time.monotonic() - began
+        if outcome.wrong:
+            self.memory.note_damage(mark, outcome.wrong)
+        return outcome
+
+    def look(self, is_asked: Callable[[], bool]) -> None:
+        """What was saved since is read before anybody needs it."""
+        began = time.monotonic()
+        try:
+            newest = self.search(self._rounds)[-1:]
+        except OSError:
+            return  # whoever needs one asks, and is told
+        finally:
+            self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
+        for found in newest:
+            if found.lacks is None and self.verify in ("auto", "full"):
+                self.read(found.candidate.path, is_asked)
+
+
+def told(found: Found) -> dict[str, Any]:
+    """One of those found, as a reply has it."""
+    candidate, step = found.candidate, found.candidate.step
+    return {
+        "path": candidate.path,
+        "name": candidate.name,
+        "format": candidate.format.name,
+        "step": None if step is None else step.value,
+        "unit": None if step is None else step.unit,
+        "rule": found.rule,
+        "identity": candidate.mark,
+        "time": candidate.time,
+        "size": found.size,
+        "world": candidate.world,
+        "lacks": found.lacks,
+        "quiet": found.quiet,
+    }
+
+
+def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(agent):  # it died before that
+        return
+    os.nice(NICE)  # it reads ahead while the workers compute
+    server = Server(**json.loads(settings))
+    requests = Requests(fd)
+
+    def is_asked() -> bool:
+        return bool(select.select([requests], [], [], 0)[0])
+
+    try:
+        while True:
+            wait = server.period if server.watches else None
+            if not select.select([requests], [], [], wait)[0]:
+                server.look(is_asked)
+                continue
+            for request in requests.read():
+                _answer(server, request, requests.tell, is_asked)
+    except AgentGoneError:
+        pass
+
+
+def _answer(
+    server: Server, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
+) -> None:
+    match request:
+        case {"do": "search", "id": number, "rounds": rounds}:
+            tell("begun", id=number)
+            try:
+                found = server.search(rounds)
+            except OSError as e:
+                tell("failed", id=number, why=str(e))
+                return
+            first = next(iter(roots(server.where)), server.where)
+            seen = disk.look(Path(first))
+            tell("found", id=number, found=[told(f) for f in found[-MOST:]], disk=seen)
+        case {"do": "verify", "id": number, "path": path, "share": [k, n]}:
+            wrong, read, left = server.read(path, is_asked, share=(k, n))
+            tell("verified", id=number, wrong=wrong, read=read, left=left)
+        case {"do": "watch", "on": on, "rounds": rounds}:
+            server.watches, server._rounds = on, rounds

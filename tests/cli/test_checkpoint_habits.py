@@ -1,0 +1,130 @@
+"""How people save, under the launcher: every restart gets further, and counts as progress."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from launching import environment, hpclaunch, script
+
+# As in PyTorch's own tutorial: the same file each time, whole under its name.
+SNAPSHOT = """
+import os, torch
+done = 0
+if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
+    done = torch.load(checkpoint)["epochs"]
+print(f"begins at {done}")
+for epoch in range(done, 6):
+    torch.save({"epochs": epoch + 1, "optimizer": {}}, "saved/snapshot.tmp")
+    os.replace("saved/snapshot.tmp", "saved/snapshot.pt")
+    if epoch < 5:
+        os.kill(os.getpid(), 9)
+"""
+
+TRAINER = """
+import os, sys, torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+class Die(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 35 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), 9)
+
+    def on_train_begin(self, args, state, control, **_):
+        if os.environ["RANK"] == "0":
+            print("begins at", state.global_step, flush=True)
+
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 512
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16, n_positions=8))
+args = TrainingArguments(
+    output_dir="out", use_cpu=True, report_to=[], save_steps=10, max_steps=40, disable_tqdm=True,
+    per_device_train_batch_size=1, logging_strategy="no",
+)
+trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[Die()])
+trainer.train(resume_from_checkpoint=os.environ["HPCLAUNCH_CHECKPOINT"] or None)
+"""
+
+
+def begins(text):
+    return [int(step) for step in re.findall(r"begins at (\d+)", text)]
+
+
+def test_one_file_saved_over_and_over_is_progress_each_time(tmp_path):
+    """Five faults, of which a restart may answer two without progress."""
+    (tmp_path / "saved").mkdir()
+    args = ("--nproc", 1, "--max-restarts", 2, "--checkpoint-dir", "saved")
+    done = hpclaunch(*args, script(tmp_path, SNAPSHOT), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_progress_the_restarts_are_used_up(tmp_path):
+    (tmp_path / "saved").mkdir()
+    body = SNAPSHOT.replace("for epoch in range(done, 6):", "for epoch in [0]:")
+    body = body.replace("    torch.save", "    if not done: torch.save")
+    body = body.replace("    os.replace", "    if not done: os.replace")
+    args = ("--nproc", 1, "--max-restarts", 2, "--checkpoint-dir", "saved")
+    done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
+    assert done.returncode == 137
+    assert begins(done.stdout) == [0, 1, 1]
+
+
+def test_the_trainer_goes_on_from_its_checkpoint(tmp_path):
+    """The most used one: killed at step 35, it goes on from step 30."""
+    pytest.importorskip("transformers")
+    args = ("--nproc", 2, "--checkpoint-dir", "out")
+    env = environment(OMP_NUM_THREADS=1, HF_HUB_OFFLINE=1)
+    done = hpclaunch(*args, script(tmp_path, TRAINER), cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert begins(done.stdout) == [0, 30]
+    chosen = tmp_path / "out" / "checkpoint-30"
+    assert f"resuming from {chosen} (HF Trainer, step 30, by its name)" in done.stderr
+    assert json.loads((tmp_path / "out" / "checkpoint-40" / "trainer_state.json").read_text())
+
+
+KILLS_THE_SEARCH = """
+import os, signal, subprocess
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    open("saved/step-1.pt", "wb").close()
+    pids = subprocess.check_output(["pgrep", "-f", "checkpoints.service", "-P", AGENT], text=True)
+    for pid in pids.split():
+        os.kill(int(pid), signal.SIGKILL)
+    os.kill(os.getpid(), 9)
+print("again")
+"""
+
+
+def test_a_search_that_is_killed_is_replaced(tmp_path):
+    (tmp_path / "saved").mkdir()
+    body = KILLS_THE_SEARCH.replace("AGENT", "os.environ['TEST_AGENT']")
+    launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
+    launch += str(script(tmp_path, body))
+    done = subprocess.run(
+        ["sh", "-c", launch], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "again\n"
+    assert "passing over checkpoint step-1.pt: empty" in done.stderr
+
+
+def test_a_search_that_hangs_is_replaced_and_stops_nothing(tmp_path):
+    """As in a file system that does not answer: here it is stopped."""
+    (tmp_path / "saved").mkdir()
+    body = KILLS_THE_SEARCH.replace("AGENT", "os.environ['TEST_AGENT']")
+    body = body.replace("signal.SIGKILL", "signal.SIGSTOP")
+    launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
+    launch += str(script(tmp_path, body))
+    done = subprocess.run(
+        ["sh", "-c", launch], cwd=tmp_path, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "again\n"
+    assert "passing over checkpoint step-1.pt: empty" in done.stderr
+
+
+def hpclaunch_words():
+    from launching import HPCLAUNCH
+
+    return os.fspath(HPCLAUNCH)

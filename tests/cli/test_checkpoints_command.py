@@ -1,0 +1,99 @@
+"""hpclaunch checkpoints: what is there, and what would be chosen."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launching import hpclaunch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "system" / "checkpoints"))
+from looking import cut_short, damage, zero_the_middle
+from test_format_dcp import dcp_save
+from test_format_torch_save import save
+
+
+def told(where, *options):
+    done = hpclaunch("checkpoints", where, "--json", *options, cwd=Path("/"))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_what_is_there(tmp_path):
+    new = save(tmp_path / "epoch-2.pt", at=200)
+    dcp_save(tmp_path / "epoch-1", at=100)
+    damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
+    said = told(tmp_path)
+    assert (said["chosen"], said["rule"]) == (str(new), "epoch 2, by its name")
+    torn, chosen, older = said["checkpoints"]
+    assert torn["why_not"] == "cut short or still being written"
+    assert (chosen["complete"], chosen["chosen"], chosen["saved"]) == (True, True, 200.0)
+    assert (older["format"], older["world"], older["chosen"]) == ("DCP", 1, False)
+    assert older["load"] == "dcp.load(state, checkpoint_id=path)"
+
+
+def test_the_table(tmp_path):
+    save(tmp_path / "epoch-2.pt", at=200)
+    damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
+    done = hpclaunch("checkpoints", "saved", cwd=_named(tmp_path))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["checkpoint", "format", "step", "size", "age", "ranks", "complete"]
+    assert lines[1][:4] == ["epoch-3.pt", "torch.save", "epoch", "3"]
+    assert lines[2][:5] == ["->", "epoch-2.pt", "torch.save", "epoch", "2"]
+    assert done.stdout.rstrip().endswith(
+        "would resume from epoch-2.pt (epoch 2, by its name); load it with torch.load(path)"
+    )
+
+
+def _named(directory):
+    """A directory in which this one is called `saved`."""
+    (directory.parent / "saved").symlink_to(directory)
+    return directory.parent
+
+
+def test_a_damaged_one_is_found_by_reading(tmp_path):
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    bad = save(tmp_path / "epoch-2.pt", at=200)
+    damage(bad, zero_the_middle)
+    assert told(tmp_path)["chosen"] == str(good)
+    assert told(tmp_path, "--verify", "structure")["chosen"] == str(bad)
+
+
+def test_a_pattern_and_what_is_left_out(tmp_path):
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    good = save(tmp_path / "runs" / "a" / "last.pt", at=100)
+    save(tmp_path / "runs" / "a" / "best.pt", at=200)
+    said = told(tmp_path / "runs" / "*", "--checkpoint-exclude", "best*")
+    assert [c["path"] for c in said["checkpoints"]] == [str(good)]
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("nowhere", "nothing of that name in nowhere: a training would begin at the start"),
+        ("empty", "no checkpoint in empty: a training would begin at the start"),
+    ],
+)
+def test_nothing_to_resume_from(tmp_path, where, words):
+    (tmp_path / "empty").mkdir()
+    done = hpclaunch("checkpoints", where, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{words}\n")
+
+
+def test_what_is_no_directory(tmp_path):
+    (tmp_path / "file").touch()
+    done = hpclaunch("checkpoints", "file", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "hpclaunch: error: cannot look for checkpoints in file: it is not"
+    )
+
+
+def test_names_that_would_confuse_a_terminal(tmp_path):
+    save(tmp_path / "[bold]epoch-1.pt", at=100)
+    save(tmp_path / os.fsdecode(b"epoch-2-\xff.pt"), at=200)
+    done = hpclaunch("checkpoints", tmp_path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[bold]epoch-1.pt" in done.stdout
+    assert r"epoch-2-\udcff.pt" in done.stdout

@@ -1,0 +1,75 @@
+"""DeepSpeed's save_checkpoint and load_checkpoint, of any stage of ZeRO."""
+
+import sys
+from pathlib import Path
+
+
+def setup() -> None:
+    import warnings
+
+    warnings.simplefilter("ignore")
+    import deepspeed.runtime.zero.muon.muon_optimizer
+    import deepspeed.runtime.zero.stage3
+    import deepspeed.runtime.zero.stage_1_and_2  # noqa: F401
+
+    without_compilation()
+
+
+def without_compilation() -> None:
+    """Of a way to share memory, for which nothing here has a need."""
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+
+
+class Saver:
+    def __init__(
+        self, rank: int, world: int, root: Path, stage: int = 2, size: int = 100_000,
+        tag: str = "global_step{}", zipped: bool = True, inner: str = "",
+    ) -> None:  # fmt: skip
+        import deepspeed
+        import torch
+
+        deepspeed.init_distributed("gloo")
+        self.root, self.tag, self.inner, self.stage = root, tag, inner, stage
+        config = {
+            "train_micro_batch_size_per_gpu": 1,
+            "optimizer": {"type": "Adam", "params": {"lr": 0.0, "torch_adam": True}},
+            "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
+            "checkpoint": {"checkpoint_serialization": zipped}, "steps_per_print": 1 << 30,
+        }  # fmt: skip
+        model = torch.nn.Sequential(torch.nn.Linear(64, size // 64), torch.nn.Linear(size // 64, 1))
+        self.engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=config
+        )
+        self.engine.backward(self.engine(torch.ones(1, 64)).sum())
+        self.engine.step()
+
+    def _tensors(self):
+        optimizer = getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)
+        found = [s["exp_avg"] for s in optimizer.state.values() if "exp_avg" in s]
+        if self.stage == 0:
+            found += [p.data for p in self.engine.module.parameters()]
+        elif self.stage == 3:
+            found += self.engine.optimizer.fp32_partitioned_groups_flat
+        else:
+            found += self.engine.optimizer.single_partition_of_fp32_groups
+        return found
+
+    def save(self, step: int) -> None:
+        import torch
+
+        with torch.no_grad():
+            for tensor in self._tensors():
+                tensor.fill_(float(step))
+        root, tag = self.root, self.tag.format(step)
+        if self.inner:  # as Lightning does it
+            root, tag = self.root / tag, self.inner
+        self.engine.save_checkpoint(str(root), tag, client_state={"step": step})
+
+    def load(self, path: str) -> int:
+        found = Path(path)
+        root, tag = (path, self.inner) if self.inner else (str(found.parent), found.name)
+        _, state = self.engine.load_checkpoint(root, tag)
+        values = {v for t in self._tensors() for v in t[: t.numel() // 2].unique().tolist()}
+        values |= {float(state["step"])}
+        (step,) = values
+        return int(step)

@@ -1,0 +1,174 @@
+"""Saves and loads with the real library, in as many ranks as are wanted, in processes that may be
+killed. The library is imported once, and the ranks are forked from here.
+
+    python run.py MAKER
+
+Requests come on standard input, replies go to standard output: JSON, a line each. `Maker` in
+__init__.py is the other end.
+
+A maker is a module here with `setup()`, which imports the library, and a class `Saver(rank, world,
+root, **options)` with `save(step)`, after which everything saved says `step`, and `load(path)`,
+which returns the step that all of it says, or raises.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+LAST = 0.2  # seconds that the others go on after one rank was killed
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def environment(rank: int, world: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+
+
+class Ranks:
+    """Forked; each tells on a pipe of its own."""
+
+    def __init__(self, maker, world: int, root: str, options: dict, work) -> None:
+        port = free_port()
+        self.pids, self.pipes = [], []
+        for rank in range(world):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(reading)
+                os.environ.update(environment(rank, world, port))
+                code = 1
+                try:
+                    os.setpgid(0, 0)
+                    sys.stdout = sys.stderr
+                    with os.fdopen(writing, "w", buffering=1) as tell:
+                        saver = maker.Saver(rank, world, Path(root), **options)
+                        work(saver, lambda **fields: print(json.dumps(fields), file=tell))
+                    code = 0
+                except BaseException:
+                    traceback.print_exc()
+                os._exit(code)
+            os.close(writing)
+            self.pids.append(pid)
+            self.pipes.append(os.fdopen(reading))
+
+    def lines(self, rank: int) -> list[dict]:
+        """All that it tells, to its end."""
+        return [json.loads(line) for line in self.pipes[rank]]
+
+    def kill(self, ranks) -> None:
+        for rank in ranks:
+            os.kill(self.pids[rank], signal.SIGKILL)
+
+    def end(self) -> list[int]:
+        return [os.waitpid(pid, 0)[1] for pid in self.pids]
+
+
+def save(maker, root: str, world: int, steps: list[int], options: dict) -> dict:
+    def work(saver, tell) -> None:
+        for step in steps:
+            saver.save(step)
+
+    ranks = Ranks(maker, world, root, options, work)
+    return {"ok": not any(ranks.end())}
+
+
+def load(maker, root: str, world: int, path: str, options: dict) -> dict:
+    def work(saver, tell) -> None:
+        tell(step=saver.load(path))
+
+    ranks = Ranks(maker, world, root, options, work)
+    told = [line["step"] for rank in range(world) for line in ranks.lines(rank)]
+    return {"ok": not any(ranks.end()), "steps": told}
+
+
+def kill(
+    maker, root: str, world: int, after: float, victims: list[int], apart: float, options: dict
+) -> dict:
+    """Saves one step after another, until some ranks are killed so many seconds after the first
+    save began. `apart`: so many seconds seem to lie between two saves."""
+
+    def work(saver, tell) -> None:
+        if hasattr(saver, "prepare"):
+            saver.prepare()
+        tell(ready=True)
+        step = 0
+        while True:
+            step += 1
+            saver.save(step)
+            tell(saved=step)
+            if apart:
+                meet(world)
+                if int(os.environ["RANK"]) == 0:
+                    age(Path(root), apart)
+                meet(world)
+
+    begun = time.time_ns()
+    ranks = Ranks(maker, world, root, options, work)
+    for pipe in ranks.pipes:
+        if not pipe.readline():
+            ranks.kill(range(world))
+            ranks.end()
+            return {"ok": False}
+    time.sleep(after)
+    ended = time.time_ns()
+    ranks.kill(victims)
+    time.sleep(LAST if len(victims) < world else 0)
+    ranks.kill(range(world))
+    ranks.end()
+    saved = [max((s["saved"] for s in ranks.lines(rank)), default=0) for rank in range(world)]
+    return {"ok": True, "saved": saved, "begun": begun, "ended": ended}
+
+
+def meet(world: int) -> None:
+    if world > 1:
+        import torch.distributed
+
+        torch.distributed.barrier()
+
+
+def age(root: Path, seconds: float) -> None:
+    """Make all files older, the first first: at every moment it could have been saved so."""
+    files = sorted((p for p in root.rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
+    for path in files:
+        info = path.stat()
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns - int(seconds * 10**9)))
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    maker = importlib.import_module(sys.argv[1])
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the libraries print is no reply
+    maker.setup()
+    import torch
+
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # which imports much
+    print(json.dumps({"ready": True}), file=replies)
+    for line in sys.stdin:
+        request = json.loads(line)
+        do = {"save": save, "load": load, "kill": kill}[request.pop("do")]
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chdir(scratch)
+            print(json.dumps(do(maker, **request)), file=replies)
+            os.chdir("/")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""Where checkpoints are looked for, and in which order."""
+
+import os
+from pathlib import Path
+
+import pytest
+from looking import cut_short, damage, newest, passed_over
+from test_format_dcp import dcp_save
+from test_format_torch_save import save
+
+from hpclaunch.system.checkpoints import finding
+from hpclaunch.system.checkpoints.candidates import Facts, step_of
+from hpclaunch.system.checkpoints.reading import Memory
+
+
+def rules(where: Path, **facts) -> dict[str, str]:
+    return {f.candidate.name: f.rule for f in finding.examine(str(where), Facts(**facts), Memory())}
+
+
+def test_by_step_where_the_name_tells_it(tmp_path):
+    """A copy has not kept the times."""
+    save(tmp_path / "epoch-9.pt", at=300)
+    new = dcp_save(tmp_path / "epoch-10", at=100)
+    dcp_save(tmp_path / "epoch-2", at=200)
+    assert newest(tmp_path) == (str(new), [])
+    assert rules(tmp_path) == {
+        "epoch-10": "epoch 10, by its name, though epoch-9.pt was saved later",
+        "epoch-9.pt": "epoch 9, by its name",
+        "epoch-2": "epoch 2, by its name",
+    }
+
+
+def test_between_those_with_a_step_and_those_without_the_time_decides(tmp_path):
+    save(tmp_path / "epoch-9.pt", at=200)
+    save(tmp_path / "epoch-10.pt", at=100)
+    new = save(tmp_path / "last.pt", at=300)
+    assert newest(tmp_path) == (str(new), [])
+    os.utime(tmp_path / "last.pt", (150, 150))
+    assert newest(tmp_path) == (str(tmp_path / "epoch-10.pt"), [])
+    assert list(rules(tmp_path)) == ["epoch-10.pt", "epoch-9.pt", "last.pt"]
+
+
+def test_the_steps_of_two_runs_say_nothing_of_each_other(tmp_path):
+    for run, step, at in (("old", 5000, 100), ("new", 10, 200)):
+        (tmp_path / run / "checkpoints").mkdir(parents=True)
+        save(tmp_path / run / "checkpoints" / f"step-{step}.pt", at=at)
+    expected = str(tmp_path / "new" / "checkpoints" / "step-10.pt")
+    assert newest(tmp_path / "*" / "checkpoints") == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-30", (30, "number")),
+        ("checkpoint_4", (4, "number")),
+        ("iter_0000010", (10, "step")),
+        ("epoch=1-step=200.ckpt", (200, "step")),
+        ("epoch=1-step=200-v1.ckpt", (200, "step")),
+        ("ep1-ba42-rank0.pt", (42, "step")),
+        ("global_step1500", (1500, "step")),
+        ("model_epoch_7.pth", (7, "epoch")),
+        ("0000100.pt", (100, "number")),
+        ("last.ckpt", None),
+        ("best_0.93.pt", None),
+        ("llama-7b.pt", None),
+        ("footstep7.pt", None),
+    ],
+)
+def test_what_a_name_tells(name, step):
+    found = step_of(name)
+    assert (found and (found.value, found.unit)) == step
+
+
+def test_what_a_link_leads_to_has_a_name_of_its_own(tmp_path):
+    new = dcp_save(tmp_path / "epoch-2", at=200)
+    (tmp_path / "latest").symlink_to(new)
+    (tmp_path / "last.pt").symlink_to(save(tmp_path / "epoch-1.pt", at=100))
+    assert newest(tmp_path) == (str(new), [])
+    damage(new / ".metadata", cut_short)
+    path, _ = newest(tmp_path)
+    assert path == str(tmp_path / "epoch-1.pt")
+
+
+def test_a_link_to_another_place_counts(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    new = save(elsewhere / "step-5.pt", at=100)
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    (directory / "latest.pt").symlink_to(new)
+    assert newest(directory) == (str(directory / "latest.pt"), [])
+
+
+def test_what_is_excluded(tmp_path):
+    good = save(tmp_path / "last.pt", at=100)
+    save(tmp_path / "best-3.pt", at=200)
+    save(tmp_path / "final.pt", at=300)
+    assert newest(tmp_path, exclude=("best*", "final*")) == (str(good), [])
+
+
+PATTERNS = {
+    "runs/*/checkpoints": "runs/b/checkpoints/step-2.pt",
+    "runs/**": "runs/b/checkpoints/step-2.pt",
+    "**": "runs/b/checkpoints/step-2.pt",
+    "runs/a*/checkpoints": "runs/a/checkpoints/step-1.pt",
+    "runs/[a]/*": "runs/a/checkpoints/step-1.pt",
+    "later/*/checkpoints": "",
+    "runs": "",
+}
+
+
+@pytest.mark.parametrize(("pattern", "chosen"), PATTERNS.items())
+def test_a_pattern_of_directories(tmp_path, pattern, chosen):
+    for run, step in (("a", 1), ("b", 2)):
+        (tmp_path / "runs" / run / "checkpoints").mkdir(parents=True)
+        save(tmp_path / "runs" / run / "checkpoints" / f"step-{step}.pt", at=100 * step)
+    path, _ = newest(f"{tmp_path}/{pattern}")
+    assert path == (str(tmp_path / chosen) if chosen else "")
+
+
+def test_a_pattern_finds_nothing_within_a_checkpoint(tmp_path):
+    """Its parts are no checkpoints, though they look like some."""
+    directory = dcp_save(tmp_path / "run" / "epoch-1.ckpt", at=100)
+    save(directory / "meta.pt", at=130)
+    save(directory / "extra.pt", at=200)
+    assert newest(f"{tmp_path}/**") == (str(directory), [])
+
+
+def test_a_directory_with_the_name_of_a_pattern_is_none(tmp_path):
+    (tmp_path / "run[1]").mkdir()
+    good = save(tmp_path / "run[1]" / "step-1.pt", at=100)
+    assert newest(tmp_path / "run[1]") == (str(good), [])
+
+
+def test_hidden_directories_are_not_gone_through(tmp_path):
+    (tmp_path / ".cache").mkdir()
+    save(tmp_path / ".cache" / "step-1.pt", at=100)
+    assert newest(f"{tmp_path}/**") == ("", [])
+
+
+def test_a_pattern_that_goes_through_too_much_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(finding, "MOST_FOLDERS", 3)
+    for i in range(5):
+        (tmp_path / str(i)).mkdir()
+    with pytest.raises(OSError, match="begin it further down"):
+        finding.search(f"{tmp_path}/**")
+
+
+def test_a_file_in_place_of_the_directory(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        finding.search(str(tmp_path / "file"))
+
+
+def test_what_is_deleted_while_we_look_is_gone(tmp_path, monkeypatch):
+    good = dcp_save(tmp_path / "step-1", at=100)
+    torn = dcp_save(tmp_path / "step-2", at=200)
+    found = finding.candidates(str(tmp_path), Facts())
+    listed = list(found)
+    for path in torn.iterdir():
+        path.unlink()
+    torn.rmdir()
+    monkeypatch.setattr(finding, "candidates", lambda where, facts: listed)
+    (chosen,) = finding.search(str(tmp_path))
+    assert chosen.candidate.path == str(good)
+
+
+def test_what_is_just_being_deleted_is_not_chosen(tmp_path, monkeypatch):
+    good = dcp_save(tmp_path / "step-1", at=100)
+    torn = dcp_save(tmp_path / "step-2", at=200)
+    listed = list(finding.candidates(str(tmp_path), Facts()))
+    (torn / "__0_0.distcp").unlink()
+    monkeypatch.setattr(finding, "candidates", lambda where, facts: listed)
+    passed, chosen = finding.search(str(tmp_path))
+    assert chosen.candidate.path == str(good)
+    assert passed.lacks
+
+
+def test_links_that_lead_in_a_circle(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").symlink_to(tmp_path)
+    good = save(tmp_path / "a" / "step-1.pt", at=100)
+    assert newest(f"{tmp_path}/**") == (str(good), [])
+
+
+def test_the_line_about_what_is_passed_over_has_its_name(tmp_path):
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    damage(save(tmp_path / "epoch-2.pt", at=200), cut_short)
+    assert passed_over(tmp_path, good) == "epoch-2.pt: cut short or still being written"
+
+
+def test_names_in_any_encoding(tmp_path):
+    new = save(Path(os.fsdecode(bytes(tmp_path) + b"/gr\xf6\xdfe.pt")), at=200)
+    save(tmp_path / "older.pt", at=100)
+    assert newest(tmp_path) == (str(new), [])

@@ -1,0 +1,139 @@
+"""Directories by torch.distributed.checkpoint, which really writes them."""
+
+import os
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from looking import (
+    cut_short,
+    damage,
+    date,
+    empty,
+    lose_the_first_page,
+    newest,
+    passed_over,
+    zero_the_middle,
+)
+from torch.distributed import checkpoint as dcp
+
+from hpclaunch.system.checkpoints.formats.dcp import shards
+from hpclaunch.system.checkpoints.places import Folder
+
+
+def dcp_save(directory: Path, at: int, **options) -> Path:
+    """Two shards, each with several tensors and other objects; sealed at this time."""
+    state = {f"layer.{i}": torch.full((100, 20 + i), float(i)) for i in range(6)}
+    writer = dcp.FileSystemWriter(directory, thread_count=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one process, and a directory that was there
+        dcp.save({"model": state, "epoch": at, "name": "x" * 300}, storage_writer=writer, **options)
+    date(directory, at)
+    return directory
+
+
+def read(directory: Path) -> set[tuple[str, int, int]]:
+    return {
+        (part.label, start, length)
+        for part in shards(Folder(str(directory)))
+        for start, length in part.pieces
+    }
+
+
+def test_all_that_dcp_says_of_its_shards_is_read_without_unpickling(tmp_path):
+    directory = dcp_save(tmp_path / "epoch-1", at=100)
+    written = pickle.loads((directory / ".metadata").read_bytes()).storage_data.values()
+    found = read(directory)
+    assert found == {(piece.relative_path, piece.offset, piece.length) for piece in written}
+    assert len({name for name, _, _ in found}) == 2
+
+
+@pytest.mark.parametrize(
+    ("victim", "change", "reason"),
+    [
+        ("__0_0.distcp", cut_short, "__0_0.distcp: cut short"),
+        ("__0_1.distcp", zero_the_middle, "__0_1.distcp: "),
+        ("__0_1.distcp", lose_the_first_page, "__0_1.distcp: not written out"),
+        ("__0_0.distcp", empty, "__0_0.distcp: cut short"),
+        (".metadata", cut_short, ".metadata is cut short"),
+        (".metadata", empty, ".metadata is cut short"),
+        (".metadata", lambda data: bytes(len(data)), ".metadata is cut short or damaged"),
+        (".metadata", lambda data: pickle.dumps({}), ".metadata names no shard"),
+    ],
+)
+def test_a_damaged_one_is_passed_over(tmp_path, victim, change, reason):
+    good = dcp_save(tmp_path / "epoch-1", at=100)
+    damage(dcp_save(tmp_path / "epoch-2", at=200) / victim, change)
+    assert reason in passed_over(tmp_path, good)
+
+
+@pytest.mark.parametrize("victim", range(2))
+def test_any_tensor_of_a_shard_may_be_the_damaged_one(tmp_path, victim):
+    """Each is an archive of its own; the last one's table of contents says nothing of others."""
+    directory = dcp_save(tmp_path / "epoch-1", at=100)
+    name = f"__0_{victim}.distcp"
+    path = directory / name
+    for _, start, length in (piece for piece in read(directory) if piece[0] == name):
+        whole = path.read_bytes()
+        middle = start + length // 2
+        damage(path, lambda data, at=middle: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert "__0_" in passed_over(tmp_path)
+        damage(path, lambda data, whole=whole: whole)
+    assert newest(tmp_path) == (str(directory), [])
+
+
+def test_a_save_that_was_torn(tmp_path):
+    """Ranks die before all have written, and the first one waits for them."""
+    good = dcp_save(tmp_path / "epoch-1", at=100)
+    torn = dcp_save(tmp_path / "epoch-2", at=200)
+    (torn / ".metadata").rename(torn / ".metadata.tmp")
+    assert ".metadata is missing" in passed_over(tmp_path, good)
+
+
+def test_a_shard_that_is_not_there(tmp_path):
+    (dcp_save(tmp_path / "epoch-2", at=200) / "__0_1.distcp").unlink()
+    assert "__0_1.distcp is missing" in passed_over(tmp_path)
+
+
+def test_a_torn_save_over_a_complete_one(tmp_path):
+    """One rank's shard is of the new save, the metadata and the other shard are of the old one."""
+    directory = dcp_save(tmp_path / "last", at=100)
+    os.utime(directory / "__0_1.distcp", (160, 160))
+    assert "__0_1.distcp is newer than .metadata" in passed_over(tmp_path)
+
+
+def test_what_a_larger_world_has_left_does_not_count(tmp_path):
+    directory = dcp_save(tmp_path / "last", at=100)
+    (directory / "__7_0.distcp").write_bytes(b"of an older save")
+    assert newest(tmp_path) == (str(directory), [])
+
+
+def test_a_script_may_save_in_one_place(tmp_path):
+    dcp_save(tmp_path, at=100)
+    assert newest(tmp_path) == (str(tmp_path), [])
+    damage(tmp_path / "__0_0.distcp", cut_short)
+    assert "__0_0.distcp: cut short" in passed_over(tmp_path)
+
+
+def test_by_several_ranks_at_once_or_in_the_background(tmp_path, maker):
+    for name, options in {
+        "at-once": {},
+        "thread": {"background": "thread"},
+        "threads": {"threads": 3},
+    }.items():
+        root = tmp_path / name
+        maker("dcp").save(root, 1, 2, world=2, **options)
+        assert newest(root) == (str(root / "step-2"), [])
+        assert maker("dcp").load(root / "step-2", root, world=2) == 2
+
+
+def test_without_collectives_all_ranks_have_to_have_metadata(tmp_path):
+    """Each rank then has metadata of its own, and nothing comes last."""
+    directory = dcp_save(tmp_path / "step-1", at=100)
+    (directory / ".metadata").rename(directory / "__0.metadata")
+    assert newest(tmp_path) == (str(directory), [])
+    path, (line,) = newest(tmp_path, rounds=[[90 * 10**9, 110 * 10**9, 2]])
+    assert path == ""
+    assert "__1.metadata is missing: rank 1 of 2 had not saved yet" in line

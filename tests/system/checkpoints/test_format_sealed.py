@@ -1,0 +1,75 @@
+"""Directories that a script seals itself, and those that nobody seals."""
+
+import os
+from pathlib import Path
+
+import torch
+from looking import cut_short, damage, date, newest, passed_over
+from test_format_dcp import dcp_save
+from test_format_torch_save import save
+
+
+def of_ranks(directory: Path, at: int, ranks: int = 2) -> Path:
+    directory.mkdir(parents=True)
+    for rank in range(ranks):
+        save(directory / f"rank-{rank}.pt", at)
+    date(directory, at)
+    return directory
+
+
+def test_a_script_says_itself_that_all_ranks_have_saved(tmp_path):
+    directory = of_ranks(tmp_path / "step-5", at=100)
+    dcp_save(directory / "optimizer", at=100)
+    date(directory, at=100)
+    assert "step-5: nothing says that it is complete" in passed_over(tmp_path)
+    (directory / ".complete").touch()
+    assert newest(tmp_path) == (str(directory), [])
+    damage(directory / "optimizer" / "__0_0.distcp", cut_short)
+    assert "optimizer/__0_0.distcp: cut short" in passed_over(tmp_path)
+
+
+def test_a_seal_by_another_name(tmp_path):
+    directory = of_ranks(tmp_path / "step-5", at=100)
+    assert "no DONE.* in it" in passed_over(tmp_path, complete="DONE.*")
+    (directory / "DONE.ok").touch()
+    assert newest(tmp_path, complete="DONE.*") == (str(directory), [])
+    assert "nothing says" in passed_over(tmp_path)
+
+
+def test_with_a_seal_by_another_name_no_other_rule_counts(tmp_path):
+    """The script does more once DCP has saved."""
+    dcp_save(tmp_path / "step-6", at=200)
+    assert "no extra/DONE in it" in passed_over(tmp_path, complete="extra/DONE")
+    (tmp_path / "step-6" / "extra").mkdir()
+    (tmp_path / "step-6" / "extra" / "DONE").touch()
+    assert newest(tmp_path, complete="extra/DONE") == (str(tmp_path / "step-6"), [])
+
+
+def test_a_seal_of_an_older_save(tmp_path):
+    directory = of_ranks(tmp_path / "last", at=100)
+    (directory / ".complete").touch()
+    os.utime(directory / ".complete", (100, 100))
+    save(directory / "rank-1.pt", at=103)
+    assert "rank-1.pt is newer than .complete" in passed_over(tmp_path)
+
+
+def test_all_that_has_a_structure_is_looked_at(tmp_path):
+    from safetensors.torch import save_file
+
+    directory = tmp_path / "step-1"
+    directory.mkdir()
+    save_file({"a": torch.ones(1000)}, directory / "model.safetensors")
+    (directory / "notes.txt").write_text("hello")
+    (directory / ".complete").touch()
+    assert newest(tmp_path) == (str(directory), [])
+    damage(directory / "model.safetensors", cut_short)
+    assert "model.safetensors: cut short" in passed_over(tmp_path)
+
+
+def test_drafts_and_other_directories_are_none_of_our_business(tmp_path):
+    good = dcp_save(tmp_path / "epoch-1", at=100)
+    dcp_save(tmp_path / "epoch-2.tmp", at=200)
+    dcp_save(tmp_path / ".epoch-2", at=200)
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "events").touch()
+    assert newest(tmp_path) == (str(good), [])

@@ -1,0 +1,240 @@
+"""The process that looks for checkpoints: asked, interrupted, killed, and reading ahead."""
+
+import math
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from looking import cut_short, damage, date, zero_the_middle
+from test_format_torch_save import save
+
+from hpclaunch.system.checkpoints import service as service_module
+from hpclaunch.system.checkpoints.client import Begun, Failed, Searched, Service, Verified
+from hpclaunch.system.checkpoints.reading import Memory, Reading
+from hpclaunch.system.checkpoints.service import Server
+
+
+@pytest.fixture
+def service(tmp_path):
+    made = Service(str(tmp_path), (), "", "auto")
+    yield made
+    made.close()
+
+
+def reply(service):
+    """All but that it has begun."""
+    while True:
+        for told in service.replies():
+            if not isinstance(told, Begun):
+                return told
+        assert not service.lost
+
+
+def test_a_search(service, tmp_path):
+    new = save(tmp_path / "epoch-2.pt", at=200)
+    save(tmp_path / "epoch-1.pt", at=100)
+    damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
+    service.search(7, [])
+    told = reply(service)
+    assert isinstance(told, Searched)
+    assert told.id == 7
+    torn, chosen = told.found
+    assert (chosen.path, chosen.lacks, chosen.step) == (str(new), None, 2)
+    assert torn.lacks == "cut short or still being written"
+    assert told.disk["writable"]
+
+
+def test_two_saves_under_one_name_differ(service, tmp_path):
+    identities = []
+    for at in (100, 200):
+        save(tmp_path / "snapshot.pt", at=at)
+        service.search(at, [])
+        identities.append(reply(service).found[0].identity)
+    service.search(300, [])
+    identities.append(reply(service).found[0].identity)
+    first, second, again = identities
+    assert first != second == again
+
+
+def test_what_is_verified_is_found_damaged_from_then_on(service, tmp_path):
+    good = save(tmp_path / "epoch-1.pt", at=100)
+    bad = damage_in_the_middle(save(tmp_path / "epoch-2.pt", at=200))
+    service.search(1, [])
+    assert reply(service).found[-1].path == str(bad)  # by its structure
+    service.verify(1, str(bad))
+    told = reply(service)
+    assert isinstance(told, Verified)
+    assert "wrong checksum" in told.wrong
+    service.search(2, [])
+    passed, chosen = reply(service).found
+    assert chosen.path == str(good)
+    assert "wrong checksum" in passed.lacks
+
+
+def damage_in_the_middle(path: Path) -> Path:
+    damage(path, zero_the_middle)
+    return path
+
+
+def test_a_search_that_fails_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    service = Service(str(tmp_path / "file"), (), "", "auto")
+    service.search(1, [])
+    told = reply(service)
+    assert isinstance(told, Failed)
+    assert "it is not a directory" in told.why
+    service.close()
+
+
+def test_it_ends_with_the_agent(service, tmp_path):
+    service.search(1, [])
+    reply(service)
+    pid = service._process.pid
+    service._socket.close()
+    assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def test_a_killed_one_is_noticed(service, tmp_path):
+    service.search(1, [])
+    reply(service)
+    os.kill(service._process.pid, signal.SIGKILL)
+    while not service.lost:
+        service.replies()
+
+
+def test_one_that_does_not_begin_hangs(service):
+    os.kill(service._process.pid, signal.SIGSTOP)
+    service.search(1, [])
+    assert time.monotonic() < service.deadline < time.monotonic() + 60
+    os.kill(service._process.pid, signal.SIGCONT)
+    reply(service)
+    assert service.deadline == math.inf
+
+
+class CountingMemory(Memory):
+    """Counts what is opened to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.built = 0
+
+    def build(self, part) -> None:
+        self.built += 1
+        super().build(part)
+
+
+def test_nothing_is_looked_at_twice(tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = Server(str(tmp_path), (), "", "full")
+    server.memory = CountingMemory()
+    (found,) = server.search([])
+    path = found.candidate.path
+    assert server.read(path, lambda: False)[0] == ""
+    assert server.memory.built == 1
+    (found,) = server.search([])
+    assert server.memory.built == 1
+    seen = []
+    reading = Reading(found.parts, server.memory)
+    reading._verify = lambda part, batch: seen.append(part) or True
+    outcome = reading.run()
+    assert not seen
+    assert outcome.left == 0
+
+
+def test_what_is_saved_again_is_looked_at_again(tmp_path):
+    path = save(tmp_path / "snapshot.pt", at=100)
+    server = Server(str(tmp_path), (), "", "full")
+    server.search([])
+    assert server.read(str(path), lambda: False)[0] == ""
+    damage_in_the_middle(path)  # and its time is set back
+    server.search([])
+    assert "wrong checksum" in server.read(str(path), lambda: False)[0]
+
+
+def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatch):
+    save(tmp_path / "epoch-1.pt", at=100)
+    monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
+    monkeypatch.setattr("hpclaunch.system.checkpoints.reading.READERS", 1)
+    server = Server(str(tmp_path), (), "", "full")
+    (found,) = server.search([])
+    path = found.candidate.path
+    asked = iter([False, False, True])
+    wrong, read, left = server.read(path, lambda: next(asked, True))
+    assert wrong == ""
+    assert left > 0
+    wrong, again, left = server.read(path, lambda: False)
+    assert (wrong, left) == ("", 0)
+    assert again > read
+
+
+def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
+    path = save(tmp_path / "epoch-1.pt", at=100)
+    monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
+    read = []
+    for k in range(3):
+        server = Server(str(tmp_path), (), "", "full")
+        server.search([])
+        wrong, size, left = server.read(str(path), lambda: False, share=(k, 3))
+        assert (wrong, left) == ("", 0)
+        read.append(size)
+    server = Server(str(tmp_path), (), "", "full")
+    server.search([])
+    assert sum(read) == server.read(str(path), lambda: False)[1]
+
+
+def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
+    path = save(tmp_path / "epoch-1.pt", at=100)
+    monkeypatch.setattr(service_module, "AHEAD", 0.0)
+    for verify, left in (("auto", True), ("full", False)):
+        server = Server(str(tmp_path), (), "", verify)
+        server.search([])
+        assert bool(server.read(str(path), lambda: False)[2]) is left
+
+
+def test_with_nothing_opened_a_name_is_enough(tmp_path):
+    damage(save(tmp_path / "epoch-1.pt", at=100), cut_short)
+    (found,) = Server(str(tmp_path), (), "", "off").search([])
+    assert found.lacks is None
+
+
+def test_it_reads_ahead_while_nobody_asks(tmp_path):
+    server = Server(str(tmp_path), (), "", "auto")
+    server.look(lambda: False)
+    path = damage_in_the_middle(save(tmp_path / "epoch-1.pt", at=100))
+    server.look(lambda: False)
+    (found,) = server.search([])
+    assert found.candidate.path == str(path)
+    assert "wrong checksum" in found.lacks
+
+
+def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
+    """The process of its own, whose look shows in what is known when it is asked."""
+    service = Service(str(tmp_path), (), "", "auto")
+    service.watch([], on=True)
+    save(tmp_path / "epoch-1.pt", at=100)
+    service.search(1, [])
+    assert reply(service).found
+    service.watch([], on=False)
+    assert not select.select([service], [], [], 0.1)[0]
+    service.close()
+
+
+def test_a_look_that_takes_long_is_taken_less_often(tmp_path, monkeypatch):
+    server = Server(str(tmp_path), (), "", "auto")
+    times = iter([0.0, 5.0])
+    clock = SimpleNamespace(monotonic=lambda: next(times), time_ns=time.time_ns)
+    monkeypatch.setattr(service_module, "time", clock)
+    server.look(lambda: False)
+    assert server.period == 500.0
+
+
+def test_the_times_of_links_and_the_like_do_not_confuse_it(tmp_path):
+    new = save(tmp_path / "epoch-2.pt", at=200)
+    (tmp_path / "latest.pt").symlink_to(new)
+    date(tmp_path / "latest.pt", 300)
+    server = Server(str(tmp_path), (), "", "auto")
+    assert [f.candidate.name for f in server.search([])] == ["epoch-2.pt"]
