@@ -262,8 +262,10 @@ class Agent:
                 self._events += self.sharing.prepare(part)
             case effects.CheckHealth():
                 self._events += self.health.check()
-            case effects.ChooseCheckpoint():
-                self._events += self.resuming.choose()
+            case effects.ChooseCheckpoint(avoid=avoid):
+                self._events += self.resuming.choose(dict(avoid))
+            case effects.LookAt(look=look):
+                self._events += self.resuming.look(look)
             case effects.Diagnose():
                 self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):

@@ -1,4 +1,5 @@
-"""The checkpoint to resume from: asks the process that looks for them, and has the newest read.
+"""The checkpoint to resume from: asks the process that looks for them, whether this agent leads and
+has to choose one, or is to tell whether it sees the one that was chosen.
 
 It also notes how many ranks each round had and how long it lasted, since that tells whether what
 was saved then is complete.
@@ -15,16 +16,20 @@ import zmq
 
 from .config import Checkpoints, Config
 from .core import events
-from .core.model import EXIT_LOST, Assignment, Trouble
-from .system.checkpoints.client import Begun, Failed, Found, Reply, Searched, Service, Verified
+from .core.model import EXIT_LOST, Assignment, Look, Seen, Trouble
+from .core.wording import some
+from .system.checkpoints.client import Failed, Looked, Reply, Searched, Service
 
 READS = ("auto", "full")  # of --verify: every byte, or as many as there is time for
 MOST_ROUNDS = 256  # that are remembered
 TRIES = 2  # of a search whose process has ended
+AGAIN = 1.0  # seconds until it is looked again at what is not seen yet
+NAMES = 4
 
 
 class Resuming:
-    """One search at a time; `choose` begins it, and it is answered by an event."""
+    """One search at a time, and one look: `choose` and `look` begin them, and they are answered by
+    events."""
 
     def __init__(
         self,
@@ -38,10 +43,15 @@ class Resuming:
         self._look_at_disk = look_at_disk
         self._note = note
         self._service: Service | None = None
+        self._local = config.job.local
         self._number = 0  # of the newest request
-        self._waits = False  # for its reply
+        self._search = 0  # the number of the search that is waited for, or 0
+        self._avoid: dict[str, str] = {}  # in that search
         self._left = 0  # more times that it may be asked
-        self._found: tuple[Found, ...] = ()
+        self._look: Look | None = None  # what this agent is to see
+        self._looks = 0  # the number of that request, or 0
+        self._look_at = math.inf  # when to look again
+        self._seen: Seen | None = None
         self._rounds: list[tuple[int, int | None, int]] = []  # begun, ended, ranks
 
     def close(self) -> None:
@@ -53,6 +63,7 @@ class Resuming:
     # What this agent sees of the rounds
 
     def began(self, part: Assignment) -> None:
+        self._look, self._look_at, self._looks = None, math.inf, 0
         if part.preflight:
             return
         self.ended()
@@ -71,43 +82,82 @@ class Resuming:
         if self._service is not None and self._settings and self._settings.verify in READS:
             self._service.watch(self._rounds, on=on)
 
-    # The search
+    # Requests
 
-    def choose(self) -> list[events.Event]:
+    def choose(self, avoid: Mapping[str, str]) -> list[events.Event]:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
             return [events.CheckpointChosen("")]
-        self._left = TRIES
-        return self._search(self._settings)
+        self._left, self._avoid = TRIES, dict(avoid)
+        return self._begin_search()
 
-    def _search(self, settings: Checkpoints) -> list[events.Event]:
+    def _begin_search(self) -> list[events.Event]:
         self._left -= 1
-        self._number += 1
         try:
-            if self._service is None:
-                self._service = Service(
-                    settings.where, settings.exclude, settings.complete, settings.verify
-                )
-                self._poller.register(self._service.fileno(), zmq.POLLIN)
+            service = self._served()
         except OSError as e:
             return [self._failed(str(e))]
-        self._waits = True
-        self._service.search(self._number, self._rounds)
+        self._number += 1
+        self._search = self._number
+        service.search(self._number, self._rounds, self._avoid)
         return []
 
+    def look(self, look: Look) -> list[events.Event]:
+        """Answered by CheckpointSeen, each time that something has changed."""
+        self._look, self._seen = look, None
+        return self._begin_look(look)
+
+    def _begin_look(self, look: Look) -> list[events.Event]:
+        self._look_at = math.inf
+        if self._settings is None:
+            return self._see(Seen(look.mark, "it has no --checkpoint-dir"))
+        try:
+            service = self._served()
+        except OSError as e:
+            return self._see(Seen(look.mark, str(e)))
+        self._number += 1
+        self._looks = self._number
+        service.look(self._number, look, self._rounds, local=self._local)
+        return []
+
+    def _served(self) -> Service:
+        """By the process that there is, or a new one. Raises OSError."""
+        if self._service is None:
+            settings = self._settings
+            assert settings is not None, "nothing is asked without a directory"
+            self._service = Service(
+                settings.where, settings.exclude, settings.complete, settings.verify
+            )
+            self._poller.register(self._service.fileno(), zmq.POLLIN)
+        return self._service
+
+    # Time
+
     def next_deadline(self) -> float:
-        return math.inf if self._service is None else self._service.deadline
+        return min(self._look_at, math.inf if self._service is None else self._service.deadline)
 
     def expire(self, now: float) -> list[events.Event]:
         """Call it after `receive`. One that hangs in what it does by itself is replaced."""
+        told: list[events.Event] = []
+        if self._look is not None and now >= self._look_at:
+            told += self._begin_look(self._look)
         service = self._service
         if service is None or now < service.deadline:
-            return []
-        if not self._left or self._settings is None:
+            return told
+        if not self._left:
             service.deadline = math.inf  # another would hang as well: it is waited for
-            return []
+            return told
         self.close()
-        return self._search(self._settings)
+        return [*told, *self._ask_again()]
+
+    def _ask_again(self) -> list[events.Event]:
+        """Of another process what the last one has not answered."""
+        told = self._begin_search() if self._search else []
+        if self._look is not None and self._looks:
+            told += self._begin_look(self._look)
+        return told
+
+    # Replies
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
         service = self._service
@@ -115,56 +165,65 @@ class Resuming:
             return []
         told: list[events.Event] = []
         for reply in service.replies():
-            if self._waits and reply.id == self._number:
-                told += self._on_reply(service, reply)
+            told += self._on_reply(reply)
         if service.lost:
             self.close()
-            if self._waits and self._settings is not None:
-                if self._left:
-                    told += self._search(self._settings)
-                else:
-                    told.append(self._failed("the process that looks for them was ended"))
+            if self._search and not self._left:
+                told.append(self._failed("the process that looks for them was ended"))
+            told += self._ask_again()
         return told
 
-    def _on_reply(self, service: Service, reply: Reply) -> list[events.Event]:
+    def _on_reply(self, reply: Reply) -> list[events.Event]:
         match reply:
-            case Begun():
-                return []
-            case Failed(why=why):
+            case Failed(id=number, why=why) if number == self._search:
                 return [self._failed(why)]
-            case Searched(found=found, disk=disk):
-                self._look_at_disk(disk)
-                self._found = found
-                newest = self._newest
-                if newest is None or self._settings is None or self._settings.verify not in READS:
-                    return [self._chosen()]
-                service.verify(self._number, newest.path)
-                return []
-            case Verified(wrong=wrong, read=read, left=left):
-                self._note("verified", {"wrong": wrong, "read": read, "left": left})
-                if wrong:  # the process knows that now: the next older one
-                    self._number += 1
-                    service.search(self._number, self._rounds)
-                    return []
-                return [self._chosen()]
+            case Searched(id=number) if number == self._search:
+                self._look_at_disk(reply.disk)
+                return [self._chosen(reply)]
+            case Looked(id=number, missing=missing, damage=damage) if number == self._looks:
+                self._looks = 0
+                assert self._look is not None, "it was asked for"
+                self._look_at = time.monotonic() + AGAIN if missing else math.inf
+                return self._see(Seen(self._look.mark, missing, damage))
+        return []  # of no interest any more, or no more than a sign of life
 
-    @property
-    def _newest(self) -> Found | None:
-        """The newest complete one, which is the last of those that were found."""
-        return self._found[-1] if self._found and self._found[-1].lacks is None else None
+    def _see(self, seen: Seen) -> list[events.Event]:
+        if seen == self._seen:
+            return []
+        self._seen = seen
+        return [events.CheckpointSeen(seen)]
 
-    def _chosen(self) -> events.CheckpointChosen:
-        self._waits = False
-        newest = self._newest
-        loud = [f for f in self._found if f.lacks and not (f.quiet and newest)]
+    def _chosen(self, searched: Searched) -> events.CheckpointChosen:
+        self._search = 0
+        found = searched.found
+        newest = found[-1] if found and found[-1].lacks is None else None
+        loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
         if newest is None:
-            return events.CheckpointChosen("", passed_over)
-        rule = f"{newest.format}, {newest.rule}"
-        return events.CheckpointChosen(newest.path, passed_over, newest.identity, rule)
+            return events.CheckpointChosen("", passed_over, lacking=self._lacking(searched))
+        return events.CheckpointChosen(
+            newest.path,
+            passed_over,
+            newest.identity,
+            rule=f"{newest.format}, {newest.rule}",
+            size=newest.size,
+            time=newest.time,
+            step=newest.step,
+            is_read=newest.is_read,
+        )
+
+    def _lacking(self, searched: Searched) -> str:
+        names = searched.others
+        if not names:
+            return ""
+        where = "" if self._settings is None else self._settings.where
+        return (
+            f"{where} has {some(names, NAMES)}, and none of it is a checkpoint of a format that is known "
+            "here; --checkpoint-complete says what seals a directory of the script's own"
+        )
 
     def _failed(self, why: str) -> events.SearchFailed:
-        self._waits = False
+        self._search = 0
         where = self._settings.where if self._settings else ""
         reason = f"cannot look for checkpoints in {where}: {why}"
         return events.SearchFailed(Trouble(EXIT_LOST, reason))

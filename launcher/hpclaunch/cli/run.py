@@ -202,6 +202,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             health=options.health == "on",
             preflight=options.preflight,
             saves=options.checkpoint_dir is not None,
+            local=options.checkpoint_local,
             slurm_id=environ.get("SLURM_JOB_ID", ""),
             grace=options.shutdown_timeout,
             wait=options.wait_for_nodes,

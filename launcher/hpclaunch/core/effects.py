@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Assignment, Verdict
+from .model import Assignment, Look, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,16 @@ class PrepareGpus:
 @dataclass(frozen=True, slots=True)
 class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen, or SearchFailed."""
+
+    avoid: tuple[tuple[str, str], ...] = ()  # (mark, why) of those that are not to be chosen
+
+
+@dataclass(frozen=True, slots=True)
+class LookAt:
+    """At this checkpoint, again and again until it is seen; answered by CheckpointSeen each time
+    that something has changed."""
+
+    look: Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,7 @@ Effect = (
     | CheckHealth
     | PrepareGpus
     | ChooseCheckpoint
+    | LookAt
     | Diagnose
     | StartWorkers
     | KeepWorkers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Trouble
+from .model import Seen, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,23 @@ class CheckpointChosen:
     passed_over: tuple[str, ...] = ()  # "name: why", newer ones that are not complete
     identity: str = ""  # another one for every save, also where the path is the same
     rule: str = ""  # how it was found to be the newest
+    size: int = 0  # bytes of its files
+    time: int = 0  # of the file that decides, in ns
+    step: int | None = None  # how far the training was, where that is known
+    is_read: bool = True  # nothing of it is to be read to know that it is whole
+    lacking: str = ""  # without one: what is there instead
 
     @property
     def mark(self) -> str:
         """Two of them differ if and only if something was saved in between."""
         return self.identity or self.path
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSeen:
+    """This agent has looked at it."""
+
+    seen: Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ Event = (
     | HealthFound
     | GpusReady
     | CheckpointChosen
+    | CheckpointSeen
     | SearchFailed
     | Diagnosed
     | WorkerExited

@@ -33,10 +33,15 @@ class Failures:
         """A worker has failed that nobody had asked to stop."""
         return any(not f.stopped for f in self._of.values())
 
-    def spend(self, groups: list[int], *, saves: bool) -> Verdict | None:
-        """A restart; how the job ends when there is none."""
+    def spend(
+        self, groups: list[int], *, saves: bool, resumed: str, begun: float
+    ) -> Verdict | None:
+        """A restart; how the job ends when there is none. The round had `begun` with what it
+        `resumed`."""
         spares = bool(self.roster.nodes.difference(groups))
-        return self.budget.spend(self._of.values(), saves=saves, spares=spares)
+        return self.budget.spend(
+            self._of.values(), saves=saves, spares=spares, resumed=resumed, begun=begun
+        )
 
     def told(self, delay: float) -> list[str]:
         """What the user is to know before the next round, which begins after `delay` seconds."""

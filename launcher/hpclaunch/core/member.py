@@ -11,6 +11,7 @@ import math
 from .effects import Effect, Probe, Send
 from .events import (
     AgentGone,
+    CheckpointSeen,
     Diagnosed,
     Event,
     HeadClosed,
@@ -22,6 +23,7 @@ from .events import (
     TroubleFound,
 )
 from .following import NOBODY, Following
+from .looking import Looking
 from .messages import Hint, Order, Report
 from .model import FORWARDED, Job, Phase, Verdict
 from .succession import Line
@@ -53,6 +55,7 @@ class Member:
         self.port = port
         self.following = Following(job, Line(job.places), index)
         self.work = Work(job, self.place)
+        self._looking = Looking()
         self._waiting = Waiting(job, self.place)
         self._signum = 0
         self._serial = 0
@@ -109,6 +112,8 @@ class Member:
                 effects += self.work.stop(now, lost=True) if self.following.bond.gone else []
             case Diagnosed(text=text):
                 effects += self._waiting.explain(text, now)
+            case CheckpointSeen(seen=seen):
+                self._looking.saw(seen)
             case Signalled(signum=signum):
                 effects += self._signalled(signum, now)
             case TroubleFound(trouble=trouble) if self.work.trouble is None:
@@ -128,6 +133,7 @@ class Member:
         effects = following.found()
         effects += self.work.leave_world(now) if following.office != before else []
         effects += [] if self._is_head else following.bond.lease(order)
+        effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
         return effects + self.work.obey(order, now, willing=willing)
 
@@ -185,6 +191,7 @@ class Member:
             edition=-1 if following.roll is None else following.roll.edition,
             roll=following.roll if following.seeking != NOBODY else None,
             port=self.port,
+            seen=self._looking.seen,
         )
         if report.news == self._told and now < self._report_at:
             return []

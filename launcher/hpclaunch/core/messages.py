@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .electorate import Roll
-from .model import Assignment, Goal, Phase, Trouble, Verdict, WorkerExit
+from .model import Assignment, Goal, Look, Phase, Seen, Trouble, Verdict, WorkerExit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Report:
     edition: int = -1  # of the newest roll that it has
     roll: Roll | None = None  # that one, while it seeks
     port: int = 0  # where it listens, for as long as it lives
+    seen: Seen | None = None  # of the checkpoint that it was asked to look at
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -55,6 +56,7 @@ class Report:
             self.term,
             self.seeking,
             self.edition,
+            self.seen,
         )
 
 
@@ -74,6 +76,7 @@ class Order:
     keep: float = 0.0  # seconds from the sending of that report that workers may run
     roll: Roll | None = None  # if the agent has an older one
     office: int = 0  # the term in which this head began to lead
+    look: Look | None = None  # with WAIT: at the checkpoint that it would begin with
 
     @property
     def news(self) -> tuple[object, ...]:

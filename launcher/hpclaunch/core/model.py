@@ -96,6 +96,7 @@ class Job:
     health: bool = False  # nodes are looked at before every round
     preflight: bool = False  # the first round measures them
     saves: bool = False  # there is a directory for checkpoints
+    local: bool = False  # and each node has its own
     slurm_id: str = ""
     grace: float = 20.0  # seconds between SIGTERM and SIGKILL of a worker
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while
@@ -142,6 +143,26 @@ class Assignment:
     checkpoint: str  # "" for a start from the beginning
     shares: Shares = NO_SHARES  # of the GPUs, worker by worker
     preflight: bool = False  # these workers measure the nodes, and are not the user's
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A checkpoint that all agents of the next round look at before it begins."""
+
+    path: str
+    mark: str  # differs for every save
+    size: int  # bytes of its files
+    time: int  # of the file that decides, in ns
+    share: tuple[int, int] = (0, 0)  # (k, n): read the k-th of n shares of its bytes; n = 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an agent has seen of it; neither `missing` nor `damage`: the same as the head."""
+
+    mark: str
+    missing: str = ""  # why it is not there, which may be so for a moment only
+    damage: str = ""  # it is there, and these bytes are not what was written
 
 
 class Culprit(str, Enum):
@@ -202,6 +223,9 @@ class Verdict:
     restarts: int = 0
 
 
+NO_BAR = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What the job has spent of its restarts, and what decides whether there is another. All of it
@@ -215,6 +239,10 @@ class Tally:
     host: str = ""  # of its cause, and
     times: int = 0  # how many rounds in a row have failed there, since the last progress
     doom: Verdict | None = None  # how the job ends, unless a checkpoint was saved meanwhile
+    lasted: float = 0.0  # seconds from the begin of that round until it failed
+    loads: int = 0  # rounds in a row that failed as they resumed from that checkpoint
+    avoided: tuple[str, ...] = ()  # the marks of checkpoints from which none could resume
+    bar: int = NO_BAR  # the step beyond which a checkpoint is progress again
 
 
 NOTHING_SPENT = Tally()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .authority import Authority
 from .effects import Send
 from .messages import Order
-from .model import Goal, Verdict
+from .model import Goal, Look, Verdict
 from .roster import Peer
 
 
@@ -16,9 +16,16 @@ class Ordering:
         self._serial = 0
 
     def order(
-        self, peer: Peer, goal: Goal, number: int, verdict: Verdict | None, now: float
+        self,
+        peer: Peer,
+        goal: Goal,
+        number: int,
+        verdict: Verdict | None,
+        now: float,
+        look: Look | None = None,
     ) -> Send:
-        """`goal` for round `number`, and with an END or a STOP for good the verdict."""
+        """`goal` for round `number`, with an END or a STOP for good the verdict, and with a WAIT
+        the checkpoint to look at."""
         report = peer.report
         assert report is not None, "an agent is answered once it has been heard"
         self._serial += 1
@@ -39,6 +46,7 @@ class Ordering:
             keep=self.authority.lease(peer, now),
             roll=roll if report.edition < roll.edition else None,
             office=self._office,
+            look=look if goal is Goal.WAIT else None,
         )
         peer.echo.send(self._serial, now)
         return Send(peer.place.index, order)

@@ -34,7 +34,22 @@ def preface(
     if checkpoint.path:
         how = f" ({plain(checkpoint.rule)})" if checkpoint.rule else ""
         lines.append(f"resuming from {plain(checkpoint.path)}{how}")
+    elif of_all.restarts or checkpoint.lacking or checkpoint.passed_over:
+        lines += _from_the_beginning(job, of_all.restarts, checkpoint)
     return lines
+
+
+def _from_the_beginning(job: Job, restarts: int, checkpoint: CheckpointChosen) -> list[str]:
+    """Why there is no checkpoint, and what would mend it."""
+    if not job.saves:
+        if restarts > 1:
+            return []
+        hint = "--checkpoint-dir DIR gives it the newest one in HPCLAUNCH_CHECKPOINT"
+        return [f"training begins again, unless the script finds its checkpoints itself ({hint})"]
+    again = "training begins again from the start" if restarts else "training begins from the start"
+    if checkpoint.passed_over:
+        return [f"{again}: no checkpoint is complete (`hpclaunch checkpoints` shows what they lack)"]
+    return [f"{again}: {plain(checkpoint.lacking)}" if checkpoint.lacking else again]
 
 
 def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]) -> list[str]:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import zlib
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import PurePath
 
+from .events import CheckpointChosen
 from .messages import Report
-from .model import Culprit, Failure, Tally, Verdict, WorkerExit
+from .model import NO_BAR, Culprit, Failure, Tally, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
 HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
 SUSPECT = 2  # failures in a row, all on one node
 AGAIN, MOST_DELAY = 3, 30.0  # failures in a row there, and the most seconds to wait then
+LOADS = 2  # failures in a row as it was loaded, after which a checkpoint is not used again
+# What does the loading, in the traceback of a worker: torch.load, load_state_dict, _load_checkpoint,
+# from_pretrained. Not what loads data, or modules.
+LOADING = re.compile(
+    r", in (?:_*(?:torch_)?load|\w*(?:load|restore|resume|read)\w*"
+    r"(?:state|checkpoint|ckpt|snapshot|weights|sharded|optimizer|model)\w*|from_pretrained)$",
+    re.MULTILINE,
+)
+BROKEN = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+ALIKE, AT_LEAST = 0.2, 2.0  # a share, or seconds, by which the times of two such ends may differ
+BEYOND = 1 << 62  # a step that no training reaches
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
 USAGE_WORDS = ("error: ", "can't open file")
 
@@ -112,9 +126,16 @@ class Budget:
         return self.tally.spent
 
     def spend(
-        self, failures: Collection[Failure], *, saves: bool, spares: bool = False
+        self,
+        failures: Collection[Failure],
+        *,
+        saves: bool,
+        spares: bool = False,
+        resumed: str = "",
+        begun: float = 0.0,
     ) -> Verdict | None:
-        """None when there may be another round, else how the job ends."""
+        """None when there may be another round, else how the job ends. The round had `begun` with
+        the checkpoint that it `resumed`, if any."""
         first, was = in_order(failures)[0], self.tally
         words = _words(first)
         times = was.times + 1 if first.host == was.host else 1
@@ -138,19 +159,43 @@ class Budget:
             host=first.host,
             times=times,
             doom=doom,
+            lasted=first.at - begun,
+            loads=_loads(first, was, resumed, first.at - begun),
         )
         return None
 
-    def begin(self, checkpoint: str) -> Verdict | None:
+    def begin(self, checkpoint: str, step: int | None = None) -> Verdict | None:
         """The same, now that it is known which one the round would begin with."""
         was, mark = self.tally, _checksum(checkpoint)
         now = replace(was, checkpoint=mark, failed=False, doom=None)
-        if not (checkpoint and mark != was.checkpoint and was.restarts):
+        if mark != was.checkpoint:
+            now = replace(now, loads=0)
+        further = was.bar == NO_BAR or (step is not None and step > was.bar)
+        if not (checkpoint and mark != was.checkpoint and was.restarts and further):
             self.tally = now
             return was.doom
         last = int(was.failed)  # what came after that checkpoint still counts
-        self.tally = replace(now, spent=last, host=was.host if last else "", times=last)
+        host = was.host if last else ""
+        self.tally = replace(now, spent=last, host=host, times=last, bar=NO_BAR)
         return None
+
+    def rejects(self, choice: CheckpointChosen) -> bool:
+        """Whether resuming from it fails again and again: an older one may do."""
+        tally = self.tally
+        same = _checksum(choice.mark) == tally.checkpoint
+        return same and tally.loads >= LOADS and tally.spent <= self.most
+
+    def avoid(self, choice: CheckpointChosen) -> None:
+        """For the rest of the job. What an older one makes good again is no progress until it is
+        beyond this one: a job that fails here each time has to end."""
+        step = BEYOND if choice.step is None else choice.step
+        self.tally = replace(
+            self.tally,
+            avoided=(*self.tally.avoided, choice.mark),
+            bar=max(self.tally.bar, step),
+            loads=0,
+            doom=None,
+        )
 
     @property
     def delay(self) -> float:
@@ -176,6 +221,20 @@ class Budget:
             return "no restarts were allowed (--max-restarts 0)"
         spent = "the only restart is" if self.most == 1 else f"all {self.most} restarts are"
         return f"{spent} used up"
+
+
+def _loads(first: Failure, was: Tally, resumed: str, lasted: float) -> int:
+    """How many rounds in a row have failed like this one as they resumed. One that has begun to
+    train fails in other places, or after another time."""
+    if not resumed or first.culprit is not Culprit.WORKER:
+        return 0
+    if first.signal in BROKEN:
+        alike = abs(lasted - was.lasted) <= max(AT_LEAST, ALIKE * lasted)
+        return was.loads + 1 if alike else 1
+    if first.signal:
+        return 0
+    name = PurePath(resumed).name
+    return was.loads + 1 if LOADING.search(first.tail) or name in first.tail else 0
 
 
 def _checksum(text: str) -> int:

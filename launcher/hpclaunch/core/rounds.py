@@ -66,9 +66,10 @@ class Head:
         self.groups: list[int] = []  # their nodes in the order of the ranks
         self._failures = Failures(job, self.roster, self.budget)
         self._unsettled = Laggards()
-        self._choosing = Choosing()
+        self._choosing = Choosing(job, self.budget)
         self.growing = Growing(job, self.roster)
         self.grows = False  # this round ends for the sake of a larger one
+        self._begun_at = 0.0  # this round
         self._beat_at = math.inf
         self._now = 0.0
         self._renewed: list[Effect] = []  # the lease of our own workers
@@ -256,17 +257,33 @@ class Head:
         if self._gathering.is_short:
             self._enter(Stage.GATHERING, now)
             return []
-        checkpoint = self._choosing.choice
-        if checkpoint is None:
-            return self._choosing.notice(now) or None
+        choosing = self._choosing
+        if choosing.choice is None:
+            return choosing.notice(now) or None
         # One whose fork server was killed meanwhile has no store yet; the port of its last one
         # is dead, and whoever began with that would wait for a store that nobody serves.
         if not self._is_ready(now):
             return None
-        self.verdict = None if self._measuring else self.budget.begin(checkpoint.mark)
+        if not (choosing.done or self._measuring):
+            asked = choosing.is_asking
+            effects = choosing.consider(self._takers, now)
+            orders = self._orders() if choosing.is_asking and not asked else []
+            if effects is not None or orders:
+                return [*(effects or ()), *orders]
+            if choosing.verdict is None and not choosing.done:
+                return None
+        checkpoint = choosing.choice
+        self.verdict = choosing.verdict
+        if self.verdict is None and not self._measuring:
+            self.verdict = self.budget.begin(checkpoint.mark, checkpoint.step)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)
+
+    def _takers(self) -> list[Peer]:
+        """Who takes part in the next round."""
+        taking = set(self._next_groups())
+        return [p for p in self.roster if p.place.node in taking]
 
     def _start(self, checkpoint: CheckpointChosen, groups: list[int], now: float) -> list[Effect]:
         self.round = max(self.round, inheritance.after_all(self.roster))
@@ -291,6 +308,7 @@ class Head:
         self._failures.begin()
         self.census.hit = False
         self._enter(Stage.RUNNING, now)
+        self._begun_at = now
         lines = preface(self.job, self.roster, last, groups, checkpoint)
         return [*(Say(line) for line in lines), *self._orders()]
 
@@ -321,7 +339,10 @@ class Head:
         program = bool(self._failures) and not self.census.hit
         if program and self.verdict is None:
             saves = self.job.saves and not self._measuring
-            self.verdict = self._failures.spend(self.groups, saves=saves)
+            resumed = next((p.assignment.checkpoint for p in self._parts if p.assignment), "")
+            self.verdict = self._failures.spend(
+                self.groups, saves=saves, resumed=resumed, begun=self._begun_at
+            )
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -347,4 +368,6 @@ class Head:
         return [self._order(p) for p in told if p.report is not None]
 
     def _order(self, peer: Peer) -> Send:
-        return self._ordering.order(peer, GOAL[self.stage], self.round, self.verdict, self._now)
+        look = self._choosing.look(peer) if self.stage is Stage.CHOOSING else None
+        goal = GOAL[self.stage]
+        return self._ordering.order(peer, goal, self.round, self.verdict, self._now, look)

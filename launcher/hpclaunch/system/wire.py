@@ -10,7 +10,7 @@ from hpclaunch.core.messages import Hint, Message, Order, Report
 
 from . import packing
 
-VERSION = 6
+VERSION = 7
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]

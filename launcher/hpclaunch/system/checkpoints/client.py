@@ -6,11 +6,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from hpclaunch.core.model import Look
 from hpclaunch.system.helper import Helper
 
+ALL = (0, 1)  # the only one of one share
 PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
 
 Rounds = Iterable[tuple[int, int | None, int]]  # (begun, ended or None, ranks); wall clock, ns
@@ -28,6 +30,7 @@ class Found(NamedTuple):
     identity: str  # differs for every save
     time: int
     size: int
+    is_read: bool  # every byte, or none is to be
     world: int | None
     lacks: str | None  # why it is not to be used
     quiet: bool  # which needs no word as long as there is another
@@ -39,6 +42,7 @@ class Searched(NamedTuple):
     id: int
     found: tuple[Found, ...]
     disk: dict[str, Any]  # see `disk.look`
+    others: tuple[str, ...]  # what is there, where no checkpoint is
 
 
 class Failed(NamedTuple):
@@ -46,11 +50,10 @@ class Failed(NamedTuple):
     why: str
 
 
-class Verified(NamedTuple):
+class Looked(NamedTuple):
     id: int
-    wrong: str  # "": as far as it was read
-    read: int  # bytes
-    left: int
+    missing: str  # why it is not the same here
+    damage: str  # what is wrong with its bytes
 
 
 class Begun(NamedTuple):
@@ -59,7 +62,7 @@ class Begun(NamedTuple):
     id: int
 
 
-Reply = Begun | Searched | Failed | Verified
+Reply = Begun | Searched | Failed | Looked
 
 
 class Service(Helper):
@@ -72,12 +75,16 @@ class Service(Helper):
         super().__init__(module, str(os.getpid()), json.dumps(settings))
         self.deadline = math.inf  # if nothing is heard by then, it hangs: begin another
 
-    def search(self, number: int, rounds: Rounds) -> None:
+    def search(self, number: int, rounds: Rounds, avoid: Mapping[str, str]) -> None:
         self.deadline = time.monotonic() + PATIENCE
-        self.ask(do="search", id=number, rounds=list(rounds))
+        self.ask(do="search", id=number, rounds=list(rounds), avoid=dict(avoid))
 
-    def verify(self, number: int, path: str, share: tuple[int, int] = (0, 1)) -> None:
-        self.ask(do="verify", id=number, path=path, share=share)
+    def look(self, number: int, look: Look, rounds: Rounds, *, local: bool = False) -> None:
+        """`local`: it is another file than that of the head, of the same name."""
+        size = -1 if local else look.size
+        share = ALL if local and look.share[1] else look.share
+        of = {"path": look.path, "size": size, "written": look.time, "share": share}
+        self.ask(do="look", id=number, rounds=list(rounds), **of)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
         self.ask(do="watch", on=on, rounds=list(rounds))
@@ -99,8 +106,9 @@ def _reply(event: str, id: int, **told: Any) -> Reply:  # noqa: A002 - the proto
         case "begun":
             return Begun(id)
         case "found":
-            return Searched(id, tuple(Found(**f) for f in told["found"]), told["disk"])
-        case "verified":
-            return Verified(id, **told)
+            found = tuple(Found(**f) for f in told["found"])
+            return Searched(id, found, told["disk"], tuple(told["others"]))
+        case "seen":
+            return Looked(id, **told)
         case _:
             return Failed(id, told["why"])

@@ -4,11 +4,12 @@ complete. Reads only, and nothing is ever changed.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from .places import Entry, Folder, entry_at
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
+NOTHING: Mapping[str, str] = {}
 MOST_FOLDERS = 20_000  # that `**` goes through
 
 
@@ -33,21 +35,34 @@ class Found(NamedTuple):
 
 
 def search(
-    where: str, facts: Facts = NOTHING_KNOWN, memory: Memory | None = None, *, opens: bool = True
+    where: str,
+    facts: Facts = NOTHING_KNOWN,
+    memory: Memory | None = None,
+    *,
+    opens: bool = True,
+    avoid: Mapping[str, str] = NOTHING,
 ) -> list[Found]:
     """All up to the newest complete one, the newest first: what would be chosen is the last, if it
     lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
     found: list[Found] = []
-    for each in examine(where, facts, memory or Memory(), opens=opens):
+    for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
         found.append(each)
         if each.lacks is None:
             break
     return found
 
 
-def examine(where: str, facts: Facts, memory: Memory, *, opens: bool = True) -> Iterator[Found]:
+def examine(
+    where: str,
+    facts: Facts,
+    memory: Memory,
+    *,
+    opens: bool = True,
+    avoid: Mapping[str, str] = NOTHING,
+) -> Iterator[Found]:
     """Each of those that there are, in the order in which they would be chosen. `opens`: files are
-    opened to see whether they are whole; else it is enough that none is missing."""
+    opened to see whether they are whole; else it is enough that none is missing. `avoid` has the
+    marks of those that are not to be chosen, and why."""
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
     for candidate, rule in ordered:
@@ -58,18 +73,36 @@ def examine(where: str, facts: Facts, memory: Memory, *, opens: bool = True) -> 
             quiet = "no resume point: a model without an optimizer, beside checkpoints that have it"
         if quiet:
             yield Found(candidate, rule, quiet, True, (), candidate.decides.size)
-            continue
-        try:
-            parts = tuple(candidate.format.parts(candidate))
-            lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
-        except IncompleteError as e:
-            parts, lacks = (), str(e)
-        except OSError as e:
-            if not os.path.lexists(candidate.path):  # rotation has deleted it while we looked
-                continue
-            parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
-        size = sum(part.entry.size for part in parts) or candidate.decides.size
-        yield Found(candidate, rule, lacks or None, False, parts, size)
+        elif why := avoid.get(candidate.mark):
+            yield Found(candidate, rule, why, False, (), candidate.decides.size)
+        elif found := _judged(candidate, rule, memory, opens=opens):
+            yield found
+
+
+def look_at(
+    where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
+) -> Found | None:
+    """One of those that there are, whichever comes before it; None if it is none of them. Raises
+    OSError."""
+    for candidate in candidates(where, facts):
+        if candidate.path == path:
+            return _judged(candidate, "", memory, opens=opens)
+    return None
+
+
+def _judged(candidate: Candidate, rule: str, memory: Memory, *, opens: bool) -> Found | None:
+    """None for one that rotation has deleted while we looked."""
+    try:
+        parts = tuple(candidate.format.parts(candidate))
+        lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
+    except IncompleteError as e:
+        parts, lacks = (), str(e)
+    except OSError as e:
+        if not os.path.lexists(candidate.path):
+            return None
+        parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
+    size = sum(part.entry.size for part in parts) or candidate.decides.size
+    return Found(candidate, rule, lacks or None, False, parts, size)
 
 
 # Where they are
@@ -188,6 +221,17 @@ def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
         if found is not None:
             return found
     return None
+
+
+def others(where: str, found: list[Found]) -> list[str]:
+    """The names of what lies there, where nothing of it is a checkpoint."""
+    if found:
+        return []
+    names: list[str] = []
+    for path in roots(where):
+        with contextlib.suppress(OSError):
+            names += sorted(name for name in os.listdir(path) if not name.startswith("."))
+    return names
 
 
 def _is_draft(name: str) -> bool:

@@ -3,8 +3,10 @@ and remembers what it has verified.
 
 Requests, each with an `id` that the reply has too:
 
-    search   what there is, the newest first, up to the first that is complete
-    verify   read every byte of one that was found, for some seconds, or a share of it
+    search   what there is, the newest first, up to the first that is complete; not what is to
+             be avoided
+    look     at one that another node has found: whether it is the same here. Its bytes are read, or
+             a share of them, for some seconds
     watch    look by yourself now and then, and read what was saved; no reply. `on`: or no more
 
 Whatever it is busy with by itself, it leaves for a request. Standard library only.
@@ -18,15 +20,15 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpclaunch.system import disk
 from hpclaunch.worker.requests import AgentGoneError, Requests
 
-from .candidates import Facts, Round
-from .finding import Found, roots, search
+from .candidates import SECOND, Facts, Round
+from .finding import NOTHING, Found, look_at, others, roots, search
 from .reading import Memory, Reading
 
 PR_SET_PDEATHSIG = 1
@@ -34,6 +36,8 @@ PERIOD = 10.0  # seconds between two looks of its own, at least
 SHARE = 0.01  # of the time, that these looks take at most
 MOST = 64  # of those passed over, that are told
 NICE = 5
+READS = ("auto", "full")  # of --verify: bytes are read too
+ALL = (0, 1)
 AHEAD = 2.0  # seconds that are spent on reading each checkpoint, where not all of it is to be read
 
 Reply = Callable[..., None]
@@ -48,26 +52,66 @@ class Server:
         self.memory = Memory()
         self._known: dict[str, Found] = {}  # those complete, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
+        self._whole: set[str] = set()  # the marks of those of which every byte was read
         self._rounds: list[list[int | None]] = []
         self.watches = False
         self.period = PERIOD
 
-    def search(self, rounds: list[list[int | None]]) -> list[Found]:
+    def search(
+        self, rounds: list[list[int | None]], avoid: Mapping[str, str] = NOTHING
+    ) -> list[Found]:
         """Raises OSError."""
+        facts = self._facts(rounds)
+        opens = self.verify != "off"
+        found = search(self.where, facts, self.memory, opens=opens, avoid=avoid)
+        self._known |= {f.candidate.path: f for f in found if f.lacks is None}
+        return found
+
+    def _facts(self, rounds: list[list[int | None]]) -> Facts:
         self._rounds = rounds
         now = time.time_ns()
         known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
-        facts = Facts(self.exclude, self.complete, known)
-        found = search(self.where, facts, self.memory, opens=self.verify != "off")
-        self._known |= {f.candidate.path: f for f in found if f.lacks is None}
-        return found
+        return Facts(self.exclude, self.complete, known)
+
+    def is_read(self, found: Found) -> bool:
+        """Or is not to be."""
+        return self.verify not in READS or found.candidate.mark in self._whole
+
+    def look(
+        self,
+        path: str,
+        size: int,
+        written: int,
+        share: tuple[int, int],
+        rounds: list[list[int | None]],
+        is_asked: Callable[[], bool],
+    ) -> tuple[str, str]:
+        """(why it is not the same here, what is wrong with its bytes)."""
+        opens = self.verify != "off"
+        try:
+            found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
+        except OSError as e:
+            return e.strerror or str(e), ""
+        if found is None:
+            there = os.path.lexists(path)
+            return "it is not taken for a checkpoint" if there else "there is no such file", ""
+        if found.lacks is not None:
+            return found.lacks, ""
+        if size >= 0:
+            other = found.size != size or abs(found.candidate.time - written) > SECOND
+            if other:
+                return f"there is another one of that name, of {found.size} bytes", ""
+        if not share[1] or self.is_read(found):
+            return "", ""
+        self._known[path] = found
+        return "", self.read(path, is_asked, share=share)[0]
 
     def read(
         self,
         path: str,
         is_asked: Callable[[], bool],
         *,
-        share: tuple[int, int] = (0, 1),
+        share: tuple[int, int] = ALL,
     ) -> tuple[str, int, int]:
         """(what is wrong, bytes read, bytes left) of one that a search has found complete."""
         found = self._known[path]
@@ -82,6 +126,8 @@ class Server:
         self._spent[mark] = spent + time.monotonic() - began
         if outcome.wrong:
             self.memory.note_damage(mark, outcome.wrong)
+        elif share == ALL and not outcome.left:
+            self._whole.add(mark)
         return outcome
 
     def look(self, is_asked: Callable[[], bool]) -> None:
@@ -94,11 +140,11 @@ class Server:
         finally:
             self.period = max(PERIOD, (time.monotonic() - began) / SHARE)
         for found in newest:
-            if found.lacks is None and self.verify in ("auto", "full"):
+            if found.lacks is None and self.verify in READS:
                 self.read(found.candidate.path, is_asked)
 
 
-def told(found: Found) -> dict[str, Any]:
+def told(found: Found, *, is_read: bool = False) -> dict[str, Any]:
     """One of those found, as a reply has it."""
     candidate, step = found.candidate, found.candidate.step
     return {
@@ -111,6 +157,7 @@ def told(found: Found) -> dict[str, Any]:
         "identity": candidate.mark,
         "time": candidate.time,
         "size": found.size,
+        "is_read": is_read,
         "world": candidate.world,
         "lacks": found.lacks,
         "quiet": found.quiet,
@@ -144,18 +191,20 @@ def _answer(
     server: Server, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
 ) -> None:
     match request:
-        case {"do": "search", "id": number, "rounds": rounds}:
+        case {"do": "search", "id": number, "rounds": rounds, "avoid": avoid}:
             tell("begun", id=number)
             try:
-                found = server.search(rounds)
+                found = server.search(rounds, avoid)
             except OSError as e:
                 tell("failed", id=number, why=str(e))
                 return
             first = next(iter(roots(server.where)), server.where)
             seen = disk.look(Path(first))
-            tell("found", id=number, found=[told(f) for f in found[-MOST:]], disk=seen)
-        case {"do": "verify", "id": number, "path": path, "share": [k, n]}:
-            wrong, read, left = server.read(path, is_asked, share=(k, n))
-            tell("verified", id=number, wrong=wrong, read=read, left=left)
+            shown = [told(f, is_read=server.is_read(f)) for f in found[-MOST:]]
+            tell("found", id=number, found=shown, disk=seen, others=others(server.where, found))
+        case {"do": "look", "id": number, "share": [k, n], **of}:
+            of = {name: of[name] for name in ("path", "size", "written", "rounds")}
+            missing, damage = server.look(**of, share=(k, n), is_asked=is_asked)
+            tell("seen", id=number, missing=missing, damage=damage)
         case {"do": "watch", "on": on, "rounds": rounds}:
             server.watches, server._rounds = on, rounds
