@@ -263,7 +263,7 @@ class Head:
         # is dead, and whoever began with that would wait for a store that nobody serves.
         if not self._is_ready(now):
             return None
-        self.verdict = None if self._measuring else self.budget.begin(checkpoint.mark)
+        self.verdict = self.budget.begin(checkpoint.mark)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)

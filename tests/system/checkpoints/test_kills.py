@@ -5,7 +5,7 @@ import time
 import kills
 import pytest
 
-KILLS = 3
+KILLS = 1
 
 
 @pytest.mark.timeout(600)
