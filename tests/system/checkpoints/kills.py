@@ -112,8 +112,8 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
     tally.torn += bool(lines)
     if not path:
         tally.nothing += 1
-        alone = case.first and len(list(where.iterdir())) == 1
-        allowed = case.loses or by_all == 0 or alone
+        first = case.first and (by_all == 1 or len(list(where.iterdir())) == 1)
+        allowed = case.loses or by_all == 0 or first
         assert allowed, f"a complete one is passed over: {context}"
         return
     try:

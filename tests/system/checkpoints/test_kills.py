@@ -1,4 +1,4 @@
-"""A few kills for every way to save; `make test-kills` does two hundred."""
+"""A kill for every way to save; `make test-kills` does two hundred."""
 
 import time
 
