@@ -477,7 +477,7 @@ class TestMistakes:
             ("-nproc", "no option -nproc: did you mean --nproc? (see"),
             ("--max_restrats", "no option --max_restrats: did you mean --max_restarts? (see"),
             ("--nproc-per-nod_", "did you mean --nproc_per_node? (see"),
-            ("--checkpointdir", "did you mean --checkpoint-dir? (see"),
+            ("--checkpointdir", "did you mean --checkpoint-dir"),
             ("--num-nodes", "did you mean --nnodes? (see"),
             ("--mps-thraeds", "did you mean --mps-threads? (see"),
             ("--duplicate-filters", "--duplicate-stdout-filters or --duplicate-stderr-filters?"),

@@ -66,21 +66,6 @@ def test_numbered_machines_lose_a_worker(tmp_path):
     assert finish(agents) == ["0 2 1 0 0 none 2", "1 2 1 0 1 none 2"]
 
 
-def test_a_script_of_a_name_that_is_no_text_is_missed_on_both(tmp_path):
-    common = ["--nnodes=2", "--nproc=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    names = ["there.py", "\udcff.py"]
-    script(tmp_path, "", names[0])
-    agents = [
-        start(*common, f"--node-rank={rank}", name, cwd=tmp_path) for rank, name in enumerate(names)
-    ]
-    for agent in agents:
-        out, err = agent.communicate(timeout=120)
-        assert agent.returncode == 2, out + err
-        assert "Traceback" not in err
-        if agent is agents[0]:
-            assert "no script ?.py in " in err
-
-
 def test_machines_that_come_in_any_order(tmp_path):
     path = script(tmp_path, TRAIN)
     common = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=77"]

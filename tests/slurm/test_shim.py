@@ -22,7 +22,7 @@ def test_srun_torchrun(cluster: Cluster, tmp_path: Path) -> None:
     """Beside what torchrun does: a worker that is killed is started again, with all the others."""
     options = "--nnodes=$SLURM_NNODES --nproc-per-node=2 --rdzv-id=$SLURM_JOB_ID"
     meet = "--rdzv-backend=c10d --rdzv-endpoint=$(hostname):29400"
-    fail = "--fail 3:now:kill --until end"
+    fail = "--fail '3:now?:kill' --until end"
     job = submit(cluster, tmp_path, f"srun torchrun {options} {meet} {TELL} {fail}")
     job.until_all_run(4)
     job.forget()

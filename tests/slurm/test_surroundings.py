@@ -10,6 +10,7 @@ import pytest
 
 from .cluster import CONTROLLER, Cluster, eventually
 from .conftest import AGENT, SCRIPTS, Launch
+from .hosts import Process
 from .training import EPOCHS, assert_right, expected, progress, train
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
@@ -18,8 +19,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Workers that have met may need it again, and would wait for it in vain."""
     job = train(launch, tmp_path / "saved")
-    *_, store = sorted(cluster.processes(r"\(template\)", host="n1"), key=lambda p: p.pid)
-    store.kill()
+
+    def forked() -> list[Process]:
+        """The template, and the store that it has forked."""
+        return cluster.processes(r"\(template\)", host="n1")
+
+    eventually("a store", lambda: len(forked()) == 2)
+    max(forked(), key=lambda process: process.pid).kill()
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "the store process on n1 was killed by SIGKILL; restart 1 of 3" in ended.output

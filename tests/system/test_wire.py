@@ -84,12 +84,6 @@ def test_what_a_successor_has_to_know_is_small():
     assert len(data) < 700
 
 
-def test_text_that_is_none_arrives_all_the_same():
-    """As in the name of a script that is not there, which is no UTF-8."""
-    report = replace(REPORT, trouble=Trouble(2, "no script \udcff.py"))
-    assert wire.decode(wire.encode(report)).trouble == Trouble(2, "no script ?.py")
-
-
 def altered(**changes) -> bytes:
     envelope = json.loads(wire.encode(REPORT))
     body = changes.pop("body", {})

@@ -274,7 +274,7 @@ class Head:
                 return None
         checkpoint = choosing.choice
         self.verdict = choosing.verdict
-        if self.verdict is None and not self._measuring:
+        if self.verdict is None:
             self.verdict = self.budget.begin(checkpoint.mark, checkpoint.step)
         if self.verdict is not None:
             return self._end(now)

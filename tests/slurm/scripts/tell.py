@@ -2,7 +2,8 @@
 
     tell.py                          ends at once
     tell.py --until FILE             once the file is there
-    tell.py --fail RANK:FILE:HOW     that rank, once the file is there: "kill", or its exit code
+    tell.py --fail RANK:FILE:HOW     that rank, once the file is there: "kill", or its exit code.
+                                     FILE ends with "?": in the first round only
 
 It counts the SIGUSR1 it gets in usr1-RANK. With --save it takes a second to end on SIGTERM; with
 --child it leaves a child behind that has moved to a session of its own.
@@ -58,8 +59,9 @@ def main() -> None:
     print(f"rank {RANK} is on {socket.gethostname()}")
 
     for rank, name, how in (spec.split(":") for spec in args.fail):
-        if rank == RANK:
-            wait_for(name)
+        once = name.endswith("?")
+        if rank == RANK and not (once and os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"):
+            wait_for(name.rstrip("?"))
             print(f"last words of rank {RANK}", file=sys.stderr)
             if how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -34,7 +34,7 @@ class Case(NamedTuple):
     where: str = ""  # below the directory in which is saved
     apart: float = 0.0  # seconds between two saves in the same place, as it seems
     loses: bool = False  # a torn save leaves nothing of the one before
-    first: bool = False  # the first save alone is not taken, just before the end of a round
+    first: bool = False  # the only save is not taken, just before the end of a round
 
 
 BIG = 400_000
@@ -112,7 +112,8 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
     tally.torn += bool(lines)
     if not path:
         tally.nothing += 1
-        allowed = case.loses or by_all == 0 or (case.first and by_all == 1)
+        first = case.first and (by_all == 1 or len(list(where.iterdir())) == 1)
+        allowed = case.loses or by_all == 0 or first
         assert allowed, f"a complete one is passed over: {context}"
         return
     try:

@@ -78,6 +78,16 @@ def test_as_many_objects_as_in_the_save_before(out):
     )
 
 
+def test_another_rank_is_far_ahead(out):
+    """What it has begun says nothing of the objects, which the first rank writes."""
+    (out / "step-3").mkdir()
+    shutil.copy2(out / "step-2" / "random_states_1.pkl", out / "step-3")
+    (out / "step-2" / "custom_checkpoint_1.pkl").unlink()
+    path, (_, line) = newest(out)
+    assert path == str(out / "step-1")
+    assert "custom_checkpoint_1.pkl is missing, which step-1 has" in line
+
+
 @pytest.mark.parametrize("name", NEEDED[:3])
 def test_as_many_files_as_the_save_beside_it(out, name):
     """Rotation was killed as it deleted the oldest."""

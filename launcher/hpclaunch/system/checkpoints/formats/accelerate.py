@@ -94,14 +94,19 @@ def _objects(folder: Folder) -> list[Entry]:
 
 def _check_names(candidate: Candidate) -> None:
     """Nothing is missing that the saves beside it have: rotation deletes one file by one."""
-    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
-    saves.sort(key=lambda c: c.time)
+    saves = sorted(_saves(candidate), key=lambda c: c.time)
     at = next(i for i, c in enumerate(saves) if c is candidate)
     beside = saves[at - 1] if at else next(iter(saves[1:]), candidate)
     names = (name for name in beside.folder.files if OWN.fullmatch(name))
     for name in names:
         if name not in candidate.folder.files:
             raise IncompleteError(f"{name} is missing, which {beside.name} has")
+
+
+def _saves(candidate: Candidate) -> list[Candidate]:
+    """This one and those beside it, as far as the first rank has got. Others may be far ahead."""
+    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+    return [c for c in saves if FIRST in c.folder.files]
 
 
 def _check_objects(candidate: Candidate, first: Entry) -> None:
@@ -119,9 +124,11 @@ def _check_objects(candidate: Candidate, first: Entry) -> None:
             f"custom_checkpoint_{min(set(range(len(found))) - numbers)}.pkl is missing"
         )
     last = max((first, *found), key=lambda entry: entry.time).time
-    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
-    others = [c for c in saves if c is not candidate]
-    if any(_begun_by_first(c, last) for c in others) or _rotated(candidate, last):
+    others = [c for c in _saves(candidate) if c is not candidate]
+    begun = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+    if any(_begun_by_first(c, last) for c in begun if c is not candidate) or _rotated(
+        candidate, last
+    ):
         return
     before = max((c for c in others), key=lambda c: c.time, default=None)
     if before is None:
