@@ -12,7 +12,7 @@ SURROUNDINGS := umask locale descriptors home tmpdir stranger     # see tests/su
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-horovod test-torch
-.PHONY: sim soak bench test-gpu bench-gpu system clean
+.PHONY: sim soak test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -43,6 +43,9 @@ test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", s
 
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
+
+test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every format; hours
+	cd tests/system/checkpoints && PYTHONPATH=. $(CURDIR)/$(BIN)/python kills.py --kills 200
 
 soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root
 	$(BIN)/pytest -s tests/slurm/soak.py

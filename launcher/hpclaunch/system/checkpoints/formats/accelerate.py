@@ -124,13 +124,11 @@ def _check_objects(candidate: Candidate, first: Entry) -> None:
             f"custom_checkpoint_{min(set(range(len(found))) - numbers)}.pkl is missing"
         )
     last = max((first, *found), key=lambda entry: entry.time).time
-    others = [c for c in _saves(candidate) if c is not candidate]
-    begun = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
-    if any(_begun_by_first(c, last) for c in begun if c is not candidate) or _rotated(
-        candidate, last
-    ):
+    beside = [c for c in candidate.beside if isinstance(c.format, Accelerate) and c is not candidate]
+    if any(_begun_by_first(c, last) for c in beside) or _rotated(candidate, last):
         return
-    before = max((c for c in others), key=lambda c: c.time, default=None)
+    others = [c for c in _saves(candidate) if c is not candidate]
+    before = max(others, key=lambda c: c.time, default=None)
     if before is None:
         if not candidate.facts.is_settled(last):
             raise IncompleteError(
