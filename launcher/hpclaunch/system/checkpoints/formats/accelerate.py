@@ -124,8 +124,9 @@ def _check_objects(candidate: Candidate, first: Entry) -> None:
             f"custom_checkpoint_{min(set(range(len(found))) - numbers)}.pkl is missing"
         )
     last = max((first, *found), key=lambda entry: entry.time).time
-    beside = [c for c in candidate.beside if isinstance(c.format, Accelerate) and c is not candidate]
-    if any(_begun_by_first(c, last) for c in beside) or _rotated(candidate, last):
+    saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
+    beside = [c for c in saves if c is not candidate]
+    if any(_begun_by_first(c, last) for c in beside) or _rotated(candidate, beside, last):
         return
     others = [c for c in _saves(candidate) if c is not candidate]
     before = max(others, key=lambda c: c.time, default=None)
@@ -149,9 +150,10 @@ def _begun_by_first(candidate: Candidate, after: int) -> bool:
     return any(files[name].time > after for name in names)
 
 
-def _rotated(candidate: Candidate, after: int) -> bool:
+def _rotated(candidate: Candidate, beside: list[Candidate], after: int) -> bool:
     """Whether something was made or deleted beside it since then: with automatic names, which all
     ranks wait for, nobody but the first rank does that, as it begins the next save."""
     root = candidate.place.root.path
-    automatic = NAME.fullmatch(candidate.name) and os.path.basename(root) == "checkpoints"
-    return bool(automatic) and os.stat(root).st_mtime_ns > after
+    if not NAME.fullmatch(candidate.name) or os.path.basename(root) != "checkpoints":
+        return False
+    return max(os.stat(root).st_mtime_ns, *(c.place.entry.time for c in beside), 0) > after
