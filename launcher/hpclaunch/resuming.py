@@ -1,5 +1,5 @@
-"""The checkpoint to resume from: asks the process that looks for them, whether this agent leads and
-has to choose one, or is to tell whether it sees the one that was chosen.
+"""The checkpoint to resume from: asks the process that looks for them, to choose one where this
+agent leads, and to tell whether it sees the one that was chosen.
 
 It also notes how many ranks each round had and how long it lasted, since that tells whether what
 was saved then is complete.
@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from .config import Checkpoints, Config
+from .config import Config
 from .core import events
 from .core.model import EXIT_LOST, Assignment, Look, Seen, Trouble
 from .core.wording import some
@@ -46,7 +46,7 @@ class Resuming:
         self._local = config.job.local
         self._number = 0  # of the newest request
         self._search = 0  # the number of the search that is waited for, or 0
-        self._avoid: dict[str, str] = {}  # in that search
+        self._avoid: dict[int, str] = {}  # in that search
         self._left = 0  # more times that it may be asked
         self._look: Look | None = None  # what this agent is to see
         self._looks = 0  # the number of that request, or 0
@@ -84,7 +84,7 @@ class Resuming:
 
     # Requests
 
-    def choose(self, avoid: Mapping[str, str]) -> list[events.Event]:
+    def choose(self, avoid: Mapping[int, str]) -> list[events.Event]:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
             return [events.CheckpointChosen("")]
@@ -218,8 +218,8 @@ class Resuming:
             return ""
         where = "" if self._settings is None else self._settings.where
         return (
-            f"{where} has {some(names, NAMES)}, and none of it is a checkpoint of a format that is known "
-            "here; --checkpoint-complete says what seals a directory of the script's own"
+            f"{where} has {some(names, NAMES)}, and nothing of a format that is known here; "
+            "--checkpoint-complete says what seals a directory of the script's own"
         )
 
     def _failed(self, why: str) -> events.SearchFailed:

@@ -15,7 +15,8 @@ from story import a_job
 
 from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
-from hpclaunch.core.model import Assignment, Verdict
+from hpclaunch.core.marks import checksum
+from hpclaunch.core.model import Assignment, Look, Seen, Verdict
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -30,6 +31,9 @@ class Crew:
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
+        self.older: list[str] = []  # the newest first
+        self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
+        self.damaged = ""  # one that agents find to be so
         self.parts: dict[int, dict[int, Assignment]] = {}  # by round and agent
         self.running: dict[int, int] = {}  # the round whose workers an agent has
         self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
@@ -106,8 +110,14 @@ class Crew:
                     self._todo.append((i, events.AgentGone(agent)))
             case effects.OpenStore():
                 self._todo.append((i, events.StoreListening(4000 + i)))
-            case effects.ChooseCheckpoint() if self.checkpoint is not None:
-                self._todo.append((i, events.CheckpointChosen(self.checkpoint)))
+            case effects.ChooseCheckpoint(avoid=avoid) if self.checkpoint is not None:
+                not_to = dict(avoid)
+                there = (path for path in (self.checkpoint, *self.older) if path)
+                newest = next((path for path in there if checksum(path) not in not_to), "")
+                passed_over = tuple(f"it: {why}" for why in not_to.values())
+                self._todo.append((i, events.CheckpointChosen(newest, passed_over)))
+            case effects.LookAt(look=look):
+                self._todo.append((i, events.CheckpointSeen(self._sees(i, look))))
             case effects.StartWorkers(assignment=part):
                 self.running[i] = part.round
                 self.parts.setdefault(part.round, {})[i] = part
@@ -124,6 +134,11 @@ class Crew:
             case effects.Exit(verdict=verdict):
                 self.verdicts[i] = verdict
                 self._leave(i)
+
+    def _sees(self, agent: int, look: Look) -> Seen:
+        if self.unseen.get(agent) == look.path:
+            return Seen(look.mark, missing="there is no such file")
+        return Seen(look.mark, damage="bad bytes" if look.path == self.damaged else "")
 
     def _leave(self, *agents: int) -> None:
         for i in agents:

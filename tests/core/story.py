@@ -8,23 +8,36 @@ from __future__ import annotations
 
 import itertools
 import signal
+from collections import deque
+from dataclasses import replace
 from typing import Any, Protocol
 
-from hpclaunch.core.effects import Effect, Send
-from hpclaunch.core.events import Event, HeadReached, Received, Signalled, Started, StoreListening
+from hpclaunch.core.effects import Effect, LookAt, Send
+from hpclaunch.core.events import (
+    CheckpointSeen,
+    Event,
+    HeadReached,
+    Received,
+    Signalled,
+    Started,
+    StoreListening,
+)
 from hpclaunch.core.member import Member
-from hpclaunch.core.messages import Order, Report
+from hpclaunch.core.messages import Message, Order, Report
 from hpclaunch.core.model import (
     NO_RANK,
     Assignment,
     Culprit,
     Goal,
     Job,
+    Look,
     Phase,
     Place,
+    Seen,
     Verdict,
     WorkerExit,
 )
+from hpclaunch.core.rounds import Head
 
 EVERYTHING = 10**6  # a serial number or an edition that no story comes to
 
@@ -128,8 +141,30 @@ class Core(Protocol):
 
 
 def tell(core: Core, now: float, *events: Event) -> list[Effect]:
-    """What the core asks for on these events, which all happen at once."""
-    return [effect for event in events for effect in core.handle(event, now)]
+    """What the core asks for on these events, which all happen at once. Every agent sees the
+    checkpoint that it is asked to look at; who tells another story has `core.handle`."""
+    effects: list[Effect] = []
+    todo = deque(events)
+    while todo:
+        for effect in core.handle(todo.popleft(), now):
+            if isinstance(effect, LookAt):
+                todo.append(CheckpointSeen(Seen(effect.look.mark)))
+            elif isinstance(effect, Send) and isinstance(core, Head) and _look(effect.message):
+                todo.append(_sees(core, effect))
+            else:
+                effects.append(effect)
+    return effects
+
+
+def _look(message: Message) -> Look | None:
+    return message.look if isinstance(message, Order) else None
+
+
+def _sees(head: Head, order: Send) -> Received:
+    look, known = _look(order.message), head.roster[order.to].report
+    assert look is not None, "it is asked to look"
+    assert known is not None, "it was heard"
+    return Received(order.to, replace(known, serial=next(_serials), seen=Seen(look.mark)))
 
 
 def orders(effects: list[Effect]) -> list[tuple[int, str, int]]:

@@ -27,6 +27,7 @@ PURE = {
     "functools",
     "itertools",
     "math",
+    "re",
     "operator",
     "shlex",
     "signal",

@@ -422,5 +422,7 @@ def test_a_script_at_fault_is_advised_upon_once():
     assert [line.partition(":")[0] for line in lines] == [
         "rank 2 on n1 exited with code 1; restart 1 of 2",
         "advice",
+        "training begins again, unless the script finds its checkpoints itself (--checkpoint-dir "
+        "DIR gives it the newest one in HPCLAUNCH_CHECKPOINT)",
         "rank 2 on n1 exited with code 1; restart 2 of 2",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from random import Random
 from typing import TYPE_CHECKING
 
 from sim_training import Round, Worker
@@ -11,11 +12,21 @@ from sim_training import Round, Worker
 from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
 from hpclaunch.core.messages import Order
-from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Assignment, Phase, Trouble, Verdict
+from hpclaunch.core.model import (
+    EXIT_LOST,
+    EXIT_USAGE,
+    Assignment,
+    Look,
+    Phase,
+    Seen,
+    Trouble,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
 
+LOADS = '  File "train.py", line 9, in load_checkpoint\nEOFError: Ran out of input'
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
 REPLACING = 0.1  # the most seconds from the death of a fork server until another is there
@@ -31,7 +42,7 @@ _SOURCES = (
     | events.HealthFound
     | events.GpusReady
     | events.TroubleFound,
-    events.CheckpointChosen | events.Diagnosed,
+    events.CheckpointChosen | events.CheckpointSeen | events.Diagnosed,
     events.Received,
     events.PeerClosed | events.HeadClosed | events.HeadReached | events.AgentGone,
 )
@@ -59,6 +70,8 @@ class Agent:
         self._paused = False
         self._inbox: list[events.Event] = []
         self._armed = math.inf
+        self._look: Look | None = None  # at what it is to look
+        self._looks = Random(f"{sim.plan.seed} {self.name} looks")
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
         self.control = Control(
@@ -180,8 +193,12 @@ class Agent:
             case effects.PrepareGpus(assignment=part):
                 wait = self.sim.rng.choice((0.0001, 0.5))
                 self.sim.after(wait, lambda: self.deliver(events.GpusReady(part.round)))
-            case effects.ChooseCheckpoint():
-                self.sim.after(self.sim.rng.uniform(0.0, self.sim.plan.search), self._choose)
+            case effects.ChooseCheckpoint(avoid=avoid):
+                wait = self.sim.rng.uniform(0.0, self.sim.plan.search)
+                self.sim.after(wait, lambda: self._choose(dict(avoid)))
+            case effects.LookAt(look=look):
+                self._look = look
+                self.sim.after(self._looks.uniform(0.0, 0.1), lambda: self._look_at(look))
             case effects.Diagnose():
                 wait = self.sim.rng.uniform(0.0, 2.0)
                 self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))
@@ -214,8 +231,23 @@ class Agent:
         for worker in self.living_workers():
             self.sim.training.kill(worker)
 
-    def _choose(self) -> None:
-        self.deliver(events.CheckpointChosen(self.sim.training.newest_complete()))
+    def _choose(self, avoid: dict[int, str]) -> None:
+        file = self.sim.training.newest_complete(self.index, avoid)
+        if file is None:
+            self.deliver(events.CheckpointChosen(""))
+            return
+        step, at = int(file.path.partition("-")[2]), int(file.at * 1e9)
+        self.deliver(events.CheckpointChosen(file.path, step=step, time=at))
+
+    def _look_at(self, look: Look) -> None:
+        """Again and again until it is seen."""
+        if self._look is not look or not self.living:
+            return
+        there = self.sim.training.sees(self.index, look.path)
+        missing = "" if there else "there is no such file"
+        self.deliver(events.CheckpointSeen(Seen(look.mark, missing)))
+        if missing:
+            self.sim.after(1.0, lambda: self._look_at(look))
 
     # The fork server
 
@@ -251,7 +283,8 @@ class Agent:
                 self.sim.training.hang(worker)
 
     def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
-        self._answer(events.WorkerExited(worker.rank, code, int(signum)))
+        tail = LOADS if worker.world.loads and not signum else ""
+        self._answer(events.WorkerExited(worker.rank, code, int(signum), tail))
         if self._running and not self.living_workers():
             self._running = False
             self._answer(events.WorkersGone(), self.sim.plan.sweep)

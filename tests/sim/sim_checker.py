@@ -186,6 +186,8 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
+        seen = not chosen or self.sim.training.sees(index, chosen)
+        self._require(seen, agent, f"resumes from {chosen}, which it does not see yet")
 
     def _budget(self, agent: Agent, *, took_over: bool) -> None:
         """Only a checkpoint that the job has not resumed from yet gives restarts back, and a new

@@ -88,6 +88,8 @@ class Plan:
     duplicate: float
     pace: float = 1.0  # the most seconds between two checkpoints, and
     search: float = 0.3  # until the newest is found
+    lag: float = 0.0  # the most seconds until all nodes see a checkpoint
+    broken: float = 0.0  # how likely one is that nobody can resume from
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -112,7 +114,8 @@ class Plan:
     @property
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good, and nobody may be lost in error."""
-        return self.kinds <= set(SURVIVED) and not (self.drop or self.slow) and self.rests
+        harmless = not (self.drop or self.slow or self.broken)
+        return self.kinds <= set(SURVIVED) and harmless and self.rests
 
     @property
     def rests(self) -> bool:
@@ -127,6 +130,8 @@ class Plan:
         """One node after the other is lost for good, and those that are left can always go on."""
         lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
         if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
+            return False
+        if self.broken:
             return False
         if any(f.kind not in (Kind.KILL_AGENT, Kind.CUT, Kind.USR1) for f in self.faults):
             return False
@@ -153,7 +158,7 @@ class Plan:
             LATEST_START
             + job.join
             + (job.max_restarts + 2 + len(self.unfit) + 2 * self.losses)
-            * (self.work + ending + job.wait)
+            * (self.work + ending + job.wait + self.lag)
         )
 
 
@@ -273,7 +278,14 @@ def draw(seed: int) -> Plan:
         drop=rng.choice((0.0, 0.02, 0.1)) if lossy else 0.0,
         duplicate=rng.choice((0.0, 0.1, 0.5)),
     )
-    plan = replace(plan, job=replace(job, saves=plan.saves))
+    seen = Random(f"{seed} what is seen of checkpoints")
+    local = seen.random() < 0.15
+    plan = replace(
+        plan,
+        job=replace(job, saves=plan.saves, local=local),
+        lag=seen.choice((0.0, 0.0, 0.5, 5.0)),
+        broken=seen.choice((0.0, 0.0, 0.0, 0.5)),
+    )
     more = Random(f"{seed} one by one")
     if job.nodes > 1 and more.random() < 0.1:
         return _one_by_one(more, plan)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING
 
+from hpclaunch.core.marks import checksum
 from hpclaunch.core.model import Assignment
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Round:
     world_size: int
     victims: frozenset[int]  # ranks that fail by themselves
     preflight: bool  # it measures, and saves nothing
+    loads: bool = False  # in vain: all fail of it
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
 
@@ -53,7 +56,10 @@ class Round:
 @dataclass(eq=False, slots=True)
 class File:
     path: str
+    at: float  # when it was begun
+    broken: bool  # whoever loads it fails
     complete: bool = False
+    seen: dict[int, float] = field(default_factory=dict)  # from when on, by agent
 
 
 class Training:
@@ -63,13 +69,25 @@ class Training:
         self.sim = sim
         self.rounds: dict[int, Round] = {}  # by the port of the store, in the order of their begin
         self.directory: list[File] = []
+        self._files: dict[str, File] = {}
+        self._rng = Random(f"{sim.plan.seed} files")
         self._crashes_left = sim.plan.crashes
 
     def living(self) -> list[Worker]:
         return [w for r in self.rounds.values() for w in r.workers if w.alive]
 
-    def newest_complete(self) -> str:
-        return next((f.path for f in reversed(self.directory) if f.complete), "")
+    def newest_complete(self, agent: int, avoid: Container[int]) -> File | None:
+        there = (f for f in reversed(self.directory) if f.complete and self.sees(agent, f.path))
+        return next((f for f in there if checksum(f.path) not in avoid), None)
+
+    def sees(self, agent: int, path: str) -> bool:
+        """Where each node has a directory of its own, not all have each checkpoint."""
+        file = self._files[path]
+        if agent not in file.seen:
+            never = self.sim.plan.job.local and self._rng.random() < 0.3
+            lag = math.inf if never else self._rng.uniform(0.0, self.sim.plan.lag)
+            file.seen[agent] = file.at + lag
+        return self.sim.now >= file.seen[agent]
 
     def world(self, part: Assignment) -> Round:
         rng = self.sim.rng
@@ -80,7 +98,11 @@ class Training:
                 self._crashes_left -= 1
                 count = min(rng.randint(1, 2), part.world_size)
                 victims = frozenset(rng.sample(range(part.world_size), count))
+            file = self._files.get(part.checkpoint)
+            if file is not None and file.broken:
+                victims = frozenset(range(part.world_size))
             this = Round(part.round, part.world_size, victims, part.preflight)
+            this.loads = file is not None and file.broken
             self.rounds[part.store_port] = this
         return this
 
@@ -88,7 +110,9 @@ class Training:
         """The worker runs; with the last one of its world a coupled training begins."""
         plan, rng, this = self.sim.plan, self.sim.rng, worker.world
         this.workers.append(worker)
-        if worker.rank in this.victims:
+        if this.loads:
+            self._end_after(rng.uniform(0.0, 0.3), worker, 1, 0)
+        elif worker.rank in this.victims:
             code, signum = rng.choice(CRASHES)
             self._end_after(rng.uniform(0.0, plan.work), worker, code, signum)
         elif not plan.coupled:
@@ -173,7 +197,9 @@ class Training:
     def _save(self, writer: Worker) -> None:
         def begin() -> None:
             if writer.alive:
-                file = File(f"ckpt-{len(self.directory)}")
+                broken = self._rng.random() < self.sim.plan.broken
+                file = File(f"ckpt-{len(self._files)}", self.sim.now, broken)
+                self._files[file.path] = file
                 if not writer.world.preflight:
                     self.directory.append(file)
                 self.sim.after(SAVING, lambda: finish(file))

@@ -232,6 +232,12 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "checkpoint in HPCLAUNCH_CHECKPOINT. Also a pattern: 'runs/*/checkpoints', "
         "'lightning_logs/**'. Nothing in DIR is ever changed",
     )
+    add(
+        "--checkpoint-local",
+        action="store_true",
+        help="DIR is on a disk of each node, and all of them save there: workers get the newest "
+        "that every node of the round has (default: all nodes see the same DIR)",
+    )
     add_what_counts(add)
     add(
         "--resume-with",

@@ -326,6 +326,8 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
     from hpclaunch.config import Checkpoints
 
     if options.checkpoint_dir is None:
+        if options.checkpoint_local:
+            raise UsageError("--checkpoint-local needs --checkpoint-dir")
         return None
     return Checkpoints(
         where=str(options.checkpoint_dir),

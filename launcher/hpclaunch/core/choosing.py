@@ -1,5 +1,5 @@
-"""The checkpoint that a round begins with: the newest that is complete, that all agents of the round
-see as the head does, and that no earlier round has failed to resume from twice.
+"""The checkpoint that a round begins with: the newest that is complete, that all agents of the
+round see as the head does, and from which no earlier rounds have failed to resume.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from .effects import ChooseCheckpoint, Effect, Say
 from .events import CheckpointChosen
 from .gathering import FIRST_NOTICE, NEXT_NOTICE
+from .marks import checksum
 from .model import EXIT_LOST, Job, Look, Tally, Verdict
 from .restarts import Budget
 from .roster import Laggards, Peer, hosts_of
@@ -30,7 +31,7 @@ class Choosing:
         self.verdict: Verdict | None = None
         self._look: Look | None = None
         self._shares: dict[int, int] = {}  # of agents: which part of its bytes each is to read
-        self._avoid: dict[str, str] = {}  # mark: why
+        self._avoid: dict[int, str] = {}  # checksum of a mark: why
         self._rejected: tuple[CheckpointChosen, Tally] | None = None
         self._only = ""  # the mark of one that is taken again, since there is no older one
         self._unseen = ""  # why one was passed over that others see
@@ -75,21 +76,21 @@ class Choosing:
         choice = self.choice
         assert choice is not None, "there is something to consider"
         if not choice.path:
-            return self._without(choice)
+            return self._without()
         if choice.mark != self._only and self.budget.rejects(choice):
             self._rejected = (choice, self.budget.tally)
             self.budget.avoid(choice)
-            self._avoid[choice.mark] = TWICE
+            self._avoid[checksum(choice.mark)] = TWICE
             return self._search()
         if self._look is None:
             return self._ask(choice, takers(), now)
         return self._wait(choice, takers, now)
 
-    def _without(self, choice: CheckpointChosen) -> list[Effect] | None:
+    def _without(self) -> list[Effect] | None:
         if self._rejected is not None:
             again, self.budget.tally = self._rejected
             self._rejected, self._only = None, again.mark
-            del self._avoid[again.mark]
+            del self._avoid[checksum(again.mark)]
             return self._search()
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
@@ -118,8 +119,8 @@ class Choosing:
 
         def has_answered(peer: Peer) -> bool:
             seen = None if peer.report is None else peer.report.seen
-            if seen is None or seen.mark != choice.mark:
-                return False
+            if peer.out or seen is None or seen.mark != choice.mark:
+                return bool(peer.out)  # it takes no part any more
             return self._late or not seen.missing
 
         if not self._waits.none(takers, has_answered):
@@ -147,7 +148,7 @@ class Choosing:
         if missing:
             self._unseen = f"{peer.host} does not see {choice.path}: {missing}"
         why = damage or f"{peer.host} does not see it: {missing}"
-        self._avoid[choice.mark] = why
+        self._avoid[checksum(choice.mark)] = why
         return self._search()
 
     # What the agents are asked

@@ -52,7 +52,7 @@ class PrepareGpus:
 class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen, or SearchFailed."""
 
-    avoid: tuple[tuple[str, str], ...] = ()  # (mark, why) of those that are not to be chosen
+    avoid: tuple[tuple[int, str], ...] = ()  # (checksum of the mark, why) of those not to be chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,6 +234,7 @@ class Tally:
     restarts: int = 0  # of the whole job
     spent: int = 0  # of them, since the last progress
     checkpoint: int = 0  # with which the last round began
+    saved: int = 0  # when the newest of those was, in ns
     failed: bool = False  # that round did, and no other has begun
     words: int = 0  # how it failed, in a worker's words
     host: str = ""  # of its cause, and
@@ -241,7 +242,7 @@ class Tally:
     doom: Verdict | None = None  # how the job ends, unless a checkpoint was saved meanwhile
     lasted: float = 0.0  # seconds from the begin of that round until it failed
     loads: int = 0  # rounds in a row that failed as they resumed from that checkpoint
-    avoided: tuple[str, ...] = ()  # the marks of checkpoints from which none could resume
+    avoided: tuple[int, ...] = ()  # checkpoints from which none could resume
     bar: int = NO_BAR  # the step beyond which a checkpoint is progress again
 
 

@@ -46,10 +46,13 @@ def _from_the_beginning(job: Job, restarts: int, checkpoint: CheckpointChosen) -
             return []
         hint = "--checkpoint-dir DIR gives it the newest one in HPCLAUNCH_CHECKPOINT"
         return [f"training begins again, unless the script finds its checkpoints itself ({hint})"]
-    again = "training begins again from the start" if restarts else "training begins from the start"
+    again = "training begins again from the start" if restarts else "training begins at the start"
     if checkpoint.passed_over:
-        return [f"{again}: no checkpoint is complete (`hpclaunch checkpoints` shows what they lack)"]
-    return [f"{again}: {plain(checkpoint.lacking)}" if checkpoint.lacking else again]
+        return [
+            f"{again}, without a checkpoint: none can be used (hpclaunch checkpoints lists them)"
+        ]
+    why = checkpoint.lacking or "nothing has been saved in --checkpoint-dir yet"
+    return [f"{again}, without a checkpoint: {plain(why)}"]
 
 
 def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-import zlib
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import PurePath
 
 from .events import CheckpointChosen
+from .marks import checksum
 from .messages import Report
 from .model import NO_BAR, Culprit, Failure, Tally, Verdict, WorkerExit
 
@@ -19,8 +18,8 @@ HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "Indentation
 SUSPECT = 2  # failures in a row, all on one node
 AGAIN, MOST_DELAY = 3, 30.0  # failures in a row there, and the most seconds to wait then
 LOADS = 2  # failures in a row as it was loaded, after which a checkpoint is not used again
-# What does the loading, in the traceback of a worker: torch.load, load_state_dict, _load_checkpoint,
-# from_pretrained. Not what loads data, or modules.
+# What does the loading, in the traceback of a worker: torch.load, load_state_dict, from_pretrained,
+# _load_checkpoint. Not what loads data, or modules.
 LOADING = re.compile(
     r", in (?:_*(?:torch_)?load|\w*(?:load|restore|resume|read)\w*"
     r"(?:state|checkpoint|ckpt|snapshot|weights|sharded|optimizer|model)\w*|from_pretrained)$",
@@ -143,7 +142,7 @@ class Budget:
         reason = self._exhausted()
         if self.most and not self.total and _is_hopeless(first, words):
             return _verdict(failures, f"it would fail again: {words}", 0)
-        if self.most and words and _checksum(words) == was.words and not self.suspect:
+        if self.most and words and checksum(words) == was.words and not self.suspect:
             reason = reason or f"as the round before did, with no checkpoint in between: {words}"
         doom = _verdict(failures, reason, self.total) if reason else None
         if doom is not None:
@@ -155,7 +154,7 @@ class Budget:
             restarts=was.restarts + 1,
             spent=was.spent + 1,
             failed=True,
-            words=_checksum(words),
+            words=checksum(words),
             host=first.host,
             times=times,
             doom=doom,
@@ -164,13 +163,15 @@ class Budget:
         )
         return None
 
-    def begin(self, checkpoint: str, step: int | None = None) -> Verdict | None:
-        """The same, now that it is known which one the round would begin with."""
-        was, mark = self.tally, _checksum(checkpoint)
-        now = replace(was, checkpoint=mark, failed=False, doom=None)
+    def begin(self, checkpoint: str, *, step: int | None = None, saved: int = 0) -> Verdict | None:
+        """The same, now that it is known which one the round would begin with, by its mark, and
+        when it was `saved`: an older one is no progress."""
+        was, mark = self.tally, checksum(checkpoint)
+        now = replace(was, checkpoint=mark, failed=False, doom=None, saved=max(saved, was.saved))
         if mark != was.checkpoint:
             now = replace(now, loads=0)
         further = was.bar == NO_BAR or (step is not None and step > was.bar)
+        further &= saved > was.saved or not saved
         if not (checkpoint and mark != was.checkpoint and was.restarts and further):
             self.tally = now
             return was.doom
@@ -182,7 +183,7 @@ class Budget:
     def rejects(self, choice: CheckpointChosen) -> bool:
         """Whether resuming from it fails again and again: an older one may do."""
         tally = self.tally
-        same = _checksum(choice.mark) == tally.checkpoint
+        same = checksum(choice.mark) == tally.checkpoint
         return same and tally.loads >= LOADS and tally.spent <= self.most
 
     def avoid(self, choice: CheckpointChosen) -> None:
@@ -191,7 +192,7 @@ class Budget:
         step = BEYOND if choice.step is None else choice.step
         self.tally = replace(
             self.tally,
-            avoided=(*self.tally.avoided, choice.mark),
+            avoided=(*self.tally.avoided, checksum(choice.mark)),
             bar=max(self.tally.bar, step),
             loads=0,
             doom=None,
@@ -233,13 +234,8 @@ def _loads(first: Failure, was: Tally, resumed: str, lasted: float) -> int:
         return was.loads + 1 if alike else 1
     if first.signal:
         return 0
-    name = PurePath(resumed).name
+    name = resumed.rpartition("/")[2]
     return was.loads + 1 if LOADING.search(first.tail) or name in first.tail else 0
-
-
-def _checksum(text: str) -> int:
-    """0 for nothing."""
-    return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
 def _words(first: Failure) -> str:

@@ -275,7 +275,8 @@ class Head:
         checkpoint = choosing.choice
         self.verdict = choosing.verdict
         if self.verdict is None:
-            self.verdict = self.budget.begin(checkpoint.mark, checkpoint.step)
+            mark, step, saved = checkpoint.mark, checkpoint.step, checkpoint.time
+            self.verdict = self.budget.begin(mark, step=step, saved=saved)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)

@@ -75,16 +75,16 @@ class Service(Helper):
         super().__init__(module, str(os.getpid()), json.dumps(settings))
         self.deadline = math.inf  # if nothing is heard by then, it hangs: begin another
 
-    def search(self, number: int, rounds: Rounds, avoid: Mapping[str, str]) -> None:
+    def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
         self.deadline = time.monotonic() + PATIENCE
-        self.ask(do="search", id=number, rounds=list(rounds), avoid=dict(avoid))
+        self.ask(do="search", id=number, rounds=list(rounds), avoid=list(avoid.items()))
 
     def look(self, number: int, look: Look, rounds: Rounds, *, local: bool = False) -> None:
         """`local`: it is another file than that of the head, of the same name."""
         size = -1 if local else look.size
         share = ALL if local and look.share[1] else look.share
-        of = {"path": look.path, "size": size, "written": look.time, "share": share}
-        self.ask(do="look", id=number, rounds=list(rounds), **of)
+        of = (look.path, size, look.time)
+        self.ask(do="look", id=number, rounds=list(rounds), of=of, share=share)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
         self.ask(do="watch", on=on, rounds=list(rounds))

@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
+from hpclaunch.core.marks import checksum
+
 from .candidates import DRAFTS, NOTHING_KNOWN, Candidate, Facts, IncompleteError, Part, Place, Step
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
 from .places import Entry, Folder, entry_at
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
-NOTHING: Mapping[str, str] = {}
+NOTHING: Mapping[int, str] = {}
 MOST_FOLDERS = 20_000  # that `**` goes through
 
 
@@ -40,7 +42,7 @@ def search(
     memory: Memory | None = None,
     *,
     opens: bool = True,
-    avoid: Mapping[str, str] = NOTHING,
+    avoid: Mapping[int, str] = NOTHING,
 ) -> list[Found]:
     """All up to the newest complete one, the newest first: what would be chosen is the last, if it
     lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
@@ -58,11 +60,11 @@ def examine(
     memory: Memory,
     *,
     opens: bool = True,
-    avoid: Mapping[str, str] = NOTHING,
+    avoid: Mapping[int, str] = NOTHING,
 ) -> Iterator[Found]:
     """Each of those that there are, in the order in which they would be chosen. `opens`: files are
     opened to see whether they are whole; else it is enough that none is missing. `avoid` has the
-    marks of those that are not to be chosen, and why."""
+    checksums of the marks of those that are not to be chosen, and why."""
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
     for candidate, rule in ordered:
@@ -73,7 +75,7 @@ def examine(
             quiet = "no resume point: a model without an optimizer, beside checkpoints that have it"
         if quiet:
             yield Found(candidate, rule, quiet, True, (), candidate.decides.size)
-        elif why := avoid.get(candidate.mark):
+        elif why := avoid.get(checksum(candidate.mark)):
             yield Found(candidate, rule, why, False, (), candidate.decides.size)
         elif found := _judged(candidate, rule, memory, opens=opens):
             yield found

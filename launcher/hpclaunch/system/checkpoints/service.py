@@ -58,7 +58,7 @@ class Server:
         self.period = PERIOD
 
     def search(
-        self, rounds: list[list[int | None]], avoid: Mapping[str, str] = NOTHING
+        self, rounds: list[list[int | None]], avoid: Mapping[int, str] = NOTHING
     ) -> list[Found]:
         """Raises OSError."""
         facts = self._facts(rounds)
@@ -77,7 +77,7 @@ class Server:
         """Or is not to be."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
-    def look(
+    def see(
         self,
         path: str,
         size: int,
@@ -130,7 +130,7 @@ class Server:
             self._whole.add(mark)
         return outcome
 
-    def look(self, is_asked: Callable[[], bool]) -> None:
+    def read_ahead(self, is_asked: Callable[[], bool]) -> None:
         """What was saved since is read before anybody needs it."""
         began = time.monotonic()
         try:
@@ -179,7 +179,7 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
         while True:
             wait = server.period if server.watches else None
             if not select.select([requests], [], [], wait)[0]:
-                server.look(is_asked)
+                server.read_ahead(is_asked)
                 continue
             for request in requests.read():
                 _answer(server, request, requests.tell, is_asked)
@@ -194,7 +194,7 @@ def _answer(
         case {"do": "search", "id": number, "rounds": rounds, "avoid": avoid}:
             tell("begun", id=number)
             try:
-                found = server.search(rounds, avoid)
+                found = server.search(rounds, dict(avoid))
             except OSError as e:
                 tell("failed", id=number, why=str(e))
                 return
@@ -202,9 +202,9 @@ def _answer(
             seen = disk.look(Path(first))
             shown = [told(f, is_read=server.is_read(f)) for f in found[-MOST:]]
             tell("found", id=number, found=shown, disk=seen, others=others(server.where, found))
-        case {"do": "look", "id": number, "share": [k, n], **of}:
-            of = {name: of[name] for name in ("path", "size", "written", "rounds")}
-            missing, damage = server.look(**of, share=(k, n), is_asked=is_asked)
+        case {"do": "look", "id": number, "of": [path, size, written], "share": [k, n], **more}:
+            rounds = more["rounds"]
+            missing, damage = server.see(path, size, written, (k, n), rounds, is_asked)
             tell("seen", id=number, missing=missing, damage=damage)
         case {"do": "watch", "on": on, "rounds": rounds}:
             server.watches, server._rounds = on, rounds
