@@ -29,6 +29,7 @@ OURS = frozenset(
         "--health",
         "--preflight",
         "--checkpoint-dir",
+        "--checkpoint-local",
         "--checkpoint-exclude",
         "--checkpoint-complete",
         "--verify",

@@ -106,6 +106,7 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
     if options.checkpoint_dir is not None:
         return
     for name, given in (
+        ("--checkpoint-local", options.checkpoint_local),
         ("--checkpoint-exclude", options.checkpoint_exclude),
         ("--checkpoint-complete", options.checkpoint_complete),
         ("--verify", options.verify != "auto"),
@@ -326,8 +327,6 @@ def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
     from hpclaunch.config import Checkpoints
 
     if options.checkpoint_dir is None:
-        if options.checkpoint_local:
-            raise UsageError("--checkpoint-local needs --checkpoint-dir")
         return None
     return Checkpoints(
         where=str(options.checkpoint_dir),

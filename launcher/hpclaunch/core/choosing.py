@@ -16,7 +16,8 @@ from .model import EXIT_LOST, Job, Look, Tally, Verdict
 from .restarts import Budget
 from .roster import Laggards, Peer, hosts_of
 
-PATIENCE = 20.0  # seconds for a file system to show a node what another one has written
+PATIENCE = 20.0  # seconds for a file system to show a node what another one has written, and
+OLDER = 2.0  # after that for what is older still
 TWICE = "the job failed twice while it was resuming from it"
 
 
@@ -107,7 +108,8 @@ class Choosing:
         self._waits = Laggards()
         self._asked_at = now
         # Nobody else writes into a node's own directory.
-        self._give_up_at = now if self.job.local else now + PATIENCE
+        patience = OLDER if self._unseen else PATIENCE
+        self._give_up_at = now if self.job.local else now + patience
         self._late = False
         self._notice_at = now + NEXT_NOTICE
         return []
@@ -145,7 +147,7 @@ class Choosing:
     def _pass_over(
         self, choice: CheckpointChosen, peer: Peer, missing: str, damage: str
     ) -> list[Effect]:
-        if missing:
+        if missing and not self._unseen:
             self._unseen = f"{peer.host} does not see {choice.path}: {missing}"
         why = damage or f"{peer.host} does not see it: {missing}"
         self._avoid[checksum(choice.mark)] = why

@@ -12,8 +12,10 @@ import pytest
 from looking import cut_short, damage, date, zero_the_middle
 from test_format_torch_save import save
 
+from hpclaunch.core.marks import checksum
+from hpclaunch.core.model import Look
 from hpclaunch.system.checkpoints import service as service_module
-from hpclaunch.system.checkpoints.client import Begun, Failed, Searched, Service, Verified
+from hpclaunch.system.checkpoints.client import Begun, Failed, Looked, Searched, Service
 from hpclaunch.system.checkpoints.reading import Memory, Reading
 from hpclaunch.system.checkpoints.service import Server
 
@@ -38,7 +40,7 @@ def test_a_search(service, tmp_path):
     new = save(tmp_path / "epoch-2.pt", at=200)
     save(tmp_path / "epoch-1.pt", at=100)
     damage(save(tmp_path / "epoch-3.pt", at=300), cut_short)
-    service.search(7, [])
+    service.search(7, [], {})
     told = reply(service)
     assert isinstance(told, Searched)
     assert told.id == 7
@@ -52,9 +54,9 @@ def test_two_saves_under_one_name_differ(service, tmp_path):
     identities = []
     for at in (100, 200):
         save(tmp_path / "snapshot.pt", at=at)
-        service.search(at, [])
+        service.search(at, [], {})
         identities.append(reply(service).found[0].identity)
-    service.search(300, [])
+    service.search(300, [], {})
     identities.append(reply(service).found[0].identity)
     first, second, again = identities
     assert first != second == again
@@ -63,16 +65,74 @@ def test_two_saves_under_one_name_differ(service, tmp_path):
 def test_what_is_verified_is_found_damaged_from_then_on(service, tmp_path):
     good = save(tmp_path / "epoch-1.pt", at=100)
     bad = damage_in_the_middle(save(tmp_path / "epoch-2.pt", at=200))
-    service.search(1, [])
-    assert reply(service).found[-1].path == str(bad)  # by its structure
-    service.verify(1, str(bad))
-    told = reply(service)
-    assert isinstance(told, Verified)
-    assert "wrong checksum" in told.wrong
-    service.search(2, [])
+    service.search(1, [], {})
+    found = reply(service).found[-1]
+    assert (found.path, found.is_read) == (str(bad), False)  # by its structure
+    told = seen(service, a_look(found, share=(0, 1)))
+    assert "wrong checksum" in told.damage
+    service.search(2, [], {})
     passed, chosen = reply(service).found
     assert chosen.path == str(good)
     assert "wrong checksum" in passed.lacks
+
+
+def a_look(found, **changes):
+    of = {"path": found.path, "mark": found.identity, "size": found.size, "time": found.time}
+    return Look(**of | changes)
+
+
+def seen(service, look, **more):
+    service.look(5, look, [], **more)
+    told = reply(service)
+    assert isinstance(told, Looked)
+    return told
+
+
+def test_what_another_node_has_found(service, tmp_path):
+    """The same, or why not."""
+    path = save(tmp_path / "epoch-1.pt", at=100)
+    service.search(1, [], {})
+    (found,) = reply(service).found
+    assert seen(service, a_look(found)) == Looked(5, "", "")
+    assert seen(service, a_look(found, share=(0, 2))) == Looked(5, "", "")
+    for changes in ({"size": found.size + 1}, {"time": found.time + 2 * 10**9}):
+        assert "another one of that name" in seen(service, a_look(found, **changes)).missing
+        assert seen(service, a_look(found, **changes), local=True).missing == ""
+    damage(path, cut_short)
+    assert "cut short" in seen(service, a_look(found)).missing
+    path.unlink()
+    assert seen(service, a_look(found)).missing == "there is no such file"
+    assert seen(service, a_look(found), local=True).missing == "there is no such file"
+
+
+def test_what_is_to_be_avoided(service, tmp_path):
+    older = save(tmp_path / "epoch-1.pt", at=100)
+    save(tmp_path / "epoch-2.pt", at=200)
+    service.search(1, [], {})
+    mark = reply(service).found[-1].identity
+    service.search(2, [], {checksum(mark): "it is the user's wish"})
+    passed, chosen = reply(service).found
+    assert (passed.lacks, chosen.path) == ("it is the user's wish", str(older))
+
+
+def test_what_lies_there_and_is_no_checkpoint(service, tmp_path):
+    (tmp_path / "weights.npz").write_bytes(b"?")
+    service.search(1, [], {})
+    assert reply(service).others == ("weights.npz",)
+    save(tmp_path / "epoch-1.pt", at=100)
+    service.search(2, [], {})
+    assert reply(service).others == ()
+
+
+def test_what_was_read_is_not_to_be_read_again(service, tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
+    service.search(1, [], {})
+    (found,) = reply(service).found
+    assert not found.is_read
+    seen(service, a_look(found, share=(0, 1)))
+    service.search(2, [], {})
+    (found,) = reply(service).found
+    assert found.is_read
 
 
 def damage_in_the_middle(path: Path) -> Path:
@@ -83,7 +143,7 @@ def damage_in_the_middle(path: Path) -> Path:
 def test_a_search_that_fails_says_so(tmp_path):
     (tmp_path / "file").touch()
     service = Service(str(tmp_path / "file"), (), "", "auto")
-    service.search(1, [])
+    service.search(1, [], {})
     told = reply(service)
     assert isinstance(told, Failed)
     assert "it is not a directory" in told.why
@@ -91,7 +151,7 @@ def test_a_search_that_fails_says_so(tmp_path):
 
 
 def test_it_ends_with_the_agent(service, tmp_path):
-    service.search(1, [])
+    service.search(1, [], {})
     reply(service)
     pid = service._process.pid
     service._socket.close()
@@ -99,7 +159,7 @@ def test_it_ends_with_the_agent(service, tmp_path):
 
 
 def test_a_killed_one_is_noticed(service, tmp_path):
-    service.search(1, [])
+    service.search(1, [], {})
     reply(service)
     os.kill(service._process.pid, signal.SIGKILL)
     while not service.lost:
@@ -108,7 +168,7 @@ def test_a_killed_one_is_noticed(service, tmp_path):
 
 def test_one_that_does_not_begin_hangs(service):
     os.kill(service._process.pid, signal.SIGSTOP)
-    service.search(1, [])
+    service.search(1, [], {})
     assert time.monotonic() < service.deadline < time.monotonic() + 60
     os.kill(service._process.pid, signal.SIGCONT)
     reply(service)
@@ -203,9 +263,9 @@ def test_with_nothing_opened_a_name_is_enough(tmp_path):
 
 def test_it_reads_ahead_while_nobody_asks(tmp_path):
     server = Server(str(tmp_path), (), "", "auto")
-    server.look(lambda: False)
+    server.read_ahead(lambda: False)
     path = damage_in_the_middle(save(tmp_path / "epoch-1.pt", at=100))
-    server.look(lambda: False)
+    server.read_ahead(lambda: False)
     (found,) = server.search([])
     assert found.candidate.path == str(path)
     assert "wrong checksum" in found.lacks
@@ -216,7 +276,7 @@ def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
     service = Service(str(tmp_path), (), "", "auto")
     service.watch([], on=True)
     save(tmp_path / "epoch-1.pt", at=100)
-    service.search(1, [])
+    service.search(1, [], {})
     assert reply(service).found
     service.watch([], on=False)
     assert not select.select([service], [], [], 0.1)[0]
@@ -228,7 +288,7 @@ def test_a_look_that_takes_long_is_taken_less_often(tmp_path, monkeypatch):
     times = iter([0.0, 5.0])
     clock = SimpleNamespace(monotonic=lambda: next(times), time_ns=time.time_ns)
     monkeypatch.setattr(service_module, "time", clock)
-    server.look(lambda: False)
+    server.read_ahead(lambda: False)
     assert server.period == 500.0
 
 

@@ -1,0 +1,109 @@
+"""The checkpoint that all nodes resume from: seen by each of them, or on a disk of each."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Ended, eventually
+from .conftest import SCRIPTS, Launch
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+RESUME = SCRIPTS / "resume.py"
+
+
+@contextmanager
+def disk(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
+    """Of each of these nodes its own, in place of what all see; empty."""
+    for node in nodes:
+        cluster.on(node, ["mount", "-t", "tmpfs", "tmpfs", str(path)])
+    try:
+        yield
+    finally:
+        for node in nodes:
+            cluster.on(node, ["umount", "-l", str(path)])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Three steps, which an earlier job has saved."""
+    import torch
+
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    for step in (1, 2, 3):
+        torch.save({"step": step}, directory / f"step-{step}.pt")
+    return directory
+
+
+def all_go_on_from(ended: Ended, name: str) -> None:
+    assert ended.code == 0, str(ended)
+    for rank in (0, 1):
+        assert f"rank {rank} goes on from {name}\n" in ended.output, str(ended)
+
+
+def test_a_node_sees_it_later(cluster: Cluster, launch: Launch, saved: Path) -> None:
+    journals = saved.parent / "logs"
+    options = ("--nproc", 1, "--checkpoint-dir", saved, "--log-dir", journals)
+    with disk(cluster, saved, "n2"):
+        job = launch(*options, RESUME, "--dir", saved, "--steps", 4)
+
+        def missed() -> bool:
+            texts = [path.read_text() for path in journals.glob("journal*.jsonl")]
+            return any("there is no such file" in text for text in texts)
+
+        eventually("a look at it", missed)
+    all_go_on_from(job.wait(), "step-3.pt")
+
+
+def test_a_node_never_sees_any(cluster: Cluster, launch: Launch, saved: Path) -> None:
+    """To begin again would be to lose what the user has."""
+    options = ("--nproc", 1, "--checkpoint-dir", saved)
+    with disk(cluster, saved, "n2"):
+        ended = launch(*options, RESUME, "--dir", saved, "--steps", 4).wait()
+    assert ended.code == 1, str(ended)
+    assert f"n2 does not see {saved}/step-3.pt: there is no such file" in ended.output
+    assert "--checkpoint-local is for one on each node" in ended.output
+    assert "goes on from" not in ended.output
+
+
+def test_a_disk_of_each_node(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """The newest that all have. A node that comes without any brings all back to the start."""
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    options = ("--nproc", 1, "--checkpoint-dir", saved, "--checkpoint-local")
+    script = (RESUME, "--dir", saved, "--each", "--steps")
+    with disk(cluster, saved, "n1", "n2"):
+        all_go_on_from(launch(*options, *script, 3).wait(), "nothing")
+        cluster.on("n2", ["rm", f"{saved}/step-3.pt"])
+        ended = launch(*options, *script, 3).wait()
+        all_go_on_from(ended, "step-2.pt")
+        assert "passing over checkpoint step-3.pt: n2 does not see it" in ended.output
+        cluster.on("n1", ["sh", "-c", f"rm {saved}/*"])
+        ended = launch(*options, *script, 1).wait()
+        all_go_on_from(ended, "nothing")
+
+
+def test_one_that_brings_the_job_down(launch: Launch, saved: Path) -> None:
+    options = ("--nproc", 1, "--checkpoint-dir", saved)
+    ended = launch(*options, RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt").wait()
+    all_go_on_from(ended, "step-2.pt")
+    assert ended.output.count("hpclaunch: resuming from") == 3
+    assert "passing over checkpoint step-3.pt: the job failed twice while" in ended.output
+    assert (saved / "step-3.pt").exists()
+
+
+def test_without_an_older_one_it_ends(launch: Launch, saved: Path) -> None:
+    for step in (1, 2):
+        (saved / f"step-{step}.pt").unlink()
+    shutil.copy(saved / "step-3.pt", saved / "other.txt")
+    options = ("--nproc", 1, "--checkpoint-dir", saved)
+    ended = launch(*options, RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt").wait()
+    assert ended.code == 1, str(ended)
+    assert "goes on from" not in ended.output
