@@ -75,7 +75,7 @@ class Agent:
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.health = Health(config, self._poller, self.output.say, self._note)
         self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
-        self.resuming = Resuming(config, self._poller, self._look_at_disk, self._note)
+        self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
         self.round_dir: Path | None = None
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self.measuring = False  # the workers are the preflight's

@@ -7,18 +7,20 @@ was saved then is complete.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
 
-from .config import Config
+from .config import Checkpoints, Config
 from .core import events
 from .core.model import EXIT_LOST, Assignment, Look, Seen, Trouble
 from .core.wording import some
-from .system.checkpoints.client import Failed, Looked, Reply, Searched, Service
+from .system.checkpoints.client import Failed, Looked, Reply, Searched, Service, Suggested
 
 READS = ("auto", "full")  # of --verify: every byte, or as many as there is time for
 MOST_ROUNDS = 256  # that are remembered
@@ -36,12 +38,14 @@ class Resuming:
         config: Config,
         poller: zmq.Poller,
         look_at_disk: Callable[[dict[str, Any]], None],
-        note: Callable[[str, Any], None],
+        say: Callable[[str], None],
     ) -> None:
         self._settings = config.checkpoints
+        self._command = config.command
+        self._say = say
+        self._suggests = config.checkpoints is None  # at the first restart
         self._poller = poller
         self._look_at_disk = look_at_disk
-        self._note = note
         self._service: Service | None = None
         self._local = config.job.local
         self._number = 0  # of the newest request
@@ -87,9 +91,19 @@ class Resuming:
     def choose(self, avoid: Mapping[int, str]) -> list[events.Event]:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
+            self._suggest()
             return [events.CheckpointChosen("")]
         self._left, self._avoid = TRIES, dict(avoid)
         return self._begin_search()
+
+    def _suggest(self) -> None:
+        """What --checkpoint-dir could be, once it is missed; nobody waits for that."""
+        if not (self._suggests and self._rounds):
+            return
+        self._suggests = False
+        with contextlib.suppress(OSError):
+            service = self._served()
+            service.suggest(0, self._command, self._rounds[0][0])
 
     def _begin_search(self) -> list[events.Event]:
         self._left -= 1
@@ -123,8 +137,7 @@ class Resuming:
     def _served(self) -> Service:
         """By the process that there is, or a new one. Raises OSError."""
         if self._service is None:
-            settings = self._settings
-            assert settings is not None, "nothing is asked without a directory"
+            settings = self._settings or Checkpoints(".", (), "", "structure")
             self._service = Service(
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
@@ -185,6 +198,11 @@ class Resuming:
                 assert self._look is not None, "it was asked for"
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(Seen(self._look.mark, missing, damage))
+            case Suggested(where=where, path=path):
+                self._say(
+                    f"the script has saved {path} itself: --checkpoint-dir {shlex.quote(where)} "
+                    "would give all workers the newest of these at every start"
+                )
         return []  # of no interest any more, or no more than a sign of life
 
     def _see(self, seen: Seen) -> list[events.Event]:

@@ -6,7 +6,9 @@ import re
 import subprocess
 
 import pytest
-from launching import environment, hpclaunch, script
+from launching import LIMIT, hpclaunch, script, start
+
+from surroundings import environment
 
 # As in PyTorch's own tutorial: the same file each time, whole under its name.
 SNAPSHOT = """
@@ -82,6 +84,57 @@ def test_the_trainer_goes_on_from_its_checkpoint(tmp_path):
     chosen = tmp_path / "out" / "checkpoint-30"
     assert f"resuming from {chosen} (HF Trainer, step 30, by its name)" in done.stderr
     assert json.loads((tmp_path / "out" / "checkpoint-40" / "trainer_state.json").read_text())
+
+
+DIES = "import os; os._exit(9) if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else None\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("", "nothing has been saved in --checkpoint-dir yet"),
+        ("weights.npz", "saved has weights.npz, and nothing of a format that is known here"),
+        ("step-1.pt", "none can be used (hpclaunch checkpoints lists them)"),
+    ],
+)
+def test_a_restart_without_a_checkpoint_says_why(tmp_path, file, why):
+    (tmp_path / "saved").mkdir()
+    body = (f"open('saved/{file}', 'w').close()\n" if file else "") + DIES
+    args = ("--nproc", 1, "--checkpoint-dir", "saved")
+    done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if "training begins" in line)
+    assert "training begins again from the start, without a checkpoint: " in line
+    assert why in line
+
+
+SAVES_BY_ITSELF = """
+import os, time, torch
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.makedirs("runs/today/checkpoints")
+    torch.save({"optimizer": {}}, "runs/today/checkpoints/step-1.pt")
+    os._exit(9)
+limit = time.monotonic() + 60
+while "has saved" not in open("told").read() and time.monotonic() < limit:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "where"), [((), "'runs/**'"), (("--save_dir=runs/today",), "'runs/today/**'")]
+)
+def test_a_restart_without_a_directory_names_the_one_that_the_script_saves_in(
+    tmp_path, words, where
+):
+    with (tmp_path / "told").open("w") as told:
+        words = ("--nproc=1", script(tmp_path, SAVES_BY_ITSELF), *words)
+        agent = start(*words, cwd=tmp_path, stderr=told)
+        agent.communicate(timeout=LIMIT)
+        assert agent.returncode == 0
+    said = (tmp_path / "told").read_text()
+    assert "training begins again, unless the script finds its checkpoints itself" in said
+    path = tmp_path / "runs/today/checkpoints/step-1.pt"
+    assert f"the script has saved {path} itself: --checkpoint-dir {where} would give" in said
 
 
 KILLS_THE_SEARCH = """

@@ -56,13 +56,19 @@ class Looked(NamedTuple):
     damage: str  # what is wrong with its bytes
 
 
+class Suggested(NamedTuple):
+    id: int
+    where: str  # as --checkpoint-dir takes it
+    path: str  # what is there
+
+
 class Begun(NamedTuple):
     """The search with this id: it may take long."""
 
     id: int
 
 
-Reply = Begun | Searched | Failed | Looked
+Reply = Begun | Searched | Failed | Looked | Suggested
 
 
 class Service(Helper):
@@ -86,6 +92,10 @@ class Service(Helper):
         of = (look.path, size, look.time)
         self.ask(do="look", id=number, rounds=list(rounds), of=of, share=share)
 
+    def suggest(self, number: int, arguments: Iterable[str], since: int) -> None:
+        """Not answered where there is nothing to suggest."""
+        self.ask(do="suggest", id=number, arguments=list(arguments), since=since)
+
     def watch(self, rounds: Rounds, *, on: bool) -> None:
         self.ask(do="watch", on=on, rounds=list(rounds))
 
@@ -108,6 +118,8 @@ def _reply(event: str, id: int, **told: Any) -> Reply:  # noqa: A002 - the proto
         case "found":
             found = tuple(Found(**f) for f in told["found"])
             return Searched(id, found, told["disk"], tuple(told["others"]))
+        case "suggested":
+            return Suggested(id, **told)
         case "seen":
             return Looked(id, **told)
         case _:

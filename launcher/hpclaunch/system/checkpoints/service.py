@@ -7,6 +7,7 @@ Requests, each with an `id` that the reply has too:
              be avoided
     look     at one that another node has found: whether it is the same here. Its bytes are read, or
              a share of them, for some seconds
+    suggest  what to give as --checkpoint-dir, for a launch without
     watch    look by yourself now and then, and read what was saved; no reply. `on`: or no more
 
 Whatever it is busy with by itself, it leaves for a request. Standard library only.
@@ -29,6 +30,7 @@ from hpclaunch.worker.requests import AgentGoneError, Requests
 
 from .candidates import SECOND, Facts, Round
 from .finding import NOTHING, Found, look_at, others, roots, search
+from .habits import newest, patterns
 from .reading import Memory, Reading
 
 PR_SET_PDEATHSIG = 1
@@ -206,5 +208,9 @@ def _answer(
             rounds = more["rounds"]
             missing, damage = server.see(path, size, written, (k, n), rounds, is_asked)
             tell("seen", id=number, missing=missing, damage=damage)
+        case {"do": "suggest", "id": number, "arguments": arguments, "since": since}:
+            match newest(patterns(arguments), since):
+                case (where, one):
+                    tell("suggested", id=number, where=where, path=one.candidate.path)
         case {"do": "watch", "on": on, "rounds": rounds}:
             server.watches, server._rounds = on, rounds
