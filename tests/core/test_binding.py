@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpclaunch.core.binding import (
@@ -224,7 +224,11 @@ def test_whatever_the_machine(task):
         assert all(1 <= n <= len(cpus) for n in cpus_each(bindings))
 
 
+ONE_CORE_NEAR = machine(nodes=2, cores=3, smt=2)
+
+
 @given(tasks())
+@example((ONE_CORE_NEAR, {0, 1, 2, 3, 9}, [gpu(0, 1, ONE_CORE_NEAR), gpu(1, 1, ONE_CORE_NEAR)]))
 def test_auto_gives_nothing_twice_and_to_nobody_too_little(task):
     topology, cpus, seats = task
     bindings = bind(Mode.AUTO, cpus, topology, seats)

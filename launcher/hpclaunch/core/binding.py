@@ -124,7 +124,10 @@ def _auto(order: list[int], topology: Topology, seats: Sequence[Seat]) -> list[C
         for group in _overlapping(first):
             theirs = _cores(set().union(*(found[k] for k in group)), topology)
             few = 2 * theirs * len(seats) < cores * len(group)
-            if few or len(set().union(*(first[k] for k in group))) < len(group):
+            near = set().union(*(first[k] for k in group))
+            # Nor is a core divided where there is one for each.
+            units = _cores(near, topology) if cores >= len(seats) else len(near)
+            if few or units < len(group):
                 poor += [k for k in group if len(wishes[k]) > 1]
         if not poor:
             return found
