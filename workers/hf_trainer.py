@@ -1,4 +1,4 @@
-"""A small GPT-2 on text, byte by byte, with the Trainer of Hugging Face's transformers.
+"""A small LLaMA on text, byte by byte, with the Trainer of Hugging Face's transformers.
 
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/hf_trainer \
         workers/hf_trainer.py --dir checkpoints/hf_trainer
@@ -6,7 +6,7 @@
 The Trainer takes the launcher for torchrun. It saves `checkpoint-N` every few steps and deletes the
 oldest; a restart goes on from the newest that is complete, in the midst of an epoch and with the
 random state of every rank, so that the result is the same. The model is made here, and the text is
-Python's own manual, as `help()` prints it: nothing is downloaded. Comes below 2.6 nats per byte on
+Python's own manual, as `help()` prints it: nothing is downloaded. Comes below 2.3 nats per byte on
 the text held out, where a guess has 5.5.
 """
 
@@ -17,7 +17,7 @@ from pydoc_data.topics import topics
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 LENGTH = 64  # bytes of a sample
 SAMPLES = 2048
@@ -64,6 +64,7 @@ def main() -> None:
         save_steps=args.save_steps,
         save_total_limit=3,
         logging_steps=args.save_steps,
+        log_on_each_node=False,
         disable_tqdm=True,
         report_to="none",
         use_cpu=not gpu,  # without this each worker would train alone where there is no GPU
@@ -73,12 +74,13 @@ def main() -> None:
     )
     transformers.logging.disable_progress_bar()
     transformers.set_seed(0)
-    config = GPT2Config(
-        vocab_size=256, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4,
-        bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM",
+    config = LlamaConfig(
+        vocab_size=256, max_position_embeddings=LENGTH, hidden_size=64, intermediate_size=192,
+        num_hidden_layers=2, num_attention_heads=4, attention_dropout=0.1,
+        bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     train, test = text()
-    trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=train, eval_dataset=test)
+    trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=train, eval_dataset=test)
     checkpoint = os.environ.get("HPCLAUNCH_CHECKPOINT")
     if checkpoint and trainer.is_world_process_zero():
         print(f"resuming from {os.path.basename(checkpoint)}")

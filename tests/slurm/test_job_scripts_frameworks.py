@@ -69,20 +69,20 @@ def test_hf_trainer(cluster: Cluster, tmp_path: Path) -> None:
     there, and the Trainer itself would take it."""
     stop = "checkpoints/hf_trainer/checkpoint-30/rng_state_1.pth"
     killed = changes_nothing(cluster, tmp_path, "hf_trainer", "loss", stop=stop)
-    lacks = "rng_state_1.pth is missing: rank 1 of 2 had not saved yet"
-    assert f"passing over checkpoint checkpoint-30: {lacks}\n" in killed.output, str(killed)
+    lacks = r"rng_state_1.pth is missing: rank 1 of \d had not saved yet\n"
+    assert re.search(f"passing over checkpoint checkpoint-30: {lacks}", killed.output), str(killed)
     assert "resuming from checkpoint-20\n" in killed.output, str(killed)
     once, again = re.findall(r"^{'loss': .*'epoch': '0.9375'}$", killed.output, re.MULTILINE)
     assert once == again, str(killed)
-    assert reached(killed, "loss") < 2.6
+    assert reached(killed, "loss") < 2.3
 
 
 def test_accelerate(cluster: Cluster, tmp_path: Path) -> None:
     """A plain `save_state`, which lacks the part of a rank that was killed."""
     stop = "checkpoints/accelerate_ddp/epoch-4/random_states_1.pkl"
     killed = changes_nothing(cluster, tmp_path, "accelerate_ddp", stop=stop)
-    lacks = "random_states_1.pkl is missing: rank 1 of 2 had not saved yet"
-    assert f"passing over checkpoint epoch-4: {lacks}\n" in killed.output, str(killed)
+    lacks = r"random_states_1.pkl is missing: rank 1 of \d had not saved yet\n"
+    assert re.search(f"passing over checkpoint epoch-4: {lacks}", killed.output), str(killed)
     assert "resuming after epoch 3\n" in killed.output, str(killed)
     came_out_alike(killed, epoch=4)
     assert reached(killed) > 0.95
