@@ -64,7 +64,6 @@ def main() -> None:
         save_steps=args.save_steps,
         save_total_limit=3,
         logging_steps=args.save_steps,
-        log_on_each_node=False,
         disable_tqdm=True,
         report_to="none",
         use_cpu=not gpu,  # without this each worker would train alone where there is no GPU

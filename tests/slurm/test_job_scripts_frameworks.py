@@ -72,8 +72,9 @@ def test_hf_trainer(cluster: Cluster, tmp_path: Path) -> None:
     lacks = r"rng_state_1.pth is missing: rank 1 of \d had not saved yet\n"
     assert re.search(f"passing over checkpoint checkpoint-30: {lacks}", killed.output), str(killed)
     assert "resuming from checkpoint-20\n" in killed.output, str(killed)
-    once, again = re.findall(r"^{'loss': .*'epoch': '0.9375'}$", killed.output, re.MULTILINE)
-    assert once == again, str(killed)
+    told = re.findall(r"^{'loss': .*'epoch': '0.9375'}$", killed.output, re.MULTILINE)
+    assert len(told) > 2, "by each node, and again after the kill"
+    assert len(set(told)) == 1, str(killed)
     assert reached(killed, "loss") < 2.3
 
 
