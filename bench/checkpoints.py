@@ -155,7 +155,8 @@ def reading(path: Path) -> None:
         seconds = time.monotonic() - began
         assert isinstance(reply, Verified), reply
         assert reply.read >= 0.99 * size, reply
-        assert not (reply.wrong or reply.left), reply
+        assert not reply.wrong, reply
+        assert not reply.left, reply
         rate = f"{size / seconds / GB:.2f} GB/s" if "again" not in what else ""
         print(f"{what:44}{1000 * seconds:10.1f} ms{rate:>16}", flush=True)
 

@@ -133,13 +133,14 @@ class Part(NamedTuple):
     kind: str
     label: str  # its path from the checkpoint, "" for one that is a file
     pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
+    named_by: Identity = ()  # of the file that tells of the pieces: there may be many thousands
 
     def says(self, wrong: str) -> str:
         return f"{self.label}: {wrong}" if self.label else wrong
 
     @property
     def identity(self) -> Identity:
-        return (*self.entry.identity, hash(self.pieces)) if self.pieces else self.entry.identity
+        return (*self.entry.identity, *self.named_by)
 
 
 @dataclass
