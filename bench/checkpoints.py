@@ -6,7 +6,9 @@ Structure: a checkpoint of --size GB in --files files, by torch.distributed.chec
 --pieces parts of tensors in each file, and by DeepSpeed's ZeRO-3. The files are sparse, so it needs
 no such disk; sizes, metadata and archives are what torch writes. What is measured is a request of
 the agent to the process that looks, until its answer: the first look of a process that has just
-been started, its start and imports included; the first look of one that was there; a repeated look.
+been started, its start and imports included; the first look of one that was there; a repeated look,
+its worst time, and the CPU that it takes, which does not depend on what else this machine does. The
+process gives way to others (nice 5), as it does beside workers.
 
 Reading: --read GB by torch.save, from the page cache and from the disk, each byte against its
 checksum, and once more, when all of it was read before.
@@ -119,7 +121,7 @@ def look(service: Service, *, finds: bool = True) -> float:
 def structure(name: str, where: Path, runs: int) -> None:
     """Of the checkpoint in this directory."""
     elsewhere = where.with_suffix(".aside")
-    started, first, repeated = [], [], []
+    started, first, repeated, used = [], [], [], []
     for _ in range(runs):
         began = time.monotonic()
         with service(where) as it:
@@ -130,9 +132,20 @@ def structure(name: str, where: Path, runs: int) -> None:
             look(it, finds=False)
             elsewhere.rename(where)
             first.append(look(it))
+            before = cpu(it)
             repeated += [look(it) for _ in range(runs)]
-    seen = [1000 * statistics.median(times) for times in (started, first, repeated)]
-    print(f"{name:12}{seen[0]:16.0f}{seen[1]:16.0f}{seen[2]:12.1f}{1000 * max(repeated):12.1f}")
+            used.append((cpu(it) - before) / runs)
+    seen = [1000 * statistics.median(times) for times in (started, first, repeated, used)]
+    print(
+        f"{name:12}{seen[0]:16.0f}{seen[1]:16.0f}{seen[2]:12.1f}{1000 * max(repeated):12.1f}"
+        f"{seen[3]:12.1f}",
+        flush=True,
+    )
+
+
+def cpu(service: Service) -> float:
+    """Seconds so far, which the kernel counts to the nanosecond here."""
+    return int(Path(f"/proc/{service._process.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def write(path: Path, size: int) -> None:
@@ -183,6 +196,7 @@ def main() -> None:
         print(
             f"by structure: {args.size} GB in {args.files} files; ms, medians of {args.runs} "
             f"processes\n{'':12}{'first, started':>16}{'first':>16}{'repeated':>12}{'worst':>12}"
+            f"{'CPU':>12}"
         )
         for name, make in (("DCP", dcp), ("DeepSpeed", deepspeed)):
             where = base / name

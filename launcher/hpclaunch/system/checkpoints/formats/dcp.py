@@ -83,9 +83,9 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
     found = _named(files[metadata])
     if not found:
         raise IncompleteError(f"{metadata} names no shard")
-    files.look()
+    seen = files.look()
     for name, parts in found.items():
-        yield Part(need(files, name), Kind.PIECES, name, parts, named_by)
+        yield Part(need(seen, name), Kind.PIECES, name, parts, named_by)
 
 
 def _named(metadata: Entry) -> dict[str, Parts]:
