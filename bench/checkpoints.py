@@ -6,9 +6,9 @@ Structure: a checkpoint of --size GB in --files files, by torch.distributed.chec
 --pieces parts of tensors in each file, and by DeepSpeed's ZeRO-3. The files are sparse, so it needs
 no such disk; sizes, metadata and archives are what torch writes. What is measured is a request of
 the agent to the process that looks, until its answer: the first look of a process that has just
-been started, its start and imports included; the first look of one that was there; a repeated look,
-its worst time, and the CPU that it takes, which does not depend on what else this machine does. The
-process gives way to others (nice 5), as it does beside workers.
+been started, its start and imports included (started); the first look of one that was there
+(first); repeated looks (best, median, worst). The process gives way to others (nice 5), as it does
+beside workers: on a busy machine the best tells what a look costs.
 
 Reading: --read GB by torch.save, from the page cache and from the disk, each byte against its
 checksum, and once more, when all of it was read before.
@@ -40,6 +40,7 @@ from hpclaunch.system.checkpoints.client import Begun, Reply, Searched, Service,
 GB = 10**9
 TENSORS = 500  # of one checkpoint, each divided among files
 CHUNK = 64 << 20
+WIDTH = 11
 
 
 def dcp(directory: Path, files: int, size: int, pieces: int) -> None:
@@ -121,7 +122,7 @@ def look(service: Service, *, finds: bool = True) -> float:
 def structure(name: str, where: Path, runs: int) -> None:
     """Of the checkpoint in this directory."""
     elsewhere = where.with_suffix(".aside")
-    started, first, repeated, used = [], [], [], []
+    started, first, repeated = [], [], []
     for _ in range(runs):
         began = time.monotonic()
         with service(where) as it:
@@ -132,20 +133,10 @@ def structure(name: str, where: Path, runs: int) -> None:
             look(it, finds=False)
             elsewhere.rename(where)
             first.append(look(it))
-            before = cpu(it)
             repeated += [look(it) for _ in range(runs)]
-            used.append((cpu(it) - before) / runs)
-    seen = [1000 * statistics.median(times) for times in (started, first, repeated, used)]
-    print(
-        f"{name:12}{seen[0]:16.0f}{seen[1]:16.0f}{seen[2]:12.1f}{1000 * max(repeated):12.1f}"
-        f"{seen[3]:12.1f}",
-        flush=True,
-    )
-
-
-def cpu(service: Service) -> float:
-    """Seconds so far, which the kernel counts to the nanosecond here."""
-    return int(Path(f"/proc/{service._process.pid}/schedstat").read_text().split()[0]) / 1e9
+    median = statistics.median
+    seen = [median(started), median(first), min(repeated), median(repeated), max(repeated)]
+    print(name.ljust(WIDTH) + "".join(f"{1000 * s:{WIDTH}.0f}" for s in seen), flush=True)
 
 
 def write(path: Path, size: int) -> None:
@@ -193,11 +184,9 @@ def main() -> None:
     args = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="bench-"))
     try:
-        print(
-            f"by structure: {args.size} GB in {args.files} files; ms, medians of {args.runs} "
-            f"processes\n{'':12}{'first, started':>16}{'first':>16}{'repeated':>12}{'worst':>12}"
-            f"{'CPU':>12}"
-        )
+        print(f"by structure: {args.size} GB in {args.files} files; ms, of {args.runs} processes")
+        columns = ("", "started", "first", "best", "median", "worst")
+        print("".join(column.rjust(WIDTH) for column in columns), flush=True)
         for name, make in (("DCP", dcp), ("DeepSpeed", deepspeed)):
             where = base / name
             make(where / "global_step10", args.files, args.size * GB, args.pieces)
