@@ -52,6 +52,7 @@ soak: $(VENV)/ready system     ## thirty random faults in one job on a real clus
 
 bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/help_text.py
+	$(BIN)/python bench/checkpoints.py
 	$(BIN)/python bench/launch_and_restart.py
 	$(BIN)/python bench/on_slurm.py
 	$(BIN)/python bench/on_slurm_losses.py

@@ -3,15 +3,14 @@
     hpclaunch --nproc 2 --checkpoint-dir checkpoints/accelerate_ddp \
         workers/accelerate_ddp.py --dir checkpoints/accelerate_ddp
 
-Accelerate takes the launcher for torchrun; `accelerate config` is not needed. The state is saved at
-the end of every epoch, whole or not at all; a restart goes on from there. The data are
+Accelerate takes the launcher for torchrun; `accelerate config` is not needed. `save_state` saves at
+the end of every epoch; a restart goes on from the newest that every rank has saved. The data are
 scikit-learn's 1,797 digits of 8x8 pixels, so nothing is downloaded. Reaches an accuracy above 0.95
 on the digits held out.
 """
 
 import argparse
 import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -52,28 +51,6 @@ class Progress:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epochs = state["epochs"]
-
-
-def save(accelerator: Accelerator, path: Path) -> None:
-    """A directory is a checkpoint once `.complete` is in it, which comes last."""
-    if accelerator.is_main_process:
-        shutil.rmtree(path, ignore_errors=True)  # what a lost round has left
-    accelerator.wait_for_everyone()
-    accelerator.save_state(str(path))
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        for file in [*path.iterdir(), path]:
-            sync(file)
-        (path / ".complete").touch()
-    accelerator.wait_for_everyone()  # nobody begins an epoch whose predecessor is not saved
-
-
-def sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 @torch.no_grad()
@@ -128,7 +105,7 @@ def main() -> None:
         if accelerator.is_main_process:  # Accelerate's own print is for one rank of each node
             print(f"epoch {epoch}: loss {loss.item():.4f}, accuracy {reached:.4f}")
         progress.epochs = epoch + 1
-        save(accelerator, args.dir / f"epoch-{epoch}")
+        accelerator.save_state(str(args.dir / f"epoch-{epoch}"))
 
     reached = accuracy(accelerator, model, test_loader)
     if accelerator.is_main_process:

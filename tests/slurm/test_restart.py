@@ -18,6 +18,7 @@ from .conftest import SCRIPTS, Launch
 pytestmark = pytest.mark.torch
 
 TRAIN = SCRIPTS / "train.py"
+SNAPSHOT = SCRIPTS / "snapshot.py"
 EPOCHS = 4
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # the three nodes have the same few cores
@@ -114,3 +115,38 @@ def test_a_damaged_checkpoint_is_passed_over(
     )
     assert hashes(saved) == before
     assert final(ended) == undisturbed.final
+
+
+@needs_torch
+def test_each_snapshot_of_the_same_name_is_progress(launch: Launch, tmp_path: Path) -> None:
+    """Four faults with --max-restarts 1, an epoch or two after one another: the job goes on."""
+
+    def train(name: str, *deaths: object) -> Ended:
+        directory = tmp_path / name
+        directory.mkdir()
+        options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", ".")
+        arguments = (SNAPSHOT, "snapshot.pt", 8, "--die", *deaths)
+        job = launch(*options, *arguments, nodes=2, directory=directory, env=ONE_THREAD)
+        return job.wait()
+
+    undisturbed, killed = train("undisturbed"), train("killed", 2, 3, 5, 6)
+    assert killed.code == 0, str(killed)
+    assert killed.output.count("was killed by SIGKILL; restart 1 of 1\n") == 1, str(killed)
+    without_restarts = "it ends here, unless a checkpoint was saved since the last start\n"
+    assert killed.output.count(without_restarts) == 3, str(killed)
+    snapshot = tmp_path / "killed" / "snapshot.pt"
+    assert killed.output.count(f"resuming from {snapshot} (torch.save, by time)\n") == 4
+    for rank in (0, 1):
+        starts = re.findall(rf"\brank {rank} starts at epoch (\d+)$", killed.output, re.MULTILINE)
+        assert starts == ["0", "2", "3", "5", "6"], str(killed)
+    assert final(killed) == final(undisturbed)
+
+
+@needs_torch
+def test_without_a_new_snapshot_restarts_are_used_up(launch: Launch) -> None:
+    """Two faults in the same epoch, of the same name and without a save between them."""
+    options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", ".")
+    arguments = (SNAPSHOT, "snapshot.pt", 8, "--die", 2, 2)
+    ended = launch(*options, *arguments, nodes=2, env=ONE_THREAD).wait()
+    assert ended.code == 137, str(ended)
+    assert "rank 0 starts at epoch 2\n" in ended.output, str(ended)

@@ -4,6 +4,7 @@ import pickle
 from collections import defaultdict
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -21,8 +22,6 @@ from hpclaunch.system.checkpoints import pickles
 
 def metadata(parts: list[tuple[str, str, int, int]]) -> Metadata:
     """Of (tensor, file, start, length); the texts are objects of their own, as from other ranks."""
-    import torch
-
     tensors, stored = {}, {}
     for i, (tensor, file, start, length) in enumerate(parts):
         chunk = ChunkStorageMetadata(torch.Size((i, 0)), torch.Size((4, 4)))
@@ -58,6 +57,23 @@ def test_metadata_of_any_size(protocol, count, files):
 def test_the_fast_way_reads_what_torch_writes():
     of = parts(1000, 7)
     assert pickles._pieces_fast(pickle.dumps(metadata(of))) == expected(of)
+
+
+@pytest.mark.parametrize("offset", [(), (5,), (300, 0), (1, 70_000, 2**31), (1, 2, 3, 4)])
+@pytest.mark.parametrize("index", [None, 7])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_fast_way_knows_the_keys_of_tensors_of_any_shape(offset, index, shared):
+    """Several thousand parts of a few tensors; the names are the same objects, or others."""
+    tensors = ["embedding", "layers.0.weight", "optim.exp_avg"]
+    files = [f"__{i}_0.distcp" for i in range(60)]
+    stored = {}
+    for i in range(3000):
+        tensor = tensors[i % 3] if shared and offset else f"{tensors[i % 3]}.{i}"
+        size = torch.Size(number + i for number in offset)
+        stored[MetadataIndex(tensor, size, index)] = _StorageInfo(files[i % 60], i, i + 1)
+    found = pickles._pieces_fast(pickle.dumps(Metadata({}, {}, stored)))
+    assert found is not None
+    assert found == {file: [(i, i + 1) for i in range(n, 3000, 60)] for n, file in enumerate(files)}
 
 
 @given(

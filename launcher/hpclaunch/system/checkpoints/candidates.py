@@ -133,13 +133,14 @@ class Part(NamedTuple):
     kind: str
     label: str  # its path from the checkpoint, "" for one that is a file
     pieces: tuple[tuple[int, int], ...] = ()  # (start, length) in bytes
+    named_by: Identity = ()  # of the file that tells of the pieces: there may be many thousands
 
     def says(self, wrong: str) -> str:
         return f"{self.label}: {wrong}" if self.label else wrong
 
     @property
     def identity(self) -> Identity:
-        return (*self.entry.identity, hash(self.pieces)) if self.pieces else self.entry.identity
+        return (*self.entry.identity, *self.named_by)
 
 
 @dataclass
@@ -205,8 +206,9 @@ def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
 
 def none_newer(entries: Iterable[tuple[str, Entry]], seal: Entry, slack: int = SLACK) -> None:
     """What is newer than the seal is of a later save in the same place, which was not finished."""
+    latest = seal.time + slack
     for label, entry in entries:
-        if entry.time > seal.time + slack:
+        if entry.time > latest:
             raise IncompleteError(
                 f"{label} is newer than {seal.name}, which is written last: either a later save "
                 f"was not finished, or a copy has not kept the times (then touch {seal.name})"

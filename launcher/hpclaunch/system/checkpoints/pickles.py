@@ -37,8 +37,19 @@ _FIRST = re.compile(
     ),
     re.DOTALL,
 )  # fmt: skip
+# Between two of them stands the key of the next one, a MetadataIndex: nearly always in this form,
+# which is quick to match, and puts a known number of things into the memo.
+_INTS = b"|".join((_INT + rb"\x85", _INT * 2 + rb"\x86", _INT * 3 + rb"\x87"))
+_SIZE = _GET + rb"(?:" + _INTS + rb")\x94\x85\x94R\x94"
+_KEY = (
+    rb"ub(?:u\()?" + _GET + rb"\)\x81\x94\}\x94\("
+    + _GET + rb"(?:" + _GET + rb"|(?P<tensor>" + _TEXT + rb"\x94))"
+    + _GET + rb"(?:N|" + _INT + rb"|(?P<a>" + _SIZE + rb")|" + _GET + rb")"
+    + _GET + rb"(?:N|" + _INT + rb"|(?P<b>" + _SIZE + rb")|" + _GET + rb")"
+    + rb"ub" + _GET + rb"\)\x81\x94"
+)  # fmt: skip
 _NEXT = re.compile(
-    rb"(?P<gap>(?:" + _OPERATION + rb")*?)"
+    rb"(?:" + _KEY + rb"|(?P<gap>(?:" + _OPERATION + rb")*?))"
     + _sequence(
         rb"\}", rb"\x94", rb"\(", rb"(?P<key>" + _GET + rb")",
         rb"(?:(?P<get>" + _GET + rb")|(?P<name>" + _TEXT + rb")\x94)",
@@ -77,20 +88,28 @@ def _pieces_fast(data: bytes) -> Pieces | None:
     found[name].append((_number(match["start"]), _number(match["length"])))
     names = {1: name}  # by their place in the memo, from that of the text "relative_path"
     count = 2 + (match["a"] is not None) + (match["b"] is not None)
-    base = None
+    by_get: dict[bytes, str] = {}
+    base, key = None, b""
     while following := _NEXT.match(data, match.end()):
         match = following
-        count += _memoized(match["gap"]) + 1
-        key = _index(match["key"])
-        base = key if base is None else base
-        if match["get"] is None:
-            name = names[count] = match["name"][2:].decode(errors="replace")
-            count += 1
+        tensor, a, b, gap, this, get, text, start, length = match.groups()
+        if gap is None:
+            count += 3 + (tensor is not None) + 3 * (a is not None) + 3 * (b is not None)
         else:
-            name = names.get(_index(match["get"]) - base, "")
-        if key != base or not name:
+            count += _memoized(gap)
+        count += 1
+        if base is None:
+            base, key = _index(this), this
+        if get is None:
+            name = names[count] = text[2:].decode(errors="replace")
+            count += 1
+        elif get in by_get:
+            name = by_get[get]
+        else:
+            name = by_get[get] = names.get(_index(get) - base, "")
+        if this != key or not name:
             return None
-        found[name].append((_number(match["start"]), _number(match["length"])))
+        found[name].append((_number(start), _number(length)))
     return dict(found) if _REST.fullmatch(data, match.end()) else None
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 SLOW = 1e-4  # seconds for one look at a file, from which on several are under way at once
-PROBE = 32  # files whose looks are timed
+PROBE = 32  # of the looks, that are timed
 AT_ONCE = 16
 
 Identity = tuple[int, ...]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Entry(NamedTuple):
@@ -77,19 +79,12 @@ class Entries(Mapping[str, Entry]):
             self._seen[name] = _look(self._listed[name])
         return self._seen[name]
 
-    def look(self) -> None:
+    def look(self) -> Mapping[str, Entry]:
         """At all of them, several at once where that takes long. What vanishes is not there."""
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
-        began = time.monotonic()
-        for done, entry in enumerate(todo):
-            if done == PROBE and time.monotonic() - began > PROBE * SLOW:
-                from concurrent.futures import ThreadPoolExecutor
-
-                with ThreadPoolExecutor(AT_ONCE) as pool:
-                    for _ in pool.map(self._try, todo[done:]):
-                        pass
-                return
-            self._try(entry)
+        for _ in of_each(self._try, todo, SLOW):
+            pass
+        return self._seen
 
     def _try(self, entry: os.DirEntry[str]) -> None:
         try:
@@ -130,6 +125,26 @@ class Folder:
         for entry in self._listed:
             if entry.is_dir(follow_symlinks=False):
                 yield from self.folder(entry.name).tree(f"{prefix}{entry.name}/")
+
+
+def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
+    """What `work` returns for each, in order; several are under way at once where one usually takes
+    more than `slow` seconds. The median tells: one that had to wait for a CPU says nothing of the
+    file system, and threads would only make it slower."""
+    took = []
+    for item in items[:PROBE]:
+        began = time.monotonic()
+        result = work(item)
+        took.append(time.monotonic() - began)
+        yield result
+    rest = items[PROBE:]
+    if rest and sorted(took)[PROBE // 2] > slow:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from pool.map(work, rest)
+    else:
+        yield from map(work, rest)
 
 
 def _look(entry: os.DirEntry[str]) -> Entry:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from . import archives
 from .archives import DamagedError, Window
 from .candidates import Kind, Part
-from .places import AT_ONCE, PROBE, SLOW, Identity
+from .places import SLOW, Identity, of_each
 
 CHUNK = 4 << 20
 BATCH = 64 << 20
@@ -75,17 +75,8 @@ class Memory:
 def structure(parts: Iterable[Part], memory: Memory) -> str:
     """What is wrong with the first that is not whole: "label: what is wrong", or ""."""
     todo = [part for part in parts if not memory.is_built(part)]
-    began = time.monotonic()
-    for done, part in enumerate(todo):
-        if done == PROBE and time.monotonic() - began > PROBE * SLOW * 4:
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                found = pool.map(lambda p: _structure(p, memory), todo[done:])
-                wrong = next(filter(None, found), "")
-                pool.shutdown(cancel_futures=True)
-                return wrong
-        if wrong := _structure(part, memory):
-            return wrong
-    return ""
+    found = of_each(lambda part: _structure(part, memory), todo, 4 * SLOW)
+    return next(filter(None, found), "")
 
 
 def _structure(part: Part, memory: Memory) -> str:

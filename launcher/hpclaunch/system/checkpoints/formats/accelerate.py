@@ -36,6 +36,7 @@ OWN = re.compile(
     r"(?:model|pytorch_model)(?:_\d+)?\.(?:safetensors|bin)|"
     r"(?:optimizer|scheduler|sampler|dl_state_dict)(?:_\d+)?\.bin|scaler\.pt"
 )
+OF_STATE = re.compile("|".join(pattern.pattern for pattern in (RANDOM, CUSTOM, OWN)))
 OF_ALL = re.compile(r"scaler|dl_state_dict")  # every rank writes them, each the same
 TELLING = re.compile(r"(?:optimizer|scheduler)(?:_\d+)?\.bin")
 NAME = re.compile(r"checkpoint_\d+")
@@ -47,8 +48,8 @@ class Accelerate:
 
     def recognise(self, place: Place) -> Candidate | None:
         files = place.folder.files
-        of_state = [name for name in files if _is_of_state(name)]
-        telling = any(RANDOM.fullmatch(name) or TELLING.fullmatch(name) for name in files)
+        of_state = [name for name in files if OF_STATE.fullmatch(name)]
+        telling = any(RANDOM.fullmatch(name) or TELLING.fullmatch(name) for name in of_state)
         begun = NAME.fullmatch(place.name) is not None and (of_state or fsdp.is_here(place.folder))
         if "trainer_state.json" in files or not (telling or begun):
             return None
@@ -82,10 +83,6 @@ class Accelerate:
         yield from shared
         for entry in (*ranks.values(), *_objects(folder)):
             yield Part(entry, Kind.TORCH, entry.name)
-
-
-def _is_of_state(name: str) -> bool:
-    return any(pattern.fullmatch(name) for pattern in (RANDOM, CUSTOM, OWN))
 
 
 def _objects(folder: Folder) -> list[Entry]:

@@ -23,7 +23,7 @@ from ..candidates import (
     none_newer,
     step_of,
 )
-from ..pickles import Pieces, pieces
+from ..pickles import pieces
 from ..places import Entry, Folder, Identity
 
 METADATA = ".metadata"
@@ -31,6 +31,8 @@ SHARD = ".distcp"
 BEGINNING = 16 << 20
 OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
 OF_RANK = re.compile(r"__(\d+)\.metadata")
+SHARD_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+Parts = tuple[tuple[int, int], ...]  # of a file: (start, length) in bytes
 
 
 class Dcp:
@@ -61,7 +63,7 @@ def candidate(form: Format, place: Place) -> Candidate | None:
         return None
     decides = max((files[name] for name in seals or shards), key=lambda entry: entry.time)
     found = Candidate(place, form, decides, step_of(place.name))
-    ranks = [int(m[1]) for name in shards if (m := re.fullmatch(r"__(\d+)_\d+\.distcp", name))]
+    ranks = [int(m[1]) for name in shards if (m := SHARD_OF_RANK.fullmatch(name))]
     found.world = max(ranks) + 1 if ranks else None
     found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
     return found
@@ -70,22 +72,23 @@ def candidate(form: Format, place: Place) -> Candidate | None:
 def sealed_shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
     """What the metadata name. IncompleteError where there are none, or one is of a later save."""
     seal = need(folder.files, metadata, "which torch writes once all ranks have saved")
-    for part in shards(folder, metadata):
-        none_newer([(part.label, part.entry)], seal)
-        yield part
+    found = list(shards(folder, metadata))
+    none_newer(((part.label, part.entry) for part in found), seal)
+    yield from found
 
 
 def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
-    found = _named(folder.files[metadata])
+    files = folder.files
+    named_by = files[metadata].identity
+    found = _named(files[metadata])
     if not found:
         raise IncompleteError(f"{metadata} names no shard")
-    folder.files.look()
+    seen = files.look()
     for name, parts in found.items():
-        entry = need(folder.files, name)
-        yield Part(entry, Kind.PIECES, name, tuple(parts))
+        yield Part(need(seen, name), Kind.PIECES, name, parts, named_by)
 
 
-def _named(metadata: Entry) -> Pieces:
+def _named(metadata: Entry) -> dict[str, Parts]:
     try:
         return _pieces(metadata.path, metadata.identity)
     except ValueError as e:
@@ -101,6 +104,6 @@ def _names_optimizer(path: str, _identity: Identity) -> bool:
 
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
-def _pieces(path: str, _identity: Identity) -> Pieces:
+def _pieces(path: str, _identity: Identity) -> dict[str, Parts]:
     with open(path, "rb") as f:
-        return pieces(f.read())
+        return {name: tuple(parts) for name, parts in pieces(f.read()).items()}

@@ -95,8 +95,9 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
     """The files of a tag, which are those of all ranks and of one save. A name (`unique`) without
     a number in it is used again by the next save."""
     folder.files.look()
-    files = [folder.files[name] for name in states(folder)]
-    expected = _expected(folder)
+    found = states(folder)
+    files = [folder.files[name] for name in found]
+    expected = _expected(folder, found)
     for name in expected or ():
         if name not in folder.files:
             raise IncompleteError(f"{name} is missing: its rank had not saved yet")
@@ -122,18 +123,18 @@ def _plain(folder: Folder) -> list[str]:
     return [name for name in folder.folders if not name.startswith(".")]
 
 
-def _expected(folder: Folder) -> list[str] | None:
+def _expected(folder: Folder, found: list[str]) -> list[str] | None:
     """The names of all files, as far as the world tells them; None where it does not: experts and
-    the layers of a pipeline have files of their own."""
-    found = models(folder)
+    the layers of a pipeline have files of their own. `found` are those that are there."""
     sizes = _first_sizes(folder)
     if sizes is None:
         return None
     data, model, with_optimizer = sizes
     names = []
-    zero3 = any(name.startswith("zero_pp_rank") for name in found)
-    optimizers = [m for name in folder.files if (m := OPTIMIZER.fullmatch(name))]
-    prefix = "bf16_" if any(m[0].startswith("bf16_") for m in optimizers) else ""
+    optimizers = [name for name in found if OPTIMIZER.fullmatch(name)]
+    others = set(found).difference(optimizers)
+    zero3 = any(name.startswith("zero_pp_rank") and MODEL.fullmatch(name) for name in others)
+    prefix = "bf16_" if any(name.startswith("bf16_") for name in optimizers) else ""
     for mp in range(model):
         ranks = range(data)
         if zero3:
@@ -142,9 +143,9 @@ def _expected(folder: Folder) -> list[str] | None:
             names.append(f"mp_rank_{mp:02d}_model_states.pt")
         if optimizers or not with_optimizer:
             names += [f"{prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt" for r in ranks]
-    others = set(states(folder)) - set(names)
-    known = [n for n in others if MODEL.fullmatch(n) or OPTIMIZER.fullmatch(n)]
-    return names if len(known) == len(others) else None
+    unknown = set(found).difference(names)
+    known = [n for n in unknown if MODEL.fullmatch(n) or OPTIMIZER.fullmatch(n)]
+    return names if len(known) == len(unknown) else None
 
 
 def world_of(folder: Folder) -> int | None:

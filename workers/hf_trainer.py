@@ -1,0 +1,93 @@
+"""A small LLaMA on text, byte by byte, with the Trainer of Hugging Face's transformers.
+
+    hpclaunch --nproc 2 --checkpoint-dir checkpoints/hf_trainer \
+        workers/hf_trainer.py --dir checkpoints/hf_trainer
+
+The Trainer takes the launcher for torchrun. It saves `checkpoint-N` every few steps and deletes the
+oldest; a restart goes on from the newest that is complete, in the midst of an epoch and with the
+random state of every rank, so that the result is the same. The model is made here, and the text is
+Python's own manual, as `help()` prints it: nothing is downloaded. Comes below 2.3 nats per byte on
+the text held out, where a guess has 5.5.
+"""
+
+import argparse
+import os
+from pydoc_data.topics import topics
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+LENGTH = 64  # bytes of a sample
+SAMPLES = 2048
+HELD_OUT = 128
+
+
+class Text(Dataset):
+    """Pieces of a text, of LENGTH bytes each; a byte is a token, and its own label."""
+
+    def __init__(self, text: bytes) -> None:
+        tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+        self.pieces = tokens[: len(tokens) // LENGTH * LENGTH].view(-1, LENGTH)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.pieces[index], "labels": self.pieces[index]}
+
+
+def text() -> tuple[Text, Text]:
+    """For training and for testing."""
+    manual = "\n".join(topics[name] for name in sorted(topics)).encode()
+    held_out, end = HELD_OUT * LENGTH, (HELD_OUT + SAMPLES) * LENGTH
+    return Text(manual[held_out:end]), Text(manual[:held_out])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--save-steps", type=int, default=10)
+    parser.add_argument("--dir", default="checkpoints/hf_trainer", help="where to save")
+    args = parser.parse_args()
+
+    gpu = torch.cuda.is_available()
+    each = max(1, args.batch_size // int(os.environ["WORLD_SIZE"]))
+    arguments = TrainingArguments(
+        args.dir,
+        num_train_epochs=args.epochs,
+        per_device_train_batch_size=each,
+        per_device_eval_batch_size=each,
+        learning_rate=4e-3,
+        save_steps=args.save_steps,
+        save_total_limit=3,
+        logging_steps=args.save_steps,
+        disable_tqdm=True,
+        report_to="none",
+        use_cpu=not gpu,  # without this each worker would train alone where there is no GPU
+        dataloader_pin_memory=gpu,
+        ddp_find_unused_parameters=False,
+        seed=0,
+    )
+    transformers.logging.disable_progress_bar()
+    transformers.set_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, max_position_embeddings=LENGTH, hidden_size=64, intermediate_size=192,
+        num_hidden_layers=2, num_attention_heads=4, attention_dropout=0.1,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    train, test = text()
+    trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=train, eval_dataset=test)
+    checkpoint = os.environ.get("HPCLAUNCH_CHECKPOINT")
+    if checkpoint and trainer.is_world_process_zero():
+        print(f"resuming from {os.path.basename(checkpoint)}")
+    trainer.train(resume_from_checkpoint=checkpoint or None)
+    reached = trainer.evaluate()["eval_loss"]
+    if trainer.is_world_process_zero():
+        print(f"loss {reached:.6f}")
+
+
+if __name__ == "__main__":
+    main()
