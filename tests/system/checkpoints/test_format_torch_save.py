@@ -165,3 +165,13 @@ def test_what_the_libraries_write_beside_is_no_checkpoint(tmp_path):
     for name in ("training_args.bin", "scheduler.pt", "rng_state_3.pth"):
         save(tmp_path / name, at=200)
     assert newest(tmp_path) == (str(good), [])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_a_program_in_cpp_saves(tmp_path):
+    """OutputArchive has the form of TorchScript: the tensors come first."""
+    for epoch in (1, 2):
+        torch.jit.trace(torch.nn.Linear(9, 9), torch.ones(9)).save(tmp_path / f"epoch-{epoch}.pt")
+    assert newest(tmp_path) == (str(tmp_path / "epoch-2.pt"), [])
+    damage(tmp_path / "epoch-2.pt", cut_short)
+    assert "cut short" in passed_over(tmp_path, tmp_path / "epoch-1.pt")

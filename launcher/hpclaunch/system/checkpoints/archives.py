@@ -92,13 +92,16 @@ def check_torch(window: Window) -> bool:
 
 
 def is_torch(head: bytes) -> bool:
-    """Whether the first file of this archive is the one with which torch.save begins."""
+    """Whether this archive begins as one of torch's does: with the pickle, or in C++ and for
+    TorchScript with the first tensor."""
     if len(head) < 30 or head[:4] != LOCAL:
         return False
     length = int.from_bytes(head[26:28], "little")
     name = head[30 : 30 + length]
     # A long name may not be in the head whole: what torch.save calls it ends with this.
-    return name.endswith(b"/data.pkl") or (len(name) < length and b"/" not in name[:-9])
+    return name.endswith((b"/data.pkl", b"/data/0")) or (
+        len(name) < length and b"/" not in name[:-9]
+    )
 
 
 def check_tensors(window: Window) -> None:
