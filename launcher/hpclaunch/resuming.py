@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -18,13 +19,14 @@ import zmq
 
 from .config import Checkpoints, Config
 from .core import events
-from .core.model import EXIT_LOST, Assignment, Look, Seen, Trouble
+from .core.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from .core.wording import some
+from .system.checkpoints import READS
 from .system.checkpoints.client import Failed, Looked, Reply, Searched, Service, Suggested
 
-READS = ("auto", "full")  # of --verify: every byte, or as many as there is time for
 MOST_ROUNDS = 256  # that are remembered
-TRIES = 2  # of a search whose process has ended
+NEAR = 3  # rounds before and after the one in which something was saved
+TRIES = 2  # of a search, or a look, whose process has ended
 AGAIN = 1.0  # seconds until it is looked again at what is not seen yet
 NAMES = 4
 
@@ -52,11 +54,13 @@ class Resuming:
         self._search = 0  # the number of the search that is waited for, or 0
         self._avoid: dict[int, str] = {}  # in that search
         self._left = 0  # more times that it may be asked
+        self._chose = False  # this agent leads, and reads ahead
         self._look: Look | None = None  # what this agent is to see
         self._looks = 0  # the number of that request, or 0
+        self._looks_left = 0  # more times that it may be asked
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None
-        self._rounds: list[tuple[int, int | None, int]] = []  # begun, ended, ranks
+        self._rounds: Rounds = ()
 
     def close(self) -> None:
         if self._service is not None:
@@ -67,18 +71,19 @@ class Resuming:
     # What this agent sees of the rounds
 
     def began(self, part: Assignment) -> None:
-        self._look, self._look_at, self._looks = None, math.inf, 0
+        self.look(None)
         if part.preflight:
             return
         self.ended()
-        self._rounds = [*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size)]
-        self._watch(on=True)
+        self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
+        self._watch(on=self._chose)
+        self._chose = False
 
     def ended(self) -> None:
         """From now on no worker is known to be alive; what it had begun to save is not finished."""
         if self._rounds and self._rounds[-1][1] is None:
             begun, _, world = self._rounds[-1]
-            self._rounds[-1] = (begun, time.time_ns(), world)
+            self._rounds = (*self._rounds[:-1], (begun, time.time_ns(), world))
             self._watch(on=False)
 
     def _watch(self, *, on: bool) -> None:
@@ -93,7 +98,7 @@ class Resuming:
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("")]
-        self._left, self._avoid = TRIES, dict(avoid)
+        self._left, self._avoid, self._chose = TRIES, dict(avoid), True
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -116,22 +121,26 @@ class Resuming:
         service.search(self._number, self._rounds, self._avoid)
         return []
 
-    def look(self, look: Look) -> list[events.Event]:
+    def look(self, look: Look | None) -> list[events.Event]:
         """Answered by CheckpointSeen, each time that something has changed."""
-        self._look, self._seen = look, None
+        self._look, self._seen, self._looks, self._look_at = look, None, 0, math.inf
+        if look is None:
+            return []
+        self._looks_left = TRIES
         return self._begin_look(look)
 
     def _begin_look(self, look: Look) -> list[events.Event]:
+        self._looks_left -= 1
         self._look_at = math.inf
         if self._settings is None:
-            return self._see(Seen(look.mark, "it has no --checkpoint-dir"))
+            return self._see(look, "it has no --checkpoint-dir")
         try:
             service = self._served()
         except OSError as e:
-            return self._see(Seen(look.mark, str(e)))
+            return self._see(look, str(e))
         self._number += 1
         self._looks = self._number
-        service.look(self._number, look, self._rounds, local=self._local)
+        service.look(self._number, look, local=self._local)
         return []
 
     def _served(self) -> Service:
@@ -153,11 +162,12 @@ class Resuming:
         """Call it after `receive`. One that hangs in what it does by itself is replaced."""
         told: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
+            self._looks_left = TRIES
             told += self._begin_look(self._look)
         service = self._service
         if service is None or now < service.deadline:
             return told
-        if not self._left:
+        if not (self._left if self._search else self._looks_left):
             service.deadline = math.inf  # another would hang as well: it is waited for
             return told
         self.close()
@@ -166,8 +176,12 @@ class Resuming:
     def _ask_again(self) -> list[events.Event]:
         """Of another process what the last one has not answered."""
         told = self._begin_search() if self._search else []
-        if self._look is not None and self._looks:
-            told += self._begin_look(self._look)
+        look = self._look
+        if look is not None and self._looks:
+            if self._looks_left:
+                return told + self._begin_look(look)
+            self._looks, self._look_at = 0, time.monotonic() + AGAIN
+            told += self._see(look, "the process that looks is ended again and again")
         return told
 
     # Replies
@@ -197,7 +211,7 @@ class Resuming:
                 self._looks = 0
                 assert self._look is not None, "it was asked for"
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
-                return self._see(Seen(self._look.mark, missing, damage))
+                return self._see(self._look, missing, damage)
             case Suggested(where=where, path=path):
                 self._say(
                     f"the script has saved {path} itself: --checkpoint-dir {shlex.quote(where)} "
@@ -205,7 +219,8 @@ class Resuming:
                 )
         return []  # of no interest any more, or no more than a sign of life
 
-    def _see(self, seen: Seen) -> list[events.Event]:
+    def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
+        seen = Seen(look.mark, look.share, missing, damage)
         if seen == self._seen:
             return []
         self._seen = seen
@@ -227,8 +242,16 @@ class Resuming:
             size=newest.size,
             time=newest.time,
             step=newest.step,
+            scale=f"{newest.unit} {os.path.dirname(newest.path)}",
+            rounds=self._near(newest.time),
             is_read=newest.is_read,
         )
+
+    def _near(self, saved: int) -> Rounds:
+        """The rounds that tell whether what was saved then is complete, for agents that did not
+        take part in all of them."""
+        before = sum(begun <= saved for begun, _, _ in self._rounds)
+        return self._rounds[max(0, before - NEAR) : before + NEAR]
 
     def _lacking(self, searched: Searched) -> str:
         names = searched.others

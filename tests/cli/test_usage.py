@@ -27,7 +27,7 @@ def cwd(tmp_path):
     [
         ([], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
-        (["status"], ", and no such command: the commands are doctor, sbatch"),
+        (["status"], ", and no such command: the commands are checkpoints, doctor, sbatch, shim"),
         (["--nproc", "2", "status"], "no script status in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
@@ -48,7 +48,6 @@ def cwd(tmp_path):
         (["--no-such-option", "train.py"], "no option --no-such-option"),
         (["--log-dir", "file/logs", "train.py"], "cannot write to the log directory file/logs"),
         (["--checkpoint-dir", "file", "train.py"], "--checkpoint-dir file is not a directory"),
-        (["--checkpoint-dir", "c\udcff", "train.py"], "its whole path has to be UTF-8"),
         (["--resume-with"], "--resume-with: expected one argument"),
         (["bash"], "for the program bash, add --no-python"),
         (["python"], "no script after python"),

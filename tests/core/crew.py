@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from story import a_job
@@ -33,6 +34,9 @@ class Crew:
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.older: list[str] = []  # the newest first
         self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
+        self.silent: set[int] = set()  # agents that do not answer when they are asked to look
+        self.reads = False  # each is to read a share of it
+        self.asked: list[Look] = []
         self.damaged = ""  # one that agents find to be so
         self.parts: dict[int, dict[int, Assignment]] = {}  # by round and agent
         self.running: dict[int, int] = {}  # the round whose workers an agent has
@@ -115,8 +119,12 @@ class Crew:
                 there = (path for path in (self.checkpoint, *self.older) if path)
                 newest = next((path for path in there if checksum(path) not in not_to), "")
                 passed_over = tuple(f"it: {why}" for why in not_to.values())
-                self._todo.append((i, events.CheckpointChosen(newest, passed_over)))
-            case effects.LookAt(look=look):
+                number = newest.strip("/cp.t")
+                step = int(number) if number.isdigit() else None
+                choice = events.CheckpointChosen(newest, passed_over, step=step)
+                self._todo.append((i, replace(choice, is_read=not self.reads)))
+            case effects.LookAt(look=look) if look is not None and i not in self.silent:
+                self.asked.append(look)
                 self._todo.append((i, events.CheckpointSeen(self._sees(i, look))))
             case effects.StartWorkers(assignment=part):
                 self.running[i] = part.round
@@ -137,8 +145,8 @@ class Crew:
 
     def _sees(self, agent: int, look: Look) -> Seen:
         if self.unseen.get(agent) == look.path:
-            return Seen(look.mark, missing="there is no such file")
-        return Seen(look.mark, damage="bad bytes" if look.path == self.damaged else "")
+            return Seen(look.mark, look.share, missing="there is no such file")
+        return Seen(look.mark, look.share, damage="bad bytes" if look.path == self.damaged else "")
 
     def _leave(self, *agents: int) -> None:
         for i in agents:

@@ -147,8 +147,10 @@ def tell(core: Core, now: float, *events: Event) -> list[Effect]:
     todo = deque(events)
     while todo:
         for effect in core.handle(todo.popleft(), now):
+            if isinstance(effect, LookAt) and effect.look is None:
+                continue
             if isinstance(effect, LookAt):
-                todo.append(CheckpointSeen(Seen(effect.look.mark)))
+                todo.append(CheckpointSeen(Seen(effect.look.mark, effect.look.share)))
             elif isinstance(effect, Send) and isinstance(core, Head) and _look(effect.message):
                 todo.append(_sees(core, effect))
             else:
@@ -164,7 +166,9 @@ def _sees(head: Head, order: Send) -> Received:
     look, known = _look(order.message), head.roster[order.to].report
     assert look is not None, "it is asked to look"
     assert known is not None, "it was heard"
-    return Received(order.to, replace(known, serial=next(_serials), seen=Seen(look.mark)))
+    return Received(
+        order.to, replace(known, serial=next(_serials), seen=Seen(look.mark, look.share))
+    )
 
 
 def orders(effects: list[Effect]) -> list[tuple[int, str, int]]:

@@ -45,13 +45,9 @@ def test_one_sees_it_later():
     crew.until(5.0)
     assert crew.parts == {}
     crew.unseen = {}
-    (look,) = {agent.member._looking._mark for agent in crew.agents.values()}
-    crew.tell(2, events.CheckpointSeen(crew._sees(2, a_look(look))))
+    (look,) = {agent.member._looking._look for agent in crew.agents.values()}
+    crew.tell(2, events.CheckpointSeen(crew._sees(2, look)))
     assert checkpoints(crew) == [{"/c/2.pt"}]
-
-
-def a_look(mark):
-    return choosing.Look(mark, mark, 0, 0)
 
 
 def test_one_does_not_see_it_at_all():
@@ -139,6 +135,50 @@ def test_the_same_error_without_an_older_one_is_the_end():
     assert "as the round before did" in crew.verdicts[0].reason
 
 
+def test_what_was_rejected_is_forgiven_where_there_is_nothing_else_any_more():
+    """Whoever decides that: a new head, or one whose round was given up meanwhile."""
+    crew = a_crew()
+    crew.older = ["/c/1.pt"]
+    crew.start(0, 1, 2)
+    fail(crew)
+    fail(crew)
+    crew.older = []
+    fail(crew, tail="ValueError: something else")
+    assert checkpoints(crew)[-2:] == [{"/c/1.pt"}, {"/c/2.pt"}]
+
+
+def test_a_head_that_is_cut_off_while_agents_look_does_not_spin():
+    """`Crew.until` would say so."""
+    crew = a_crew()
+    crew.unseen, crew.older = {2: "/c/2.pt"}, ["/c/1.pt"]
+    crew.start(0, 1, 2)
+    crew.until(choosing.PATIENCE - 1.5)
+    crew.cut([0], [1, 2])
+    crew.until(choosing.PATIENCE + 60.0)
+
+
+def test_who_was_to_read_a_share_and_is_lost():
+    crew = a_crew("n0 n1 n2 n3", fewest=1, wait=0.0)
+    crew.reads, crew.silent = True, {3}
+    crew.start(0, 1, 2, 3)
+    shares = {i: a.member._looking._look.share for i, a in crew.agents.items()}
+    assert shares == {k: (k, 4) for k in range(4)}
+    crew.until(1.0)
+    crew.kill(3)
+    crew.until(8.0)
+    assert checkpoints(crew) == [{"/c/2.pt"}]
+    asked = crew.asked[-3:]
+    assert [look.share for look in asked] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_on_disks_of_their_own_a_name_without_a_step_says_too_little():
+    crew = a_crew(local=True)
+    crew.checkpoint = "/c/snapshot.pt"
+    crew.start(0, 1, 2)
+    assert checkpoints(crew) == [{""}]
+    assert f"passing over checkpoint it: {choosing.UNTOLD}" in crew.said
+
+
 def test_what_fails_later_is_no_matter_of_the_checkpoint():
     crew = a_crew()
     crew.older = ["/c/1.pt"]
@@ -162,7 +202,7 @@ def test_a_new_head_knows_what_is_avoided():
 @pytest.mark.parametrize(
     ("frame", "loads"),
     [
-        ('torch/serialization.py", line 1, in load', True),
+        ('/x/torch/serialization.py", line 1, in load', True),
         ('train.py", line 1, in load_checkpoint', True),
         ('train.py", line 1, in _load_snapshot', True),
         ('torch/nn/modules/module.py", line 1, in load_state_dict', True),
@@ -178,7 +218,7 @@ def test_what_a_worker_was_at(frame, loads):
 
 def resume(budget, path, *, at, signum=0, tail="", **when):
     """A round that begins with it and fails so many seconds later."""
-    assert budget.begin(path, **when) is None
+    assert budget.begin(events.CheckpointChosen(path, **when)) is None
     failure = Failure(0, 0, "n0", 128 + signum if signum else 1, signum, at, tail)
     assert budget.spend([failure], saves=True, resumed=path) is None
     return budget.rejects(events.CheckpointChosen(path))
@@ -201,18 +241,38 @@ def test_what_was_avoided_has_to_be_passed_to_give_restarts_back():
     budget.avoid(events.CheckpointChosen("/c/30.pt", step=30))
     spent = budget.used
     for path, step in (("/c/20.pt", 20), ("/d/30.pt", 30)):
-        assert budget.begin(path, step=step) is None
+        assert budget.begin(events.CheckpointChosen(path, step=step)) is None
         assert budget.used == spent
-    assert budget.begin("/c/40.pt", step=40) is None
+    assert budget.begin(events.CheckpointChosen("/c/40.pt", step=40)) is None
     assert budget.used < spent
     assert budget.tally.avoided != Tally().avoided
 
 
 def test_an_older_one_is_no_progress():
     budget = Budget(5)
-    resume(budget, "/c/2.pt", at=1.0, saved=200)
+    resume(budget, "/c/2.pt", at=1.0, time=200)
     spent = budget.used
-    assert budget.begin("/c/1.pt", saved=100) is None
+    assert budget.begin(events.CheckpointChosen("/c/1.pt", time=100)) is None
     assert budget.used == spent
-    assert budget.begin("/c/3.pt", saved=300) is None
+    assert budget.begin(events.CheckpointChosen("/c/3.pt", time=300)) is None
+    assert budget.used < spent
+
+
+def test_a_script_that_saves_whenever_it_fails_does_not_go_on_for_ever():
+    """The same step, under the same name or another."""
+    budget = Budget(3)
+    for n in range(1, 9):
+        choice = events.CheckpointChosen("/c/last.pt", identity=str(n), time=n, step=30, scale="s")
+        if budget.begin(choice) is not None:
+            break
+        budget.spend([Failure(0, 0, "n0", 1, 0, 1.0, f"ValueError: {n}")], saves=True)
+    assert budget.total == 4
+
+
+def test_the_steps_of_two_directories_say_nothing_of_each_other():
+    budget = Budget(3)
+    for _ in range(2):
+        resume(budget, "/a/9000.pt", at=1.0, step=9000, scale="a", time=100)
+    spent = budget.used
+    budget.begin(events.CheckpointChosen("/b/1.pt", step=1, scale="b", time=200))
     assert budget.used < spent

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpclaunch.core.events import CheckpointChosen
 from hpclaunch.core.model import Culprit, Failure, WorkerExit
 from hpclaunch.core.restarts import (
     MAX_CONSEQUENCES,
@@ -55,10 +56,12 @@ def test_cause(failures, expected):
 def spent(*rounds, most, saves=False, checkpoints=()):
     """The budget's word on the last of these rounds, which failed one after the other."""
     budget, paths = Budget(most), iter(checkpoints)
-    verdict = budget.begin(next(paths, ""))
+    verdict = budget.begin(CheckpointChosen(next(paths, "")))
     for failures in rounds:
         assert verdict is None
-        verdict = budget.spend(failures, saves=saves) or budget.begin(next(paths, ""))
+        verdict = budget.spend(failures, saves=saves) or budget.begin(
+            CheckpointChosen(next(paths, ""))
+        )
     return verdict
 
 
@@ -141,7 +144,7 @@ DELAYS = {
 def test_a_node_that_fails_again_and_again_is_given_time(hosts, delay):
     budget = Budget(100)
     for at, host in enumerate(hosts.split()):
-        budget.begin("")
+        budget.begin(CheckpointChosen(""))
         budget.spend([replace(failure(0, at), host=host, tail="")], saves=False)
     assert budget.delay == delay
 
@@ -165,7 +168,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
         another.inherit(other.tally)
         other = another
         said = [
-            budget.begin(step)
+            budget.begin(CheckpointChosen(step))
             if isinstance(step, str)
             else budget.spend(step, saves=saves, spares=spares)
             for budget in (one, other)
@@ -181,9 +184,9 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
 def test_a_name_that_is_no_text_can_be_a_checkpoint():
     """Of a file whose name is not UTF-8."""
     budget = Budget(1)
-    assert budget.begin("/c/\udcff.pt") is None
+    assert budget.begin(CheckpointChosen("/c/\udcff.pt")) is None
     assert budget.spend(KILLED, saves=True) is None
-    assert budget.begin("/c/\udcff.pt") is None
+    assert budget.begin(CheckpointChosen("/c/\udcff.pt")) is None
     assert budget.used == 1
 
 

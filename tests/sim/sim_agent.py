@@ -198,7 +198,8 @@ class Agent:
                 self.sim.after(wait, lambda: self._choose(dict(avoid)))
             case effects.LookAt(look=look):
                 self._look = look
-                self.sim.after(self._looks.uniform(0.0, 0.1), lambda: self._look_at(look))
+                if look is not None:
+                    self.sim.after(self._looks.uniform(0.0, 0.1), lambda: self._look_at(look))
             case effects.Diagnose():
                 wait = self.sim.rng.uniform(0.0, 2.0)
                 self.sim.after(wait, lambda: self.deliver(events.Diagnosed("it is simulated")))
@@ -245,7 +246,7 @@ class Agent:
             return
         there = self.sim.training.sees(self.index, look.path)
         missing = "" if there else "there is no such file"
-        self.deliver(events.CheckpointSeen(Seen(look.mark, missing)))
+        self.deliver(events.CheckpointSeen(Seen(look.mark, look.share, missing)))
         if missing:
             self.sim.after(1.0, lambda: self._look_at(look))
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+LIMIT = 240  # seconds for a command; far more than any takes
 TOOLS = ("ip", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
 NETWORK = ipaddress.ip_network("10.78.0.0/24")
 SWITCH, OTHER_SWITCH = "br0", "br1"
@@ -162,7 +163,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=LIMIT,
         )
         said = f"{shlex.join(argv)} on {self.name} ended with {done.returncode}: {done.stdout}"
         assert done.returncode == 0, said

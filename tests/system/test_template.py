@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -188,6 +189,16 @@ def test_without_torch_workers_start_cold(client):
     client.path(0, "out").unlink()
     assert client.round(store=True) == ["cold\n"]
     assert all(event["event"] != "store-exit" for event in client.told)
+
+
+def test_without_torch_nobody_waits_for_a_store(client):
+    """A program of the user's may have a torch of its own."""
+    (client.tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
+    client.prepare("", env={"PYTHONPATH": f"{SITE}:{client.tmp_path}"})
+    port = client.ask(sh("sleep 600"), store=True)
+    client.until("template")
+    with socket.create_connection(("127.0.0.1", port)):
+        assert client.until("store-exit")["why"] == "ImportError: no torch here"
 
 
 def test_command_lines_that_differ_before_the_script(client):

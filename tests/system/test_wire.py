@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpclaunch.core.electorate import Roll, Voters
+from hpclaunch.core.events import CheckpointChosen
 from hpclaunch.core.messages import Order, Report
 from hpclaunch.core.model import (
     Assignment,
@@ -77,7 +78,7 @@ def test_there_and_back(message):
 def test_what_a_successor_has_to_know_is_small():
     """Whatever the paths and the words are, which every agent of a large job would be sent."""
     budget = Budget(3)
-    budget.begin(f"/{'long/' * 800}/1.pt")
+    budget.begin(CheckpointChosen(f"/{'long/' * 800}/1.pt"))
     failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)
     assert budget.spend([failure], saves=True) is None
     data = wire.encode(Order(1, 4, "f00d", Goal.WAIT, 1, roll=replace(ROLL, tally=budget.tally)))

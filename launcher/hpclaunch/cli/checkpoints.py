@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 WIDTH = 100  # where there is no terminal
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-AUTO = 2.0  # seconds of reading
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -51,6 +50,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
     """All that there are, the newest first, and the one that a launch would choose."""
+    from hpclaunch.system.checkpoints import AHEAD, READS
     from hpclaunch.system.checkpoints.candidates import Facts
     from hpclaunch.system.checkpoints.finding import examine
     from hpclaunch.system.checkpoints.reading import Memory, Reading
@@ -61,8 +61,8 @@ def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
     for i, each in enumerate(found):
         if each.lacks is not None:
             continue
-        if options.verify in ("auto", "full"):
-            until = time.monotonic() + AUTO if options.verify == "auto" else float("inf")
+        if options.verify in READS:
+            until = time.monotonic() + AHEAD if options.verify == "auto" else float("inf")
             wrong = Reading(each.parts, memory, until=until).run().wrong
             if wrong:
                 found[i] = each._replace(lacks=wrong)

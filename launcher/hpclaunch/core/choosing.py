@@ -12,13 +12,16 @@ from .effects import ChooseCheckpoint, Effect, Say
 from .events import CheckpointChosen
 from .gathering import FIRST_NOTICE, NEXT_NOTICE
 from .marks import checksum
-from .model import EXIT_LOST, Job, Look, Tally, Verdict
+from .model import EXIT_LOST, Job, Look, Seen, Tally, Verdict
 from .restarts import Budget
 from .roster import Laggards, Peer, hosts_of
 
 PATIENCE = 20.0  # seconds for a file system to show a node what another one has written, and
 OLDER = 2.0  # after that for what is older still
 TWICE = "the job failed twice while it was resuming from it"
+UNTOLD = "its name tells no step, so that those of several nodes may be of different ones"
+
+Takers = Callable[[], list[Peer]]
 
 
 class Choosing:
@@ -30,68 +33,97 @@ class Choosing:
         self.choice: CheckpointChosen | None = None
         self.done = False
         self.verdict: Verdict | None = None
+        self.asked = 0  # how often the agents were asked to look
         self._look: Look | None = None
-        self._shares: dict[int, int] = {}  # of agents: which part of its bytes each is to read
+        self._shares: dict[int, tuple[int, int]] = {}  # of agents, the bytes that each is to read
         self._avoid: dict[int, str] = {}  # checksum of a mark: why
-        self._rejected: tuple[CheckpointChosen, Tally] | None = None
-        self._only = ""  # the mark of one that is taken again, since there is no older one
+        self._rejected: Tally | None = None  # what it was before the choice was rejected
+        self._forgives = False  # what was rejected: there is nothing else
         self._unseen = ""  # why one was passed over that others see
         self._waits = Laggards()
+        self._waiting: list[Peer] = []  # for these
         self._since = self._asked_at = 0.0
         self._give_up_at = math.inf  # until then it may yet be seen
-        self._late = False  # that time has come
         self._notice_at = math.inf
 
     def begin(self, now: float) -> list[Effect]:
-        self._avoid = dict.fromkeys(self.budget.tally.avoided, TWICE)
-        self._rejected, self._only = None, ""
-        self._unseen = ""
+        self._avoid = self._rejects
+        self._rejected, self._forgives, self._unseen = None, False, ""
         self._since = now
         self._notice_at = now + FIRST_NOTICE
         return self._search()
+
+    @property
+    def _rejects(self) -> dict[int, str]:
+        return dict.fromkeys(self.budget.tally.avoided, TWICE)
+
+    @property
+    def search(self) -> ChooseCheckpoint:
+        """For whoever asks between two rounds."""
+        return ChooseCheckpoint(tuple(self._rejects.items()))
 
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
         self.done = False
         return [ChooseCheckpoint(tuple(self._avoid.items()))]
 
+    # Time
+
     def next_deadline(self, paused_until: float) -> float:
         if self.choice is None:
             return self._notice_at
         if self._look is None or self.done:
             return paused_until
-        late = math.inf if self._late else self._give_up_at
-        return min(paused_until, self._notice_at, late)
+        return min(paused_until, self._notice_at, self._give_up_at)
 
     def notice(self, now: float) -> list[Effect]:
-        """While there is no choice."""
+        """What time tells, whether or not the round could begin."""
+        if now >= self._give_up_at:
+            self._give_up_at = math.inf
+            self._waits = Laggards()
         if now < self._notice_at:
             return []
         self._notice_at = now + NEXT_NOTICE
-        return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
+        if self.choice is None:
+            return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
+        names, waited = hosts_of(self._waiting), now - self._asked_at
+        text = f"waiting for {names} to look at {self.choice.path} since {waited:.0f} s"
+        return [Say(text)] if names else []
+
+    @property
+    def _is_late(self) -> bool:
+        """What is not seen by now will not be."""
+        return self._give_up_at == math.inf
 
     # What was found
 
-    def consider(self, takers: Callable[[], list[Peer]], now: float) -> list[Effect] | None:
+    def consider(self, takers: Takers, now: float) -> list[Effect] | None:
         """The choice, for a round of these agents. What is to be done next; None for nothing."""
         choice = self.choice
         assert choice is not None, "there is something to consider"
         if not choice.path:
             return self._without()
-        if choice.mark != self._only and self.budget.rejects(choice):
-            self._rejected = (choice, self.budget.tally)
+        if not self._forgives and self.budget.rejects(choice):
+            self._rejected = self.budget.tally
             self.budget.avoid(choice)
-            self._avoid[checksum(choice.mark)] = TWICE
-            return self._search()
-        if self._look is None:
-            return self._ask(choice, takers(), now)
-        return self._wait(choice, takers, now)
+            return self._pass_over(choice, TWICE)
+        if self.job.local and self.job.nodes > 1 and choice.step is None:
+            return self._pass_over(choice, UNTOLD)
+        there = takers()
+        if self._look is None or self._has_lost_a_reader(there):
+            return self._ask(choice, there, now)
+        return self._wait(choice, takers)
+
+    def _pass_over(self, choice: CheckpointChosen, why: str) -> list[Effect]:
+        self._avoid[checksum(choice.mark)] = why
+        return self._search()
 
     def _without(self) -> list[Effect] | None:
-        if self._rejected is not None:
-            again, self.budget.tally = self._rejected
-            self._rejected, self._only = None, again.mark
-            del self._avoid[checksum(again.mark)]
+        if not self._forgives and TWICE in self._avoid.values():
+            # It is one of these or none. What was found out before this round stays as it is.
+            self._forgives = True
+            self.budget.tally = self._rejected or self.budget.tally
+            self._avoid = {mark: why for mark, why in self._avoid.items() if why != TWICE}
             return self._search()
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
@@ -101,67 +133,57 @@ class Choosing:
         self.done = True
         return None
 
-    def _ask(self, choice: CheckpointChosen, takers: list[Peer], now: float) -> list[Effect]:
-        readers = [] if choice.is_read else takers
-        self._shares = {peer.place.index: k for k, peer in enumerate(readers)}
-        self._look = Look(choice.path, choice.mark, choice.size, choice.time)
+    # What the agents see
+
+    def _ask(self, choice: CheckpointChosen, there: list[Peer], now: float) -> list[Effect]:
+        # Where each node has its own, that the head's was read says nothing of the others.
+        readers = there if self.job.local or not choice.is_read else []
+        indices = [peer.place.index for peer in readers]
+        self._shares = {index: (k, len(indices)) for k, index in enumerate(indices)}
+        if self._look is None:
+            patience = OLDER if self._unseen else PATIENCE
+            # Nobody else writes into a node's own directory.
+            self._give_up_at = math.inf if self.job.local else now + patience
+            self._asked_at, self._notice_at = now, now + NEXT_NOTICE
+        self._look = Look(choice.path, choice.mark, choice.size, choice.time, rounds=choice.rounds)
         self._waits = Laggards()
-        self._asked_at = now
-        # Nobody else writes into a node's own directory.
-        patience = OLDER if self._unseen else PATIENCE
-        self._give_up_at = now if self.job.local else now + patience
-        self._late = False
-        self._notice_at = now + NEXT_NOTICE
+        self.asked += 1
         return []
 
-    def _wait(
-        self, choice: CheckpointChosen, takers: Callable[[], list[Peer]], now: float
-    ) -> list[Effect] | None:
-        self._late = now >= self._give_up_at
+    def _has_lost_a_reader(self, there: list[Peer]) -> bool:
+        return not self._shares.keys() <= {peer.place.index for peer in there}
 
+    def _wait(self, choice: CheckpointChosen, takers: Takers) -> list[Effect] | None:
         def has_answered(peer: Peer) -> bool:
-            seen = None if peer.report is None else peer.report.seen
-            if peer.out or seen is None or seen.mark != choice.mark:
+            seen = self._seen(peer)
+            if peer.out or seen is None:
                 return bool(peer.out)  # it takes no part any more
-            return self._late or not seen.missing
+            return self._is_late or not seen.missing
 
         if not self._waits.none(takers, has_answered):
-            return self._remind(choice, takers, now)
+            self._waiting = [peer for peer in takers() if not has_answered(peer)]
+            return None
         for peer in takers():
-            seen = peer.report.seen if peer.report is not None else None
-            if seen is not None and (seen.missing or seen.damage):
-                return self._pass_over(choice, peer, seen.missing, seen.damage)
+            seen = self._seen(peer)
+            if seen is not None and seen.damage:
+                return self._pass_over(choice, seen.damage)
+            if seen is not None and seen.missing:
+                unseen = f"{peer.host} does not see {choice.path}: {seen.missing}"
+                self._unseen = self._unseen or unseen
+                return self._pass_over(choice, f"{peer.host} does not see it: {seen.missing}")
         self.done = True
         return None
 
-    def _remind(
-        self, choice: CheckpointChosen, takers: Callable[[], list[Peer]], now: float
-    ) -> list[Effect] | None:
-        if now < self._notice_at:
+    def _seen(self, peer: Peer) -> Seen | None:
+        """Its answer to what it is asked now."""
+        look, seen = self.look(peer), None if peer.report is None else peer.report.seen
+        if look is None or seen is None or (seen.mark, seen.share) != (look.mark, look.share):
             return None
-        self._notice_at = now + NEXT_NOTICE
-        silent = [p for p in takers() if p.report is not None and p.report.seen is None]
-        text = f"waiting for {hosts_of(silent)} to look at {choice.path}"
-        return [Say(f"{text} since {now - self._asked_at:.0f} s")]
-
-    def _pass_over(
-        self, choice: CheckpointChosen, peer: Peer, missing: str, damage: str
-    ) -> list[Effect]:
-        if missing and not self._unseen:
-            self._unseen = f"{peer.host} does not see {choice.path}: {missing}"
-        why = damage or f"{peer.host} does not see it: {missing}"
-        self._avoid[checksum(choice.mark)] = why
-        return self._search()
-
-    # What the agents are asked
-
-    @property
-    def is_asking(self) -> bool:
-        return self._look is not None and not self.done
+        return seen
 
     def look(self, peer: Peer) -> Look | None:
-        """For one of the agents."""
-        if self._look is None:
-            return None
-        k = self._shares.get(peer.place.index)
-        return self._look if k is None else replace(self._look, share=(k, len(self._shares)))
+        """What one of the agents is asked."""
+        share = self._shares.get(peer.place.index)
+        if self._look is None or share is None:
+            return self._look
+        return replace(self._look, share=share)

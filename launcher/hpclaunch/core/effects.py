@@ -58,9 +58,9 @@ class ChooseCheckpoint:
 @dataclass(frozen=True, slots=True)
 class LookAt:
     """At this checkpoint, again and again until it is seen; answered by CheckpointSeen each time
-    that something has changed."""
+    that something has changed. None: at nothing any more."""
 
-    look: Look
+    look: Look | None
 
 
 @dataclass(frozen=True, slots=True)

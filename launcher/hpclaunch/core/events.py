@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Seen, Trouble
+from .model import Rounds, Seen, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,8 @@ class CheckpointChosen:
     size: int = 0  # bytes of its files
     time: int = 0  # of the file that decides, in ns
     step: int | None = None  # how far the training was, where that is known
+    scale: str = ""  # steps on the same one can be compared
+    rounds: Rounds = ()  # in which it was saved
     is_read: bool = True  # nothing of it is to be read to know that it is whole
     lacking: str = ""  # without one: what is there instead
 

@@ -54,11 +54,11 @@ class Growing:
         """Little is lost by ending the round now."""
         return self.job.grow is Grow.NOW or self._newest != self._base
 
-    def look(self, now: float) -> list[Effect]:
+    def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
         if self.job.grow is not Grow.CHECKPOINT or (now < self._look_at and not self._looking):
             return []
         self._look_at = now + LOOK  # counted from the end of a search
         if self._looking:
             return []
         self._looking = True
-        return [ChooseCheckpoint()]
+        return [search]

@@ -12,18 +12,16 @@ from .model import Look, Seen
 class Looking:
     def __init__(self) -> None:
         self.seen: Seen | None = None  # of what was asked for last
-        self._mark = ""
+        self._look: Look | None = None
 
     def obey(self, look: Look | None) -> list[Effect]:
         """What an order has."""
-        if look is None:
-            self._mark, self.seen = "", None
+        if look == self._look:
             return []
-        if look.mark == self._mark:
-            return []
-        self._mark, self.seen = look.mark, None
+        self._look, self.seen = look, None
         return [LookAt(look)]
 
     def saw(self, seen: Seen) -> None:
-        if seen.mark == self._mark:
+        look = self._look
+        if look is not None and (seen.mark, seen.share) == (look.mark, look.share):
             self.seen = seen

@@ -81,7 +81,7 @@ class Order:
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two orders only if the later one says something new."""
-        return (self.term, self.goal, self.round)
+        return (self.term, self.goal, self.round, self.look)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,10 @@ class Assignment:
     preflight: bool = False  # these workers measure the nodes, and are not the user's
 
 
+# (begun, ended or None, ranks) of each; wall clock, in ns
+Rounds = tuple[tuple[int, int | None, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Look:
     """A checkpoint that all agents of the next round look at before it begins."""
@@ -154,6 +158,7 @@ class Look:
     size: int  # bytes of its files
     time: int  # of the file that decides, in ns
     share: tuple[int, int] = (0, 0)  # (k, n): read the k-th of n shares of its bytes; n = 0: none
+    rounds: Rounds = ()  # in which it was saved, as the head knows them
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,7 @@ class Seen:
     """What an agent has seen of it; neither `missing` nor `damage`: the same as the head."""
 
     mark: str
+    share: tuple[int, int] = (0, 0)  # that was asked for
     missing: str = ""  # why it is not there, which may be so for a moment only
     damage: str = ""  # it is there, and these bytes are not what was written
 
@@ -223,7 +229,7 @@ class Verdict:
     restarts: int = 0
 
 
-NO_BAR = -1
+NO_STEP = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +241,8 @@ class Tally:
     spent: int = 0  # of them, since the last progress
     checkpoint: int = 0  # with which the last round began
     saved: int = 0  # when the newest of those was, in ns
+    step: int = NO_STEP  # the highest of those
+    scale: int = 0  # on which that step counts: steps of two directories say nothing of each other
     failed: bool = False  # that round did, and no other has begun
     words: int = 0  # how it failed, in a worker's words
     host: str = ""  # of its cause, and
@@ -243,7 +251,7 @@ class Tally:
     lasted: float = 0.0  # seconds from the begin of that round until it failed
     loads: int = 0  # rounds in a row that failed as they resumed from that checkpoint
     avoided: tuple[int, ...] = ()  # checkpoints from which none could resume
-    bar: int = NO_BAR  # the step beyond which a checkpoint is progress again
+    bar: int = NO_STEP  # the step beyond which a checkpoint is progress again
 
 
 NOTHING_SPENT = Tally()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from .events import CheckpointChosen
 from .marks import checksum
 from .messages import Report
-from .model import NO_BAR, Culprit, Failure, Tally, Verdict, WorkerExit
+from .model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
@@ -18,14 +18,17 @@ HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "Indentation
 SUSPECT = 2  # failures in a row, all on one node
 AGAIN, MOST_DELAY = 3, 30.0  # failures in a row there, and the most seconds to wait then
 LOADS = 2  # failures in a row as it was loaded, after which a checkpoint is not used again
-# What does the loading, in the traceback of a worker: torch.load, load_state_dict, from_pretrained,
-# _load_checkpoint. Not what loads data, or modules.
+# What does the loading, in the traceback of a worker: torch's or safetensors' own load, and what is
+# called load_state_dict, _load_checkpoint, from_pretrained. Not what loads data, or modules.
 LOADING = re.compile(
-    r", in (?:_*(?:torch_)?load|\w*(?:load|restore|resume|read)\w*"
+    r'^  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", line \d+, in _*load\w*$|'
+    r", in (?:\w*(?:load|restore|resume|read)\w*"
     r"(?:state|checkpoint|ckpt|snapshot|weights|sharded|optimizer|model)\w*|from_pretrained)$",
     re.MULTILINE,
 )
-BROKEN = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+TRACEBACK = "Traceback (most recent call last)"
+# Not SIGABRT, with which NCCL's watchdog ends a worker that has waited for too long.
+BROKEN = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 ALIKE, AT_LEAST = 0.2, 2.0  # a share, or seconds, by which the times of two such ends may differ
 BEYOND = 1 << 62  # a step that no training reaches
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
@@ -163,22 +166,40 @@ class Budget:
         )
         return None
 
-    def begin(self, checkpoint: str, *, step: int | None = None, saved: int = 0) -> Verdict | None:
-        """The same, now that it is known which one the round would begin with, by its mark, and
-        when it was `saved`: an older one is no progress."""
-        was, mark = self.tally, checksum(checkpoint)
-        now = replace(was, checkpoint=mark, failed=False, doom=None, saved=max(saved, was.saved))
-        if mark != was.checkpoint:
-            now = replace(now, loads=0)
-        further = was.bar == NO_BAR or (step is not None and step > was.bar)
-        further &= saved > was.saved or not saved
-        if not (checkpoint and mark != was.checkpoint and was.restarts and further):
+    def begin(self, choice: CheckpointChosen) -> Verdict | None:
+        """The same, now that it is known which one the round would begin with."""
+        was, mark = self.tally, checksum(choice.mark)
+        step, scale = NO_STEP if choice.step is None else choice.step, checksum(choice.scale)
+        comparable = scale == was.scale and NO_STEP not in (step, was.step)
+        now = replace(
+            was,
+            checkpoint=mark,
+            saved=max(choice.time, was.saved),
+            step=max(step, was.step) if comparable else step,
+            scale=scale,
+            failed=False,
+            doom=None,
+            loads=was.loads if mark == was.checkpoint else 0,
+        )
+        if not (choice.path and was.restarts and self._is_further(choice, comparable=comparable)):
             self.tally = now
             return was.doom
         last = int(was.failed)  # what came after that checkpoint still counts
         host = was.host if last else ""
-        self.tally = replace(now, spent=last, host=host, times=last, bar=NO_BAR)
+        self.tally = replace(now, spent=last, host=host, times=last, bar=NO_STEP)
         return None
+
+    def _is_further(self, choice: CheckpointChosen, *, comparable: bool) -> bool:
+        """Than what the last round began with, by its step, else by when it was saved. A script
+        that saves whenever it fails would otherwise go on for ever."""
+        was = self.tally
+        if checksum(choice.mark) == was.checkpoint:
+            return False
+        if was.bar != NO_STEP and (choice.step is None or choice.step <= was.bar):
+            return False
+        if comparable:
+            return choice.step is not None and choice.step > was.step
+        return choice.time > was.saved or not choice.time
 
     def rejects(self, choice: CheckpointChosen) -> bool:
         """Whether resuming from it fails again and again: an older one may do."""
@@ -234,8 +255,8 @@ def _loads(first: Failure, was: Tally, resumed: str, lasted: float) -> int:
         return was.loads + 1 if alike else 1
     if first.signal:
         return 0
-    name = resumed.rpartition("/")[2]
-    return was.loads + 1 if LOADING.search(first.tail) or name in first.tail else 0
+    _, _, traceback = first.tail.rpartition(TRACEBACK)
+    return was.loads + 1 if LOADING.search(traceback) or resumed in traceback else 0
 
 
 def _words(first: Failure) -> str:

@@ -171,7 +171,7 @@ class Head:
         if not hosts or self._measuring or self.census.hit:
             return []
         if not self.growing.is_time:
-            return self.growing.look(now)
+            return self.growing.look(self._choosing.search, now)
         self.census.hit = self.grows = True
         return [Say(f"ending the round, to go on with {some(hosts, NAMES)}"), *self._advance(now)]
 
@@ -258,25 +258,25 @@ class Head:
             self._enter(Stage.GATHERING, now)
             return []
         choosing = self._choosing
+        if said := choosing.notice(now):
+            return said
         if choosing.choice is None:
-            return choosing.notice(now) or None
+            return None
         # One whose fork server was killed meanwhile has no store yet; the port of its last one
         # is dead, and whoever began with that would wait for a store that nobody serves.
         if not self._is_ready(now):
             return None
         if not (choosing.done or self._measuring):
-            asked = choosing.is_asking
+            asked = choosing.asked
             effects = choosing.consider(self._takers, now)
-            orders = self._orders() if choosing.is_asking and not asked else []
-            if effects is not None or orders:
-                return [*(effects or ()), *orders]
+            if effects is not None:
+                return [*effects, *(self._orders() if choosing.asked != asked else ())]
             if choosing.verdict is None and not choosing.done:
                 return None
         checkpoint = choosing.choice
         self.verdict = choosing.verdict
         if self.verdict is None:
-            mark, step, saved = checkpoint.mark, checkpoint.step, checkpoint.time
-            self.verdict = self.budget.begin(mark, step=step, saved=saved)
+            self.verdict = self.budget.begin(checkpoint)
         if self.verdict is not None:
             return self._end(now)
         return self._start(checkpoint, self._next_groups(), now)

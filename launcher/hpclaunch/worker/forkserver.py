@@ -120,7 +120,7 @@ class ForkServer:
             if self.template.fileno() in ready:
                 self.hear_template()
             elif self.store.wanted and self.store.fileno() in ready:
-                self.template.start()
+                self.on_store_wanted()
             if self.lessons.fileno() in ready:
                 self.learn()
             if self.wakeup.fileno() in ready:
@@ -218,10 +218,9 @@ class ForkServer:
             return
         if state in (State.READY, State.UNFIT):
             self.fork("store")
-        elif state is State.DEAD:
+        elif state is State.DEAD and not self.template.torchless:
             self.store.close()
-            if not self.template.torchless:  # else nobody can ask for a store
-                self.lose_store(self.template.why)
+            self.lose_store(self.template.why)
 
     def fork(self, what, learn=False, **request):
         errors = self.store.errors if self.store.wanted else ""
@@ -240,6 +239,15 @@ class ForkServer:
         """Told at once: a rank that comes to the store later would wait for it in vain."""
         self.store.pid, self.store.asked = 0, False
         self.tell("store-exit", port=self.store.port, code=code, signal=signum, why=why)
+
+    def on_store_wanted(self):
+        """Somebody has connected to it. Without a torch, workers as a rule have none either and do
+        not ask; a program of the user's may have another one."""
+        if self.template.torchless:
+            self.store.close()
+            self.lose_store(self.template.why)
+        else:
+            self.template.start()
 
     def learn(self):
         names = self.lessons.take()

@@ -38,7 +38,7 @@ class Template:
         self.pid = 0
         self.words = []  # with which the workers' command lines begin, up to the script
         self.why = ""  # it ended last
-        self.torchless = False  # a worker cannot import torch either
+        self.torchless = False  # there is none to import
         self.state = State.NONE
 
     def fileno(self):

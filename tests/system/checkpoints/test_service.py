@@ -82,7 +82,7 @@ def a_look(found, **changes):
 
 
 def seen(service, look, **more):
-    service.look(5, look, [], **more)
+    service.look(5, look, **more)
     told = reply(service)
     assert isinstance(told, Looked)
     return told
@@ -298,3 +298,50 @@ def test_the_times_of_links_and_the_like_do_not_confuse_it(tmp_path):
     date(tmp_path / "latest.pt", 300)
     server = Server(str(tmp_path), (), "", "auto")
     assert [f.candidate.name for f in server.search([])] == ["epoch-2.pt"]
+
+
+def test_damage_that_was_found_before_is_not_what_is_missing(service, tmp_path):
+    save(tmp_path / "epoch-1.pt", at=100)
+    service.search(1, [], {})
+    (found,) = reply(service).found
+    damage_in_the_middle(tmp_path / "epoch-1.pt")
+    for _ in range(2):
+        told = seen(service, a_look(found, share=(0, 1)))
+        assert told.missing == ""
+        assert "wrong checksum" in told.damage
+
+
+def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):
+    for step in range(8):
+        save(tmp_path / f"epoch-{step}.pt", at=100)
+    server = Server(str(tmp_path), (), "", "auto")
+    (found,) = server.search([])
+    monkeypatch.setattr("hpclaunch.system.checkpoints.reading.spans_of", None)
+    outcome = Reading(found.parts * 8, server.memory, until=0.0).run()
+    assert outcome.left
+
+
+def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):
+    save(tmp_path / "epoch-1.pt", at=100)
+    server = Server(str(tmp_path), (), "", "full")
+    (found,) = server.search([])
+    opened = []
+    monkeypatch.setattr(
+        "hpclaunch.system.checkpoints.reading.spans_of", lambda part: opened.append(part) or []
+    )
+    Reading(found.parts * 12, server.memory, share=(1, 3)).run()
+    assert len(opened) == 4
+
+
+def test_a_node_judges_by_the_rounds_of_the_head(service, tmp_path):
+    """It may not have taken part in the one in which this was saved."""
+    (tmp_path / "step-1").mkdir()
+    for rank in range(2):
+        save(tmp_path / "step-1" / f"random_states_{rank}.pkl", at=100)
+    save(tmp_path / "step-1" / "optimizer.bin", at=100)
+    second = 10**9
+    service.search(1, [(50 * second, None, 2)], {})
+    (found,) = reply(service).found
+    assert found.lacks is None
+    assert seen(service, a_look(found, rounds=((50 * second, None, 2),))).missing == ""
+    assert "rank 2 of 4" in seen(service, a_look(found, rounds=((50 * second, None, 4),))).missing

@@ -5,3 +5,7 @@ All of it but `client.py` runs in a process of its own (`service.py`): to look a
 takes long, and in a file system that hangs it takes for ever, and neither may stop the agent's
 loop. That process has no site-packages: standard library only.
 """
+
+READS = ("auto", "full")  # of --verify: bytes are read too; as many as there is time for, or all
+ALL = (0, 1)  # the only one of one share
+AHEAD = 2.0  # seconds that are spent on reading a checkpoint, where not all of it is to be read

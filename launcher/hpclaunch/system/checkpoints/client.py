@@ -9,13 +9,12 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hpclaunch.core.model import Look
+from hpclaunch.core.model import Look, Rounds
 from hpclaunch.system.helper import Helper
 
-ALL = (0, 1)  # the only one of one share
-PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
+from . import ALL
 
-Rounds = Iterable[tuple[int, int | None, int]]  # (begun, ended or None, ranks); wall clock, ns
+PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
 
 
 class Found(NamedTuple):
@@ -79,29 +78,33 @@ class Service(Helper):
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
+        self._reads = False  # what it was asked to look at
         self.deadline = math.inf  # if nothing is heard by then, it hangs: begin another
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
-        self.deadline = time.monotonic() + PATIENCE
-        self.ask(do="search", id=number, rounds=list(rounds), avoid=list(avoid.items()))
+        if not self._reads:  # else it may take long until it gets to this
+            self.deadline = time.monotonic() + PATIENCE
+        self.ask(do="search", id=number, rounds=rounds, avoid=list(avoid.items()))
 
-    def look(self, number: int, look: Look, rounds: Rounds, *, local: bool = False) -> None:
-        """`local`: it is another file than that of the head, of the same name."""
-        size = -1 if local else look.size
+    def look(self, number: int, look: Look, *, local: bool = False) -> None:
+        """`local`: it is another one than that of the head, of the same name."""
+        self.deadline = time.monotonic() + PATIENCE
+        self._reads = True
+        of = (look.path, -1 if local else look.size, look.time)
         share = ALL if local and look.share[1] else look.share
-        of = (look.path, size, look.time)
-        self.ask(do="look", id=number, rounds=list(rounds), of=of, share=share)
+        self.ask(do="look", id=number, rounds=look.rounds, of=of, share=share)
 
     def suggest(self, number: int, arguments: Iterable[str], since: int) -> None:
         """Not answered where there is nothing to suggest."""
         self.ask(do="suggest", id=number, arguments=list(arguments), since=since)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
-        self.ask(do="watch", on=on, rounds=list(rounds))
+        self.ask(do="watch", on=on, rounds=rounds)
 
     def replies(self) -> list[Reply]:
         """Those that are there; call it when the descriptor is readable."""
         found = [_reply(**told) for told in self.receive()]
+        self._reads = self._reads and not any(isinstance(reply, Looked) for reply in found)
         if found:
             self.deadline = math.inf
         return found

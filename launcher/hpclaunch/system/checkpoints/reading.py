@@ -21,6 +21,7 @@ from .places import SLOW, Identity, of_each
 CHUNK = 4 << 20
 BATCH = 64 << 20
 READERS = 8  # threads: a parallel file system is slow for a single one
+MANY = 4  # files for each node
 KEPT = 1 << 18  # files that are remembered
 
 
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
 
     wrong: str  # "label: what is wrong", or ""
     read: int  # bytes, now and before
-    left: int  # bytes that there was no time for
+    left: int  # bytes that there was no time for, as far as that is known; at least 1
 
 
 class Memory:
@@ -165,6 +166,9 @@ class Reading:
 
         def work() -> None:
             while not self._stop.is_set():
+                if time.monotonic() > self._until:
+                    self._stop.set()
+                    return
                 with one_at_a_time:
                     task = next(todo, None)
                 if task is None:
@@ -175,22 +179,23 @@ class Reading:
             running = [pool.submit(work) for _ in range(READERS)]
             for each in running:
                 each.result()
-        for part, batch in todo if not self._wrong else ():  # there was no time for these
-            done = self._memory.spans_read(part)
-            self._count(*((size(batch), 0) if batch[0].start in done else (0, size(batch))))
+        if self._stop.is_set() and not self._wrong:
+            self._left = max(1, self._left)  # how much nobody knows: it would have to be opened
         return Outcome(self._wrong, self._read, self._left)
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Spans of one file that are read in one go."""
-        number = 0
-        for part in self._parts:
+        """Spans of one file that are read in one go. Of many files each node opens its own only."""
+        parts, share, number = self._parts, self._share, 0
+        if len(parts) >= MANY * share[1]:
+            parts, share = parts[share[0] :: share[1]], (0, 1)
+        for part in parts:
             try:
                 batches = list(_batches(spans_of(part)))
             except (DamagedError, OSError) as e:
                 self._fail(part, e)
                 return
             for batch in batches:
-                if number % self._share[1] == self._share[0]:
+                if number % share[1] == share[0]:
                     yield part, batch
                 number += 1
 

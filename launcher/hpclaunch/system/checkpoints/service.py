@@ -28,6 +28,7 @@ from typing import Any
 from hpclaunch.system import disk
 from hpclaunch.worker.requests import AgentGoneError, Requests
 
+from . import AHEAD, ALL, READS
 from .candidates import SECOND, Facts, Round
 from .finding import NOTHING, Found, look_at, others, roots, search
 from .habits import newest, patterns
@@ -38,9 +39,6 @@ PERIOD = 10.0  # seconds between two looks of its own, at least
 SHARE = 0.01  # of the time, that these looks take at most
 MOST = 64  # of those passed over, that are told
 NICE = 5
-READS = ("auto", "full")  # of --verify: bytes are read too
-ALL = (0, 1)
-AHEAD = 2.0  # seconds that are spent on reading each checkpoint, where not all of it is to be read
 
 Reply = Callable[..., None]
 
@@ -56,6 +54,7 @@ class Server:
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # the marks of those of which every byte was read
         self._rounds: list[list[int | None]] = []
+        self._avoid: Mapping[int, str] = NOTHING
         self.watches = False
         self.period = PERIOD
 
@@ -63,6 +62,7 @@ class Server:
         self, rounds: list[list[int | None]], avoid: Mapping[int, str] = NOTHING
     ) -> list[Found]:
         """Raises OSError."""
+        self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
         opens = self.verify != "off"
         found = search(self.where, facts, self.memory, opens=opens, avoid=avoid)
@@ -70,7 +70,6 @@ class Server:
         return found
 
     def _facts(self, rounds: list[list[int | None]]) -> Facts:
-        self._rounds = rounds
         now = time.time_ns()
         known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
         return Facts(self.exclude, self.complete, known)
@@ -97,6 +96,8 @@ class Server:
         if found is None:
             there = os.path.lexists(path)
             return "it is not taken for a checkpoint" if there else "there is no such file", ""
+        if damage := self.memory.damage(found.candidate.mark):
+            return "", damage
         if found.lacks is not None:
             return found.lacks, ""
         if size >= 0:
@@ -106,6 +107,8 @@ class Server:
         if not share[1] or self.is_read(found):
             return "", ""
         self._known[path] = found
+        if self.verify == "full":
+            is_asked = _never
         return "", self.read(path, is_asked, share=share)[0]
 
     def read(
@@ -136,7 +139,7 @@ class Server:
         """What was saved since is read before anybody needs it."""
         began = time.monotonic()
         try:
-            newest = self.search(self._rounds)[-1:]
+            newest = self.search(self._rounds, self._avoid)[-1:]
         except OSError:
             return  # whoever needs one asks, and is told
         finally:
@@ -144,6 +147,10 @@ class Server:
         for found in newest:
             if found.lacks is None and self.verify in READS:
                 self.read(found.candidate.path, is_asked)
+
+
+def _never() -> bool:
+    return False
 
 
 def told(found: Found, *, is_read: bool = False) -> dict[str, Any]:
@@ -205,6 +212,7 @@ def _answer(
             shown = [told(f, is_read=server.is_read(f)) for f in found[-MOST:]]
             tell("found", id=number, found=shown, disk=seen, others=others(server.where, found))
         case {"do": "look", "id": number, "of": [path, size, written], "share": [k, n], **more}:
+            tell("begun", id=number)
             rounds = more["rounds"]
             missing, damage = server.see(path, size, written, (k, n), rounds, is_asked)
             tell("seen", id=number, missing=missing, damage=damage)

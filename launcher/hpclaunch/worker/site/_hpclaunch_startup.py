@@ -16,27 +16,34 @@ _CORE = {f.__code__.co_filename for f in (os.getenv, type(os.environ).get, type(
 
 
 _asked = {}  # type: ignore[var-annotated]  # name of a variable: the file of whoever asked first
-# Who lists all variables, to find those with a prefix of its own or to hand them on, may read each
-# once: tqdm does, and torch imports it.
-_listed = set()  # type: ignore[var-annotated]
+_listed = {}  # type: ignore[var-annotated]  # name of a variable: the file of whoever listed all
+
+
+def _reader(frame):
+    """The file of whoever asks os.environ for something."""
+    while frame.f_back is not None and frame.f_code.co_filename in _CORE:
+        frame = frame.f_back
+    return frame.f_code.co_filename
 
 
 class Environ(type(os.environ)):  # type: ignore[misc]
-    """os.environ while the template loads; notes which variables are asked for, and by whom."""
+    """os.environ while the template loads; notes which variables are asked for, and by whom.
+
+    Who lists all of them, to find those with a prefix of its own or to hand them on, may read each
+    once: tqdm does, and torch imports it.
+    """
 
     def __iter__(self):
+        reader = _reader(sys._getframe(1))
         for name in super().__iter__():
-            _listed.add(name)
+            _listed[name] = reader
             yield name
 
     def __getitem__(self, name):
-        if name in _listed:
-            _listed.discard(name)
-        elif name not in _asked:
-            frame = sys._getframe(1)
-            while frame.f_back is not None and frame.f_code.co_filename in _CORE:
-                frame = frame.f_back
-            _asked[name] = frame.f_code.co_filename
+        if name in _listed or name not in _asked:
+            reader = _reader(sys._getframe(1))
+            if _listed.pop(name, None) != reader:
+                _asked.setdefault(name, reader)
         return super().__getitem__(name)
 
 
