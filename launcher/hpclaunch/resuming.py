@@ -51,13 +51,13 @@ class Resuming:
         self._service: Service | None = None
         self._local = config.job.local
         self._number = 0  # of the newest request
-        self._search = 0  # the number of the search that is waited for, or 0
+        self._search_number = 0  # of the search that is waited for, or 0
         self._avoid: dict[int, str] = {}  # in that search
-        self._left = 0  # more times that it may be asked
+        self._search_tries = 0  # more of them that there are
         self._chose = False  # this agent leads, and reads ahead
         self._look: Look | None = None  # what this agent is to see
-        self._looks = 0  # the number of that request, or 0
-        self._looks_left = 0  # more times that it may be asked
+        self._look_number = 0  # of that request while it is waited for, or 0
+        self._look_tries = 0
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None
         self._rounds: Rounds = ()
@@ -98,7 +98,7 @@ class Resuming:
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("")]
-        self._left, self._avoid, self._chose = TRIES, dict(avoid), True
+        self._search_tries, self._avoid, self._chose = TRIES, dict(avoid), True
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -111,26 +111,26 @@ class Resuming:
             service.suggest(0, self._command, self._rounds[0][0])
 
     def _begin_search(self) -> list[events.Event]:
-        self._left -= 1
+        self._search_tries -= 1
         try:
             service = self._served()
         except OSError as e:
             return [self._failed(str(e))]
         self._number += 1
-        self._search = self._number
+        self._search_number = self._number
         service.search(self._number, self._rounds, self._avoid)
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:
         """Answered by CheckpointSeen, each time that something has changed."""
-        self._look, self._seen, self._looks, self._look_at = look, None, 0, math.inf
+        self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
         if look is None:
             return []
-        self._looks_left = TRIES
+        self._look_tries = TRIES
         return self._begin_look(look)
 
     def _begin_look(self, look: Look) -> list[events.Event]:
-        self._looks_left -= 1
+        self._look_tries -= 1
         self._look_at = math.inf
         if self._settings is None:
             return self._see(look, "it has no --checkpoint-dir")
@@ -139,7 +139,7 @@ class Resuming:
         except OSError as e:
             return self._see(look, str(e))
         self._number += 1
-        self._looks = self._number
+        self._look_number = self._number
         service.look(self._number, look, local=self._local)
         return []
 
@@ -162,12 +162,12 @@ class Resuming:
         """Call it after `receive`. One that hangs in what it does by itself is replaced."""
         told: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
-            self._looks_left = TRIES
+            self._look_tries = TRIES
             told += self._begin_look(self._look)
         service = self._service
         if service is None or now < service.deadline:
             return told
-        if not (self._left if self._search else self._looks_left):
+        if not (self._search_tries if self._search_number else self._look_tries):
             service.deadline = math.inf  # another would hang as well: it is waited for
             return told
         self.close()
@@ -175,12 +175,12 @@ class Resuming:
 
     def _ask_again(self) -> list[events.Event]:
         """Of another process what the last one has not answered."""
-        told = self._begin_search() if self._search else []
+        told = self._begin_search() if self._search_number else []
         look = self._look
-        if look is not None and self._looks:
-            if self._looks_left:
+        if look is not None and self._look_number:
+            if self._look_tries:
                 return told + self._begin_look(look)
-            self._looks, self._look_at = 0, time.monotonic() + AGAIN
+            self._look_number, self._look_at = 0, time.monotonic() + AGAIN
             told += self._see(look, "the process that looks is ended again and again")
         return told
 
@@ -195,20 +195,20 @@ class Resuming:
             told += self._on_reply(reply)
         if service.lost:
             self.close()
-            if self._search and not self._left:
+            if self._search_number and not self._search_tries:
                 told.append(self._failed("the process that looks for them was ended"))
             told += self._ask_again()
         return told
 
     def _on_reply(self, reply: Reply) -> list[events.Event]:
         match reply:
-            case Failed(id=number, why=why) if number == self._search:
+            case Failed(id=number, why=why) if number == self._search_number:
                 return [self._failed(why)]
-            case Searched(id=number) if number == self._search:
+            case Searched(id=number) if number == self._search_number:
                 self._look_at_disk(reply.disk)
                 return [self._chosen(reply)]
-            case Looked(id=number, missing=missing, damage=damage) if number == self._looks:
-                self._looks = 0
+            case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
+                self._look_number = 0
                 assert self._look is not None, "it was asked for"
                 self._look_at = time.monotonic() + AGAIN if missing else math.inf
                 return self._see(self._look, missing, damage)
@@ -227,7 +227,7 @@ class Resuming:
         return [events.CheckpointSeen(seen)]
 
     def _chosen(self, searched: Searched) -> events.CheckpointChosen:
-        self._search = 0
+        self._search_number = 0
         found = searched.found
         newest = found[-1] if found and found[-1].lacks is None else None
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
@@ -264,7 +264,7 @@ class Resuming:
         )
 
     def _failed(self, why: str) -> events.SearchFailed:
-        self._search = 0
+        self._search_number = 0
         where = self._settings.where if self._settings else ""
         reason = f"cannot look for checkpoints in {where}: {why}"
         return events.SearchFailed(Trouble(EXIT_LOST, reason))
