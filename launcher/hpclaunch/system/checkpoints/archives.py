@@ -8,10 +8,12 @@ the sizes first. A file that was cut short is known by its size then, without re
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
 LOCAL, CENTRAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
@@ -72,6 +74,16 @@ class Window:
 
     def head(self) -> bytes:
         return os.pread(self.fd, min(HEAD, self.length), self.start)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Window]:
+    """All of a file. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield Window(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
 
 
 def check_torch(window: Window) -> bool:

@@ -117,18 +117,15 @@ def _check(kind: str, window: Window) -> None:
 @contextlib.contextmanager
 def _opened(part: Part) -> Iterator[Window]:
     """Raises DamagedError where it is another file than the one that was listed."""
-    fd = os.open(part.entry.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        now, then = os.fstat(fd), part.entry.stat
+    with archives.opened(part.entry.path) as window:
+        now, then = os.fstat(window.fd), part.entry.stat
         if (now.st_ino, now.st_size, now.st_mtime_ns) != (
             then.st_ino,
             then.st_size,
             then.st_mtime_ns,
         ):
             raise DamagedError("being written again")
-        yield Window(fd, now.st_size)
-    finally:
-        os.close(fd)
+        yield window
 
 
 # Every byte

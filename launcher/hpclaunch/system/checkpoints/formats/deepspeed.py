@@ -164,11 +164,8 @@ def _sizes(path: str, _identity: Identity) -> tuple[int, int, bool] | None:
     """What a file with a model says: how many ranks share the data, how many the model, and
     whether the optimizer is in this file too (without ZeRO)."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = archives.pickled(archives.Window(fd, os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
+        with archives.opened(path) as window:
+            data = archives.pickled(window)
         counts = [pickles.constant(data, key) for key in ("dp_world_size", "mp_world_size")]
     except (OSError, archives.DamagedError, KeyError):
         return None

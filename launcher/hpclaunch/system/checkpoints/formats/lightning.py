@@ -4,7 +4,6 @@ the first rank adds `meta.pt` at last; under DeepSpeed a directory with `latest`
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -86,11 +85,8 @@ def _step(place: Place, told: int | None) -> Step | None:
 def _global_step(path: str, _identity: Identity) -> int | None:
     """None for a file that Lightning has not written, or not to its end."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = archives.pickled(archives.Window(fd, os.fstat(fd).st_size))
-        finally:
-            os.close(fd)
+        with archives.opened(path) as window:
+            data = archives.pickled(window)
         if b"pytorch-lightning_version" not in data:
             return None
         step = pickles.constant(data, "global_step")

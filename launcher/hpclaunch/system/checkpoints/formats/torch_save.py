@@ -4,7 +4,6 @@ cut short while it is written, and there is no other: see docs/checkpoints.md.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from functools import lru_cache
@@ -61,15 +60,11 @@ def _is_archive(path: str, _identity: Identity) -> bool:
 def _is_bare(path: str, _identity: Identity) -> bool | None:
     """Whether it is a model without an optimizer; None if that cannot be told."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            window = archives.Window(fd, os.fstat(fd).st_size)
+        with archives.opened(path) as window:
             try:
                 data, whole = archives.pickled(window), True
             except archives.DamagedError:  # the pickle comes first, and may be there all the same
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
-        finally:
-            os.close(fd)
     except (OSError, archives.DamagedError):
         return None
     if any(word in data for word in OPTIMIZER):
