@@ -107,6 +107,8 @@ class Cluster:
         names = {CONTROLLER: 1} | {f"n{i}": 10 + i for i in range(1, nodes + 1)}
         self._write_config(names, nodes=nodes, gpus=gpus, cpus=cpus)
         setup = [f"mount --bind {self.directory}/hosts /etc/hosts"]
+        # Names are found at once or not at all, as on a cluster whose name server answers.
+        setup += [f"mount --bind {self.directory}/nsswitch.conf /etc/nsswitch.conf"]
         # Else every host would have the load of all of them, and of the tests beside them.
         setup += [f"mount --bind {self.directory}/loadavg /proc/loadavg"]
         setup += hosts.opening(self._open_to_all, self.directory / "aside")
@@ -128,6 +130,7 @@ class Cluster:
         config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
         gres = f"Name=gpu File={here}/gpu[0-{numbers['gpus'] - 1}]\n"
         files = {"hosts": "\n".join(lines) + "\n", "loadavg": "0.00 0.00 0.00 1/1 1\n"}
+        files |= {"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
         files |= {"slurm.conf": config, "gres.conf": gres}
         files |= {f"gpu{n}": "" for n in range(numbers["gpus"])}  # all that Slurm asks of them
         for name, text in files.items():
