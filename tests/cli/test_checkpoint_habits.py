@@ -149,9 +149,9 @@ print("again")
 """
 
 
-def test_a_search_that_is_killed_is_replaced(tmp_path):
+def goes_on_without_its_search(tmp_path, body):
     (tmp_path / "saved").mkdir()
-    body = KILLS_THE_SEARCH.replace("AGENT", "os.environ['TEST_AGENT']")
+    body = body.replace("AGENT", "os.environ['TEST_AGENT']")
     launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
     launch += str(script(tmp_path, body))
     done = subprocess.run(
@@ -160,21 +160,16 @@ def test_a_search_that_is_killed_is_replaced(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == "again\n"
     assert "passing over checkpoint step-1.pt: empty" in done.stderr
+
+
+def test_a_search_that_is_killed_is_replaced(tmp_path):
+    goes_on_without_its_search(tmp_path, KILLS_THE_SEARCH)
 
 
 def test_a_search_that_hangs_is_replaced_and_stops_nothing(tmp_path):
     """As in a file system that does not answer: here it is stopped."""
-    (tmp_path / "saved").mkdir()
-    body = KILLS_THE_SEARCH.replace("AGENT", "os.environ['TEST_AGENT']")
-    body = body.replace("signal.SIGKILL", "signal.SIGSTOP")
-    launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
-    launch += str(script(tmp_path, body))
-    done = subprocess.run(
-        ["sh", "-c", launch], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "again\n"
-    assert "passing over checkpoint step-1.pt: empty" in done.stderr
+    body = KILLS_THE_SEARCH.replace("signal.SIGKILL", "signal.SIGSTOP")
+    goes_on_without_its_search(tmp_path, body)
 
 
 def hpclaunch_words():
