@@ -23,6 +23,8 @@ told |= {"Umask": status["Umask"], "limits": limits, "encoding": sys.getfilesyst
 print(json.dumps(told | {"environ": dict(os.environ)}))
 """
 PYTHONS = sum(1 << signum - 1 for signum in surroundings.PYTHONS)
+# Without those that the C library has for itself: nobody can change what it was started with.
+VALID = sum(1 << signum - 1 for signum in signal.valid_signals())
 KNOWN = {"SigIgn": PYTHONS, "SigBlk": 0, "Umask": "0022", "limits": [1024, 0], "encoding": "utf-8"}
 OF_SOMEBODY = {
     "LC_ALL": "C",
@@ -44,7 +46,8 @@ OF_SOMEBODY = {
 def told(program: str = TELL, **more: object) -> dict:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=True, **more)
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    return found | {name: found[name] & VALID for name in ("SigIgn", "SigBlk") if name in found}
 
 
 @pytest.fixture
