@@ -13,8 +13,8 @@ environment  the variables in KEPT, and a UTF-8 locale
 
 Limits on time, memory and the size of files stay: whoever has set them means the tests too.
 
-`pytest --surroundings NAME` makes others on purpose, for all that the tests start: see SURROUNDINGS
-and `make test-surroundings`.
+`pytest --surroundings all` makes unusual ones on purpose, for whatever the tests start: those in
+SURROUNDINGS, or some of them (`--surroundings umask,home`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SURROUNDINGS = {
 }
 SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths have a limit
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
-entered = ""  # which of them
+entered: set[str] = set()  # which of them
 variables: dict[str, str] = {}  # that it has, for whatever the tests start
 _company: list[subprocess.Popen[bytes]] = []  # for as long as this process lives
 
@@ -89,8 +89,7 @@ def environment(**changes: object) -> dict[str, str]:
 
 def enter(name: str) -> None:
     """Make these for the programs that the tests start. Their `variables` come with `tell`."""
-    global entered
-    entered = name
+    entered.add(name)
     match name:
         case "umask":
             os.umask(0o077)

@@ -86,12 +86,7 @@ def test_from_strange_ones(without_others: None) -> None:
     assert found == KNOWN
 
 
-def test_make_knows_them_all() -> None:
-    makefile = (HERE.parent / "Makefile").read_text()
-    assert f"\nSURROUNDINGS := {' '.join(surroundings.SURROUNDINGS)} " in makefile
-
-
-def test_after_nohup_the_tests_outlive_their_terminal() -> None:
+def test_after_nohup_the_tests_outlive_their_terminal(without_others: None) -> None:
     program = "import os; os.kill(os.getpid(), 1); print('{}')"
     assert told(MAKE_KNOWN + program, preexec_fn=strange) == {}
 

@@ -169,7 +169,7 @@ def test_a_directory_that_is_gone(tmp_path):
     path = script(tmp_path, "print('ran')")
     gone = tmp_path / "gone"
     gone.mkdir()
-    line = f"cd {gone}; rmdir {gone}; {HPCLAUNCH} --nproc 1 {path}"
+    line = f"cd '{gone}'; rmdir '{gone}'; {HPCLAUNCH} --nproc 1 '{path}'"
     done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
     assert "the directory in which hpclaunch was started is gone" in done.stderr

@@ -40,9 +40,10 @@ def final(ended: Ended) -> str:
 
 
 def said(job: Job, number: int) -> list[list[str]]:
-    """The lines of every rank in a round, as its files have them."""
+    """The lines of every rank in a round, as its files have them, without those of gloo."""
     directory = job.directory / "hpclaunch-logs" / f"{job.id}.0" / f"round-{number}"
-    return [(directory / f"rank-{rank}.out").read_text().splitlines() for rank in range(3)]
+    files = [directory / f"rank-{rank}.out" for rank in range(3)]
+    return [re.sub(r"^\[Gloo\].*\n", "", f.read_text(), flags=re.M).splitlines() for f in files]
 
 
 def hashes(directory: Path) -> dict[str, str]:
