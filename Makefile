@@ -8,10 +8,11 @@ GPU := .venv-gpu
 SYSTEM := slurmctld slurmd slurm-client munge iproute2 util-linux procps g++ cmake
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
-SURROUNDINGS := all     # or some: see tests/surroundings.py
+# See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
+SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-horovod test-torch
 .PHONY: sim soak test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -29,10 +30,11 @@ types: $(VENV)/ready
 pytest: $(VENV)/ready
 	$(RUN) -m 'not horovod'
 
+test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; a good hour
+
 # What decides or simulates starts nothing and reads nothing, and is the same anywhere.
-test-surroundings: $(VENV)/frameworks system     ## where umask, locale, ... are unusual: SURROUNDINGS=umask
-	$(RUN) -m 'not horovod' --surroundings $(SURROUNDINGS) \
-		tests/system tests/worker tests/cli tests/docs tests/slurm
+$(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
+	$(RUN) -m 'not horovod' --surroundings $* tests/system tests/worker tests/cli tests/docs tests/slurm
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod

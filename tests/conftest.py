@@ -22,7 +22,7 @@ NAMES = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     known = surroundings.SURROUNDINGS
     what = "; ".join(f"{name}: {description}" for name, description in known.items())
-    parser.addoption("--surroundings", default="", metavar="all|NAME,...", help=what)
+    parser.addoption("--surroundings", default="", metavar="NAME,...", help=what)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -31,9 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
         surroundings.make_known()
     except RuntimeError as e:
         raise pytest.UsageError(str(e)) from e
-    asked = config.getoption("--surroundings")
     known = surroundings.SURROUNDINGS
-    for name in known if asked == "all" else filter(None, asked.split(",")):
+    for name in filter(None, config.getoption("--surroundings").split(",")):
         if name not in known:
             raise pytest.UsageError(f"--surroundings {name}: there are {', '.join(known)}")
         surroundings.enter(name)

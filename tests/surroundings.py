@@ -13,8 +13,8 @@ environment  the variables in KEPT, and a UTF-8 locale
 
 Limits on time, memory and the size of files stay: whoever has set them means the tests too.
 
-`pytest --surroundings all` makes unusual ones on purpose, for whatever the tests start: those in
-SURROUNDINGS, or some of them (`--surroundings umask,home`).
+`pytest --surroundings umask,home` makes unusual ones on purpose, for whatever the tests start: see
+SURROUNDINGS, and `make test-surroundings`.
 """
 
 from __future__ import annotations

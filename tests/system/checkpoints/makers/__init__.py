@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+SMALL = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 class Maker:
@@ -24,7 +25,8 @@ class Maker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if "QUIET" in environ else None,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **environ},
+            # The libraries' own files are in UTF-8, and some read them by the locale.
+            env={**os.environ, "PYTHONUTF8": "1", **SMALL, **environ},
         )
         assert self._reply() == {"ready": True}
 
