@@ -11,12 +11,12 @@ import argparse
 import time
 from dataclasses import replace
 
-from hpclaunch.core.effects import Effect, Send
-from hpclaunch.core.events import CheckpointChosen, Received, Started, Tick
-from hpclaunch.core.messages import Report
-from hpclaunch.core.model import Job, Phase, Place, WorkerExit
-from hpclaunch.core.rounds import Head
-from hpclaunch.system import wire
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol.effects import Effect, Send
+from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, Tick
+from hpclaunch.core.protocol.messages import Report
+from hpclaunch.core.protocol.model import Job, Phase, Place, WorkerExit
+from hpclaunch.system.network import wire
 
 WORKERS = 8
 BEATS = 4

@@ -20,7 +20,7 @@ from conformance.launchers import FILES, Launchers, by_hand, text
 from launching import HPCLAUNCH, LIMIT, hpclaunch
 
 from hpclaunch.cli import shim
-from hpclaunch.system.forkserver import SITE
+from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import SHORT, environment
 
 pytestmark = pytest.mark.torch

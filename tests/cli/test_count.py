@@ -8,10 +8,10 @@ from launching import hpclaunch, script
 
 from hpclaunch.cli import count, run
 from hpclaunch.cli.options import build_parser
-from hpclaunch.core.devices import Gpu
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import Allocation, Place
-from hpclaunch.system.gpus import Survey
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Allocation, Place
+from hpclaunch.system.gpus.inventory import Survey
 from surroundings import environment
 
 

@@ -13,10 +13,11 @@ from launching import hpclaunch, script
 
 from hpclaunch.cli import run
 from hpclaunch.cli.options import build_parser
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.messages import Order, Report
-from hpclaunch.core.model import Goal, Phase
-from hpclaunch.system import slurm, wire
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.messages import Order, Report
+from hpclaunch.core.protocol.model import Goal, Phase
+from hpclaunch.system.hosts import slurm
+from hpclaunch.system.network import wire
 from surroundings import environment
 
 many = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -15,7 +15,7 @@ from launching import hpclaunch
 
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 from surroundings import environment
 
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"

@@ -12,7 +12,7 @@ from launching import free_port, script
 from launching import start as start_agent
 
 import hpclaunch
-from hpclaunch.system.wire import VERSION
+from hpclaunch.system.network.wire import VERSION
 from surroundings import environment
 
 TRAIN = """
@@ -158,7 +158,7 @@ def test_two_versions_do_not_work_together(tmp_path):
     """Each says so; neither waits for what cannot come."""
     other = tmp_path / "other"
     shutil.copytree(Path(hpclaunch.__file__).parent, other / "hpclaunch")
-    wire = other / "hpclaunch/system/wire.py"
+    wire = other / "hpclaunch/system/network/wire.py"
     wire.write_text(wire.read_text().replace(f"VERSION = {VERSION}", "VERSION = 999"))
     common = ["--nnodes=2", "--nproc=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     path = script(tmp_path, "")

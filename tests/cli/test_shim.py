@@ -18,7 +18,7 @@ from test_usage import WITHOUT_ROOTS_RIGHTS
 
 import hpclaunch
 from hpclaunch.cli import main, shim
-from hpclaunch.system.forkserver import SITE
+from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import environment
 
 SHIM = shim.DIRECTORY

@@ -14,10 +14,10 @@ from typing import Any
 
 from story import a_job
 
-from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
-from hpclaunch.core.marks import checksum
-from hpclaunch.core.model import Assignment, Look, Seen, Verdict
+from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import Assignment, Look, Seen, Verdict
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -53,10 +53,10 @@ class Crew:
         return [i for i, agent in sorted(self.agents.items()) if agent.leads]
 
     def follows(self, agent: int) -> int:
-        return self.agents[agent].member.following.head
+        return self.agents[agent].member.follower.head
 
     def seeking(self, agent: int) -> int:
-        return self.agents[agent].member.following.seeking
+        return self.agents[agent].member.follower.seeking
 
     # What befalls them
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import signal
 from collections import deque
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from hpclaunch.core.effects import Effect, LookAt, Send
-from hpclaunch.core.events import (
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.member.member import Member
+from hpclaunch.core.protocol.effects import Effect, LookAt, Send
+from hpclaunch.core.protocol.events import (
     CheckpointSeen,
     Event,
     HeadReached,
@@ -22,9 +24,8 @@ from hpclaunch.core.events import (
     Started,
     StoreListening,
 )
-from hpclaunch.core.member import Member
-from hpclaunch.core.messages import Message, Order, Report
-from hpclaunch.core.model import (
+from hpclaunch.core.protocol.messages import Message, Order, Report
+from hpclaunch.core.protocol.model import (
     NO_RANK,
     Assignment,
     Culprit,
@@ -37,9 +38,10 @@ from hpclaunch.core.model import (
     Verdict,
     WorkerExit,
 )
-from hpclaunch.core.rounds import Head
+from hpclaunch.core.protocol.timing import Timing
 
-EVERYTHING = 10**6  # a serial number or an edition that no story comes to
+TIMES = {field.name for field in fields(Timing)}
+EVERYTHING = 10**6  # a serial number or an version that no story comes to
 
 _serials = itertools.count(1)
 
@@ -49,7 +51,8 @@ def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
     names = hosts.split()
     nodes = list(dict.fromkeys(names))
     places = tuple(Place(i, nodes.index(name), name) for i, name in enumerate(names))
-    return Job(places, **settings)
+    times = {name: settings.pop(name) for name in [*settings] if name in TIMES}
+    return Job(places, timing=Timing(**times), **settings)
 
 
 def a_part(number: int = 0, **fields: Any) -> Assignment:
@@ -95,7 +98,7 @@ def an_order(
     goal: Goal, number: int = 0, *, serial: int = 0, sender: int = 0, term: int = 0, **fields: Any
 ) -> Received:
     """Of the head of the first term, unless it says otherwise."""
-    fields = {"incarnation": "a1", "office": term, **fields}
+    fields = {"incarnation": "a1", "tenure": term, **fields}
     order = Order(term, serial or next(_serials), goal=goal, round=number, **fields)
     return Received(sender, order, f"10.0.0.{sender + 1}")
 
@@ -116,7 +119,7 @@ def report(index: int, phase: Phase, number: int = -1, **fields: Any) -> Receive
         "stop_signal": 0,
         "trouble": None,
         "heard": EVERYTHING,
-        "edition": EVERYTHING,
+        "version": EVERYTHING,
         "port": 7000 + index,
     }
     return Received(index, Report(**defaults | fields), f"10.0.0.{index + 1}")
@@ -193,7 +196,7 @@ TERM = Signalled(signal.SIGTERM)
 
 
 def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
-    settings = {"grace": 20.0, "silence": 100.0, "unkillable": 30.0, "wait": 0.0} | settings
+    settings = {"grace": 20.0, "loss": 100.0, "unkillable": 30.0, "wait": 0.0} | settings
     settings = {"beat": 1.0} | settings
     return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2", "a1")
 

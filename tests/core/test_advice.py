@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from hpclaunch.core import advice
-from hpclaunch.core.model import Failure
+from hpclaunch.core.head import advice
+from hpclaunch.core.protocol.model import Failure
 
 # One import of torch, then a forked process for each rank of each case, which ends as workers do.
 LAST_WORDS = """

@@ -19,8 +19,9 @@ from story import (
     wait,
 )
 
-from hpclaunch.core.devices import Share, Shares
-from hpclaunch.core.effects import (
+from hpclaunch.core.head.preface import layout
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol.effects import (
     CheckHealth,
     ChooseCheckpoint,
     OpenStore,
@@ -29,7 +30,7 @@ from hpclaunch.core.effects import (
     StartWorkers,
     StopWorkers,
 )
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     GpusReady,
     HeadReached,
@@ -38,9 +39,7 @@ from hpclaunch.core.events import (
     StoreListening,
     WorkersGone,
 )
-from hpclaunch.core.model import EXIT_LOST, Goal, Phase
-from hpclaunch.core.preface import layout
-from hpclaunch.core.rounds import Head
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Share, Shares
 
 IDLE, RUNNING, DONE = Phase.IDLE, Phase.RUNNING, Phase.DONE
 STOPPING = Phase.STOPPING
@@ -48,7 +47,7 @@ ILL = "GPU 1 ECC: 3 uncorrected memory errors"
 
 
 def a_head(hosts, **settings):
-    head = Head(a_job(hosts, **{"silence": 100.0, "beat": 100.0} | settings))
+    head = Head(a_job(hosts, **{"loss": 100.0, "beat": 100.0} | settings))
     tell(head, 0.0, Started())
     return head
 

@@ -9,22 +9,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpclaunch.core.binding import (
+from hpclaunch.core.placement.binding import (
     Binding,
     Cpu,
     Mode,
     Seat,
     advice,
     bind,
-    cpulist,
     cpus_each,
     describe,
-    from_cpulist,
     remarks,
     seat,
     threads,
 )
-from hpclaunch.core.devices import Gpu
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.ranges import parsed, written
 
 NOWHERE = Seat()
 
@@ -54,7 +53,7 @@ def gpu(index, node, topology=TWO_SOCKETS):
 
 def given_out(mode, cpus, topology, seats):
     """The CPUs of each, as the kernel writes them."""
-    return [cpulist(b.cpus) for b in bind(mode, from_cpulist(cpus), topology, seats)]
+    return [written(b.cpus) for b in bind(mode, parsed(cpus), topology, seats)]
 
 
 ALL = "0-15"
@@ -314,10 +313,10 @@ def test_workers_that_share_a_far_gpu_are_one_remark():
 
 @pytest.mark.parametrize("text", ["", "0", "0-3,8-11", "1,3,5-6"])
 def test_lists_of_the_kernel(text):
-    assert cpulist(from_cpulist(text)) == text
+    assert written(parsed(text)) == text
 
 
 @pytest.mark.parametrize("text", ["x", "1-x", "-"])
 def test_what_is_no_list(text):
     with pytest.raises(ValueError, match="invalid literal"):
-        from_cpulist(text)
+        parsed(text)

@@ -3,9 +3,11 @@
 import pytest
 from crew import Crew
 
-from hpclaunch.core import choosing, events
-from hpclaunch.core.model import EXIT_LOST, Failure, Tally
-from hpclaunch.core.restarts import LOADING, Budget
+from hpclaunch.core.head import choosing
+from hpclaunch.core.head.restarts import LOADING, Budget
+from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.model import EXIT_LOST, Failure, Tally
+from hpclaunch.core.protocol.timing import DEFAULTS
 
 LOADS = """Traceback (most recent call last):
   File "train.py", line 30, in main
@@ -54,9 +56,9 @@ def test_one_does_not_see_it_at_all():
     crew = a_crew()
     crew.unseen, crew.older = {2: "/c/2.pt"}, ["/c/1.pt"]
     crew.start(0, 1, 2)
-    crew.until(choosing.PATIENCE - 1.0)
+    crew.until(DEFAULTS.visible - 1.0)
     assert crew.parts == {}
-    crew.until(choosing.PATIENCE + 1.0)
+    crew.until(DEFAULTS.visible + 1.0)
     assert checkpoints(crew) == [{"/c/1.pt"}]
     assert "passing over checkpoint it: n2 does not see it: there is no such file" in crew.said
 
@@ -66,7 +68,7 @@ def test_one_sees_none():
     crew = a_crew()
     crew.unseen = {1: "/c/2.pt"}
     crew.start(0, 1, 2)
-    crew.until(choosing.PATIENCE + 5.0)
+    crew.until(DEFAULTS.visible + 5.0)
     assert crew.parts == {}
     verdict = crew.verdicts[0]
     assert verdict.code == EXIT_LOST
@@ -95,7 +97,7 @@ def test_one_that_is_lost_is_not_waited_for():
     crew.start(0, 1, 2, 3)
     crew.until(2.0)
     crew.kill(3)
-    crew.until(choosing.PATIENCE - 5.0)
+    crew.until(DEFAULTS.visible - 5.0)
     assert checkpoints(crew) == [{"/c/2.pt"}]
 
 
@@ -152,9 +154,9 @@ def test_a_head_that_is_cut_off_while_agents_look_does_not_spin():
     crew = a_crew()
     crew.unseen, crew.older = {2: "/c/2.pt"}, ["/c/1.pt"]
     crew.start(0, 1, 2)
-    crew.until(choosing.PATIENCE - 1.5)
+    crew.until(DEFAULTS.visible - 1.5)
     crew.cut([0], [1, 2])
-    crew.until(choosing.PATIENCE + 60.0)
+    crew.until(DEFAULTS.visible + 60.0)
 
 
 def test_who_was_to_read_a_share_and_is_lost():

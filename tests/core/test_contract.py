@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from story import a_part
 
-from hpclaunch.core import contract, mps
-from hpclaunch.core.devices import Gpu, Share
+from hpclaunch.core.placement import contract, mps_shares
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.model import Share
 
 GPUS = (Gpu("0", "GPU-0"),)
 
@@ -58,8 +59,8 @@ def test_what_each_worker_has_of_its_own_is_named():
         told |= contract.of_gpus(
             Share((0,), sharers=2), GPUS, {}, isolated=True, selector=selector, backend="gloo"
         ).keys()
-    settings = mps.Settings("on", "auto", "4G")
-    told |= mps.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
+    settings = mps_shares.Settings("on", "auto", "4G")
+    told |= mps_shares.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
     assert told <= contract.OWN
 
 

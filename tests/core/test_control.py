@@ -6,8 +6,8 @@ import pytest
 from story import a_job, report, tell
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.effects import ChooseCheckpoint, Exit, OpenStore, StartWorkers
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Exit, OpenStore, StartWorkers
+from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     ForkServerReplaced,
     Received,
@@ -18,7 +18,7 @@ from hpclaunch.core.events import (
     Tick,
     TroubleFound,
 )
-from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble
 
 IDLE, ENDED = Phase.IDLE, Phase.ENDED
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hpclaunch.core.devices import NO_SHARES, Share, Shares, Task, only_device, share_out
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.placement.devices import Task, only_device, share_out
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import NO_SHARES, Share, Shares
 
 FOUR = ("a", "b", "c", "d")
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.electorate import Roll, is_quorum, is_told, parse, promised, ranges, voters
+from hpclaunch.core.consensus.quorum import is_quorum, replaces_old, supported_since
+from hpclaunch.core.protocol.configuration import Configuration, voters
+from hpclaunch.core.protocol.ranges import parsed, written
 
 FEW = 5
 
 
-def a_roll(agents, head=0, prior=None, prior_head=0):
-    return Roll(1, voters(head, agents), None if prior is None else voters(prior_head, prior))
+def a_roll(agents, head=0, old=None, prior_head=0):
+    return Configuration(1, voters(head, agents), None if old is None else voters(prior_head, old))
 
 
 def subsets(agents):
@@ -25,11 +27,11 @@ def subsets(agents):
 def rolls(n):
     """All that agents 0..n-1 can be on, settled or not."""
     sides = [voters(head, some) for some in subsets(range(n)) for head in some]
-    return [Roll(1, new, old) for new in sides for old in [None, *sides]]
+    return [Configuration(1, new, old) for new in sides for old in [None, *sides]]
 
 
 # Agents 2 and 3 have begun a round; of the four that there were before, 0 was the head.
-BOTH = a_roll({2, 3}, 2, prior=range(4))
+BOTH = a_roll({2, 3}, 2, old=range(4))
 
 # Many agents in a few words
 
@@ -39,15 +41,15 @@ BOTH = a_roll({2, 3}, 2, prior=range(4))
     [([4], "4"), ([0, 1, 2, 3], "0-3"), ([7, 0, 3, 1, 2], "0-3,7"), ([1, 3, 5, 6], "1,3,5-6")],
 )
 def test_ranges(agents, text):
-    assert ranges(agents) == text
+    assert written(agents) == text
 
 
 @given(st.sets(st.integers(0, 5000), min_size=1))
 def test_what_is_written_is_read(agents):
-    assert parse(ranges(agents)) == agents
+    assert parsed(written(agents)) == agents
 
 
-# Who may have a new head: those on the roll and its head, the votes, a dead head if there is one.
+# Who may have a new head: those on the configuration and its head, the votes, a dead head if there is one.
 TABLE = {
     "alone": (1, 0, {0}, None, True),
     "nobody": (1, 0, set(), None, False),
@@ -58,7 +60,7 @@ TABLE = {
     "half of four, though the head is one of them": (4, 3, {1, 3}, None, False),
     "half of four": (4, 3, {0, 1}, None, False),
     "three of four": (4, 3, {0, 1, 2}, None, True),
-    "those who are not on the roll do not count": (3, 0, {2, 7, 8, 9}, None, False),
+    "those who are not on the configuration do not count": (3, 0, {2, 7, 8, 9}, None, False),
     "the head died, one of two": (2, 0, {1}, 0, True),
     "the head died, one of three": (3, 0, {1}, 0, False),
     "the head died, two of three": (3, 0, {1, 2}, 0, True),
@@ -66,7 +68,7 @@ TABLE = {
     "the head died, two of four": (4, 0, {1, 2}, 0, True),
     "the head died, two of five": (5, 0, {1, 2}, 0, False),
     "the head died, three of five": (5, 0, {1, 2, 3}, 0, True),
-    "one that was not on the roll died": (4, 0, {1, 2}, 9, False),
+    "one that was not on the configuration died": (4, 0, {1, 2}, 9, False),
 }
 
 
@@ -96,17 +98,17 @@ def test_a_roll_that_is_not_settled_needs_both(votes, enough):
 )
 def test_a_roll_is_settled_once_enough_have_it(agents, dead, told):
     """More than half of those before, while its own head needs only half of the others now."""
-    assert is_told(BOTH, agents.__contains__, dead) is told
+    assert replaces_old(BOTH, agents.__contains__, dead) is told
 
 
 # Never two at once
 
 
 def settled(n):
-    return [Roll(1, voters(head, range(n))) for head in range(n)]
+    return [Configuration(1, voters(head, range(n))) for head in range(n)]
 
 
-def disjoint(roll, n):
+def disjoint(configuration, n):
     for one in subsets(range(n)):
         for other in subsets(sorted(set(range(n)) - one)):
             yield one, other
@@ -114,29 +116,31 @@ def disjoint(roll, n):
 
 @pytest.mark.parametrize("n", range(1, FEW + 1))
 def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
-    for roll in settled(n):
-        for one, other in disjoint(roll, n):
+    for configuration in settled(n):
+        for one, other in disjoint(configuration, n):
             for dead in {None, *range(n)} - one - other:
                 # all know that one is dead, or one of the groups does
-                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other, dead))
-                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+                assert not (
+                    is_quorum(configuration, one, dead) and is_quorum(configuration, other, dead)
+                )
+                assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
 
 
 @pytest.mark.parametrize("n", range(1, FEW))
 def test_the_same_while_a_roll_is_not_settled(n):
-    for roll in rolls(n):
-        for one, other in disjoint(roll, n):
+    for configuration in rolls(n):
+        for one, other in disjoint(configuration, n):
             for dead in {None, *range(n)} - one - other:
-                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+                assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
 
 
 @pytest.mark.parametrize("n", range(2, FEW + 1))
 def test_who_chose_another_head_with_one_that_is_dead_now_counts(n):
     """That other head may lead still, when those who know only of the death choose again."""
-    for roll in settled(n):
-        for one, other in disjoint(roll, n):
+    for configuration in settled(n):
+        for one, other in disjoint(configuration, n):
             for dead in other:
-                assert not (is_quorum(roll, one, dead) and is_quorum(roll, other))
+                assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
 
 
 # Until when a head leads, from when each of its agents was last bound. It is the first of them.
@@ -153,7 +157,7 @@ PROMISES = {
 
 @pytest.mark.parametrize(("at", "expected"), PROMISES.values(), ids=PROMISES)
 def test_promised(at, expected):
-    assert promised(a_roll(range(len(at))), at.__getitem__, 0) == expected
+    assert supported_since(a_roll(range(len(at))), at.__getitem__, 0) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,30 +174,30 @@ def test_promised(at, expected):
 )
 def test_promised_to_a_successor(at, dead, expected):
     """It needs more than half, and where the head before is dead more than half of the others."""
-    assert promised(a_roll(range(len(at))), at.__getitem__, 1, dead) == expected
+    assert supported_since(a_roll(range(len(at))), at.__getitem__, 1, dead) == expected
 
 
 def test_promised_by_both_while_a_roll_is_not_settled():
-    assert promised(BOTH, [9, 3, 4, 5].__getitem__, 2) == 4
-    assert promised(BOTH, [0, 1, 5, 4].__getitem__, 2) == 1  # three of four, as there were
+    assert supported_since(BOTH, [9, 3, 4, 5].__getitem__, 2) == 4
+    assert supported_since(BOTH, [0, 1, 5, 4].__getitem__, 2) == 1  # three of four, as there were
 
 
-def leads(me, roll, agents):
+def leads(me, configuration, agents):
     """Whether an agent does that these follow; it is one of them."""
 
     def by(some):
-        on = parse(some.agents)
+        on = parsed(some.agents)
         there = 2 * len(on & agents)
         return there > len(on) or (there == len(on) and some.head == me)
 
-    return all(by(some) for some in roll.all)
+    return all(by(some) for some in configuration.all)
 
 
 @pytest.mark.parametrize("n", range(1, FEW))
 def test_promised_is_the_latest_time_with_a_quorum(n):
-    for roll, at in product(rolls(n)[:500], permutations(range(n))):
+    for configuration, at in product(rolls(n)[:500], permutations(range(n))):
         for me in range(n):
             times = [min(time, at[me]) for time in at]
             since = [{a for a, time in enumerate(times) if time >= t} for t in range(n)]
-            bound = [t for t, agents in enumerate(since) if leads(me, roll, agents)]
-            assert promised(roll, times.__getitem__, me) == max(bound)
+            bound = [t for t, agents in enumerate(since) if leads(me, configuration, agents)]
+            assert supported_since(configuration, times.__getitem__, me) == max(bound)

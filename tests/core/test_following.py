@@ -6,8 +6,9 @@ import pytest
 from story import a_job, a_member, an_order, deeds, idle, report, reports, run, stop, tell, wait
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.effects import Dial, Probe, Send, StopWorkers
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.configuration import NOBODY
+from hpclaunch.core.protocol.effects import Dial, Probe, Send, StopWorkers
+from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
     HeadReached,
@@ -16,9 +17,8 @@ from hpclaunch.core.events import (
     StoreListening,
     Tick,
 )
-from hpclaunch.core.following import NOBODY
-from hpclaunch.core.messages import Hint
-from hpclaunch.core.model import Goal, Phase
+from hpclaunch.core.protocol.messages import Hint
+from hpclaunch.core.protocol.model import Goal, Phase
 
 
 def of_n2(goal=Goal.WAIT, **fields):
@@ -26,68 +26,68 @@ def of_n2(goal=Goal.WAIT, **fields):
 
 
 def test_whose_head_lives_follows_no_other():
-    member = idle(hosts="n0 n1 n2", silence=10.0)  # a promise of 13 s
+    member = idle(hosts="n0 n1 n2", loss=10.0)  # a promise of 13 s
     assert tell(member, 0.5, of_n2(Goal.RUN)) == []
     assert deeds(tell(member, 12.9, of_n2(Goal.RUN))) == []
-    assert member.following.head == 0
+    assert member.follower.head == 0
     tell(member, 13.0, Tick(), of_n2())
-    assert (member.following.head, member.following.seeking) == (2, NOBODY)
+    assert (member.follower.head, member.follower.seeking) == (2, NOBODY)
 
 
 def test_a_head_that_leads_no_more_gives_its_followers_their_word_back():
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     assert tell(member, 0.4, Received(0, Hint(0, led=True)), Received(1, Hint(2, led=True))) == []
     effects = tell(member, 0.5, Received(0, Hint(2, led=True)))
     assert reports(effects)[-1].seeking == 2
     tell(member, 0.6, of_n2())
-    assert (member.following.head, member.following.seeking) == (2, NOBODY)
+    assert (member.follower.head, member.follower.seeking) == (2, NOBODY)
 
 
 def test_what_was_found_out_without_a_head_is_forgotten_with_it():
     """The head was only cut off; who was not there then may have come since."""
-    member = idle(hosts="n0 n1 n2 n3", silence=10.0)
+    member = idle(hosts="n0 n1 n2 n3", loss=10.0)
     tell(member, 13.5, Tick(), AgentGone(2))
-    assert member.following.gone == {2}
+    assert member.follower.gone == {2}
     tell(member, 13.6, wait(0))
-    assert member.following.gone == set()
+    assert member.follower.gone == set()
 
 
 def test_one_that_came_after_it_was_asked_about_is_not_dead():
     """Its host refused a connection while there was no head; the answers come when there is one."""
-    member = a_member(hosts="n0 n1 n2", silence=10.0)
+    member = a_member(hosts="n0 n1 n2", loss=10.0)
     tell(member, 0.0, Started())
     tell(member, 12.0, Tick())  # it looks around for another head
     tell(member, 12.1, wait(0), AgentGone(2))
     tell(member, 13.0, HeadClosed(0), AgentGone(0))
-    assert member.following.gone == {0}
+    assert member.follower.gone == {0}
 
 
 def test_a_head_that_leads_again_is_heard_from_its_first_order_on():
     """Its numbers begin anew, and its world is another one."""
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     tell(member, 0.5, run(0))
     effects = tell(member, 0.6, an_order(Goal.WAIT, 2, serial=1, term=3))
     assert StopWorkers() in effects
-    assert member.following.term == 3
+    assert member.follower.term == 3
 
 
 def test_a_head_that_takes_a_later_term_has_the_same_world():
     """It does where somebody has led in vain meanwhile, who would not hear it otherwise."""
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     tell(member, 0.5, run(0))
-    effects = tell(member, 0.6, an_order(Goal.RUN, 0, term=3, office=0))
+    effects = tell(member, 0.6, an_order(Goal.RUN, 0, term=3, tenure=0))
     assert StopWorkers() not in effects
-    assert (member.phase, member.following.term) == (Phase.RUNNING, 3)
+    assert (member.phase, member.follower.term) == (Phase.RUNNING, 3)
     assert tell(member, 0.7, stop(0)) == []
 
 
 def test_an_order_of_an_old_term_is_ignored():
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     tell(member, 13.0, Tick(), of_n2())
     assert tell(member, 13.1, stop(5)) == []
     tell(member, 40.0, Tick())  # the second head is lost as well
     tell(member, 40.1, wait())
-    assert (member.following.head, member.following.term) == (2, 2)
+    assert (member.follower.head, member.follower.term) == (2, 2)
 
 
 @pytest.mark.parametrize(("sender", "term"), [(2, 0), (2, 1), (0, 1), (0, 2)])
@@ -95,11 +95,11 @@ def test_nobody_leads_in_the_term_of_another(sender, term):
     member = a_member("n0 n1 n2")
     tell(member, 0.0, Started(), StoreListening(4001))
     tell(member, 0.1, an_order(Goal.WAIT, sender=sender, term=term))
-    assert not member.following.bond.met
+    assert not member.follower.link.met
 
 
 def test_who_follows_another_head_leaves_the_round_of_the_old_one():
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     tell(member, 0.5, run(0))
     assert member.phase is Phase.RUNNING
     assert StopWorkers() in tell(member, 13.5, Tick(), of_n2())
@@ -116,7 +116,7 @@ def test_a_dead_candidate_is_passed_over():
 
 
 def test_whose_head_is_heard_again_asks_nobody_any_more():
-    member = idle(hosts="n0 n1 n2", silence=10.0)
+    member = idle(hosts="n0 n1 n2", loss=10.0)
     assert reports(tell(member, 13.0, Tick()))[-1].seeking == 1
     effects = tell(member, 13.1, HeadReached(0), wait())
     assert reports(effects)[-1].seeking == NOBODY
@@ -137,12 +137,12 @@ def without_head(hosts="n0 n1 n2 n3"):
     control = Control(a_job(hosts), 1, 2, "10.0.0.2", "a1")
     tell(control, 0.0, Started(), StoreListening(4001), HeadReached(0), wait())
     tell(control, 1.0, HeadClosed(0), AgentGone(0))
-    assert control.member.following.seeking == 1
+    assert control.member.follower.seeking == 1
     return control
 
 
 def asks(agent, term, **fields):
-    return report(agent, Phase.IDLE, term=0, seeking=term, edition=-1, heard=1, **fields)
+    return report(agent, Phase.IDLE, term=0, seeking=term, version=-1, heard=1, **fields)
 
 
 def hints(effects):
@@ -158,10 +158,10 @@ def test_who_has_a_head_says_so_when_it_is_asked():
 def test_who_is_further_says_so_and_who_is_behind_catches_up():
     control = without_head()
     tell(control, 2.1, Tick())
-    assert control.member.following.seeking == 2
+    assert control.member.follower.seeking == 2
     assert hints(tell(control, 2.2, asks(3, 1))) == {3: Hint(2, led=False)}
     assert hints(tell(control, 2.3, asks(3, 5))) == {}
-    assert control.member.following.seeking == 5
+    assert control.member.follower.seeking == 5
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_who_is_further_says_so_and_who_is_behind_catches_up():
 def test_what_a_hint_does(hint, seeking):
     control = without_head()
     tell(control, 1.5, Received(2, hint))
-    assert control.member.following.seeking == seeking
+    assert control.member.follower.seeking == seeking
 
 
 def test_a_hint_to_one_that_has_a_head_changes_nothing():

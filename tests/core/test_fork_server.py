@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from story import TERM, a_member, a_part, deeds, end, idle, reports, run, running, stop, tell
 
-from hpclaunch.core.effects import KillWorkers, OpenStore, StartWorkers, StopWorkers
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.effects import KillWorkers, OpenStore, StartWorkers, StopWorkers
+from hpclaunch.core.protocol.events import (
     ForkServerReplaced,
     Started,
     StoreEnded,
@@ -15,7 +15,7 @@ from hpclaunch.core.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.model import EXIT_LOST, NO_RANK, Culprit, Phase
+from hpclaunch.core.protocol.model import EXIT_LOST, NO_RANK, Culprit, Phase
 
 REPLACED = ForkServerReplaced()
 SERVER, STORE, WORKER = Culprit.FORK_SERVER, Culprit.STORE, Culprit.WORKER

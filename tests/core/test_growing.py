@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from story import a_job, orders, report, tell
 
-from hpclaunch.core.effects import ChooseCheckpoint, Say
-from hpclaunch.core.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
-from hpclaunch.core.model import Grow, Phase, WorkerExit
-from hpclaunch.core.rounds import Head
-from hpclaunch.core.stages import Stage
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Say
+from hpclaunch.core.protocol.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
+from hpclaunch.core.protocol.model import Grow, Phase, WorkerExit
+from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING = Phase.IDLE, Phase.RUNNING
 SAID = Say("ending the round, to go on with n2")
@@ -17,7 +17,7 @@ SAID = Say("ending the round, to go on with n2")
 
 def smaller(grow, **settings):
     """Round 1 runs without n2, which has come back since."""
-    head = Head(a_job("n0 n1 n2", fewest=2, grow=grow, beat=0.5, silence=3.0, **settings))
+    head = Head(a_job("n0 n1 n2", fewest=2, grow=grow, beat=0.5, loss=3.0, **settings))
     tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen("/c/1"))
     tell(head, 0.1, *(report(i, RUNNING, 0) for i in range(3)))
     tell(head, 0.2, PeerClosed(2), AgentGone(2))
@@ -76,7 +76,7 @@ def test_a_search_that_failed_is_begun_again():
 def test_not_at_all(grow, most):
     head = smaller(grow) if not most else None
     if head is None:  # n2 is a spare, and there is no room for it
-        head = Head(a_job("n0 n1 n2", most=most, grow=grow, beat=0.5, silence=3.0))
+        head = Head(a_job("n0 n1 n2", most=most, grow=grow, beat=0.5, loss=3.0))
         tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(3)), CheckpointChosen(""))
     effects = beat(head, 1.1)
     assert SAID not in effects

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core import health
-from hpclaunch.core.aside import for_administrator
-from hpclaunch.core.findings import Finding, Grade, reason
-from hpclaunch.core.health import (
+from hpclaunch.core.head.cordon import for_administrator
+from hpclaunch.core.health import gpu_rules
+from hpclaunch.core.health.findings import Finding, Grade, reason
+from hpclaunch.core.health.gpu_rules import (
     GIB,
     History,
     Link,
@@ -19,8 +19,8 @@ from hpclaunch.core.health import (
     judge,
     judge_survey,
 )
-from hpclaunch.core.host import Disk, Host, judge_checkpoints, judge_host
-from hpclaunch.core.xids import XIDS, Fault, xid
+from hpclaunch.core.health.host_rules import Disk, Host, judge_checkpoints, judge_host
+from hpclaunch.core.health.xids import XIDS, Fault, xid
 
 WELL = Reading(
     "GPU 0",
@@ -160,7 +160,7 @@ def test_the_table_of_xids_is_sound():
 
 
 def test_an_xid_in_words():
-    seen = health.XidSeen("GPU-1", "GPU 1", 31, (70,))
+    seen = gpu_rules.XidSeen("GPU-1", "GPU 1", 31, (70,))
     assert str(seen).startswith("Xid 31 on GPU 1: GPU memory page fault (an illegal address); an")
 
 

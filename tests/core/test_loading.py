@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from hpclaunch.core.loading import LATER, Module, Opaque, Reading, is_read_at_load
+from hpclaunch.core.source.loading import LATER, Module, Opaque, Reading, is_read_at_load
 
 
 def read(program, modules=None, environ=None, package=""):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
-from hpclaunch.core.bond import DYING
-from hpclaunch.core.effects import (
+from hpclaunch.core.consensus.contact import Echo
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     KeepWorkers,
     KillWorkers,
@@ -14,7 +15,7 @@ from hpclaunch.core.effects import (
     Send,
     StopWorkers,
 )
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,
     HeadReached,
@@ -26,10 +27,9 @@ from hpclaunch.core.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.membership import Echo
-from hpclaunch.core.model import Goal, Phase
-from hpclaunch.core.rounds import Head
-from hpclaunch.core.stages import Stage
+from hpclaunch.core.protocol.model import Goal, Phase
+from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.protocol.timing import DEFAULTS
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED = Phase.DONE, Phase.ENDED
@@ -37,7 +37,7 @@ DEAD = "its connection was closed and cannot be made again"
 
 
 def running(hosts, **settings):
-    settings = {"silence": 3.0, "beat": 0.5, "wait": 60.0} | settings
+    settings = {"loss": 3.0, "beat": 0.5, "wait": 60.0} | settings
     head = Head(a_job(hosts, **settings))
     count = len(hosts.split())
     tell(head, 0.0, Started(), *(report(i, IDLE) for i in range(count)))
@@ -69,8 +69,8 @@ def test_a_spare_takes_the_ranks_of_a_lost_node():
     assert set(orders(effects)) == {(0, "stop", 0), (2, "stop", 0)}
     effects = tell(head, 1.2, report(0, IDLE, 0), report(2, IDLE, 0))
     assert ChooseCheckpoint() not in effects  # its workers may take that long to be gone
-    assert head.next_deadline() == 1.1 + DYING
-    assert ChooseCheckpoint() in tell(head, 1.1 + DYING, Tick())
+    assert head.next_deadline() == 1.1 + DEFAULTS.killing
+    assert ChooseCheckpoint() in tell(head, 1.1 + DEFAULTS.killing, Tick())
     effects = tell(head, 1.7, CheckpointChosen("/c/1.pt"))
     assert "going on with n2 and without n1: 2 nodes" in said(effects)
     assert {i: (p.first_rank, p.restarts) for i, p in parts(effects).items()} == {
@@ -113,7 +113,7 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
 
 def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
     """It was the only other one, so that nobody else is a reason to look."""
-    head = running("n0 n1", fewest=1, silence=3.0)
+    head = running("n0 n1", fewest=1, loss=3.0)
     tell(head, 3.2, Tick())
     tell(head, 3.3, report(0, IDLE, 0))
     tell(head, 3.4, CheckpointChosen(""))
@@ -128,13 +128,13 @@ def test_a_pause_that_ends_once_the_checkpoint_is_chosen():
     assert ChooseCheckpoint() in tell(head, 1.1, *(report(i, IDLE, 0) for i in range(3)))
     tell(head, 1.2, PeerClosed(2), AgentGone(2))
     tell(head, 1.3, CheckpointChosen(""))
-    assert head.next_deadline() == 1.2 + DYING
-    assert set(parts(tell(head, 1.2 + DYING, Tick()))) == {0, 1}
+    assert head.next_deadline() == 1.2 + DEFAULTS.killing
+    assert set(parts(tell(head, 1.2 + DEFAULTS.killing, Tick()))) == {0, 1}
 
 
 def test_a_loss_does_not_shorten_the_time_that_a_node_is_given():
     """It failed three times in a row, and the next start waits for it; another dies meanwhile."""
-    head = running("n0 n1 n2", fewest=2, silence=100.0, beat=100.0)
+    head = running("n0 n1 n2", fewest=2, loss=100.0, beat=100.0)
     for number in range(3):
         at = 1.0 + number
         failure = failed(2, code=137, signum=9)
@@ -147,13 +147,13 @@ def test_a_loss_does_not_shorten_the_time_that_a_node_is_given():
     assert head.next_deadline() == 3.1 + 1.0
     tell(head, 3.2, PeerClosed(2), AgentGone(2))
     assert head.next_deadline() == 3.1 + 1.0
-    assert ChooseCheckpoint() not in tell(head, 3.2 + DYING, Tick())
+    assert ChooseCheckpoint() not in tell(head, 3.2 + DEFAULTS.killing, Tick())
     assert ChooseCheckpoint() in tell(head, 4.1, Tick())
 
 
 def test_the_end_is_told_to_one_that_is_only_silent():
     """It would find no head, take it for dead, and train on by itself."""
-    head = running("n0 n1 n2", fewest=1, parting=10.0)
+    head = running("n0 n1 n2", fewest=1, goodbye=10.0)
     keep_up(head, 2.9, 0, 1)
     tell(head, 3.2, Tick())
     tell(head, 3.3, report(0, IDLE, 0), report(1, IDLE, 0))
@@ -222,18 +222,18 @@ def test_those_who_died_count_for_the_head_that_they_followed():
     tell(head, 1.5, report(0, IDLE, 0))
     assert set(parts(tell(head, 1.6, CheckpointChosen("")))) == {0}
     tell(head, 99.9, Tick())
-    assert head.authority.holds(100.0)
+    assert head.lease.holds(100.0)
 
 
 def test_those_who_are_silent_may_follow_another():
     head = running("n0 n1 n2", fewest=1, wait=30.0)
     keep_up(head, 3.0, 0)
     tell(head, 3.2, Tick())
-    assert not head.authority.holds(0.1 + head.job.promise)
+    assert not head.lease.holds(0.1 + head.job.timing.vote_lease)
     assert said(tell(head, 8.0, report(0, IDLE, 0), Tick())) == []
     words = "waiting for n1, n2: too few are left to go on without them; 30 s more"
     assert said(tell(head, 11.0, Tick())) == [words]
-    assert head.stage is Stage.GATHERING
+    assert head.stage is Stage.RENDEZVOUS
     tell(head, 41.0, Tick())
     assert head.verdict.reason.startswith("n1, n2 cannot be reached, and those who are left are")
 
@@ -246,7 +246,7 @@ def test_a_consequence_of_a_lost_node_costs_no_restart():
     tell(head, 1.2, report(0, IDLE, 0, exits=(failed(0),)), report(1, IDLE, 0))
     assert head.stage is Stage.STOPPING
     tell(head, 1.3, AgentGone(2))
-    tell(head, 1.3 + DYING, Tick())
+    tell(head, 1.3 + DEFAULTS.killing, Tick())
     assert (head.stage, head.budget.total, head.verdict) == (Stage.CHOOSING, 0, None)
 
 
@@ -260,7 +260,7 @@ def fail(head, number, index, rank, agents):
 
 
 def test_a_node_whose_workers_alone_fail_makes_place_for_a_spare():
-    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0)
+    head = running("n0 n1 n2", most=2, fewest=2, loss=100.0)
     assert set(parts(fail(head, 0, 1, 2, (0, 1)))) == {0, 1}
     effects = fail(head, 1, 1, 2, (0, 1))
     assert "n1 is set aside: its workers have failed again, and there is a spare" in said(effects)
@@ -269,7 +269,7 @@ def test_a_node_whose_workers_alone_fail_makes_place_for_a_spare():
 
 @pytest.mark.parametrize("wait", [0.0, 60.0])
 def test_without_a_spare_it_is_better_than_nothing(wait):
-    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0, max_restarts=9, wait=wait)
+    head = running("n0 n1 n2", most=2, fewest=2, loss=100.0, max_restarts=9, wait=wait)
     fail(head, 0, 1, 2, (0, 1))
     fail(head, 1, 1, 2, (0, 1))
     tell(head, 6.0, PeerClosed(2))
@@ -279,7 +279,7 @@ def test_without_a_spare_it_is_better_than_nothing(wait):
 
 
 def test_failures_here_and_there_are_nobodys():
-    head = running("n0 n1 n2", most=2, fewest=2, silence=100.0)
+    head = running("n0 n1 n2", most=2, fewest=2, loss=100.0)
     fail(head, 0, 1, 2, (0, 1))
     effects = fail(head, 1, 0, 0, (0, 1))
     assert set(parts(effects)) == {0, 1}
@@ -289,7 +289,7 @@ def test_failures_here_and_there_are_nobodys():
 
 
 def member_in_a_round():
-    member = a_member(silence=3.0)
+    member = a_member(loss=3.0)
     tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0))
     tell(member, 0.5, wait())
     (sent,) = reports(tell(member, 1.5, Tick()))

@@ -7,7 +7,7 @@ import signal
 import pytest
 from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell, wait
 
-from hpclaunch.core.effects import (
+from hpclaunch.core.protocol.effects import (
     KillIdleWorkers,
     KillWorkers,
     OpenStore,
@@ -16,7 +16,7 @@ from hpclaunch.core.effects import (
     StartWorkers,
     StopWorkers,
 )
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
     Signalled,
@@ -27,7 +27,7 @@ from hpclaunch.core.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_LOST, Phase, Trouble
 
 # One round
 

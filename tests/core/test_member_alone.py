@@ -7,8 +7,9 @@ import itertools
 import pytest
 from story import TERM, a_member, deeds, idle, reports, run, running, stop, tell, wait
 
-from hpclaunch.core.effects import Diagnose, Probe, Say, StopWorkers
-from hpclaunch.core.events import (
+from hpclaunch.core.protocol.configuration import NOBODY
+from hpclaunch.core.protocol.effects import Diagnose, Probe, Say, StopWorkers
+from hpclaunch.core.protocol.events import (
     AgentGone,
     Diagnosed,
     HeadClosed,
@@ -19,8 +20,7 @@ from hpclaunch.core.events import (
     TroubleFound,
     WorkerExited,
 )
-from hpclaunch.core.following import NOBODY
-from hpclaunch.core.model import EXIT_LOST, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_LOST, Phase, Trouble
 
 
 def test_the_head_never_comes():
@@ -54,7 +54,7 @@ def test_a_diagnosis_that_comes_too_late_is_not_said():
     ],
 )
 def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words):
-    member = a_member(join=120.0, parting=10.0)
+    member = a_member(join=120.0, goodbye=10.0)
     tell(member, 0.0, Started(), StoreListening(4001))
     tell(member, 30.0, event)
     tell(member, 39.9, Tick())
@@ -65,7 +65,7 @@ def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words
 
 def test_a_silent_head_is_lost():
     """The workers are left to their lease, which is over by then."""
-    member = running(silence=10.0, wait=60.0)  # last heard at 1.0, and the promise is of 13 s
+    member = running(loss=10.0, wait=60.0)  # last heard at 1.0, and the promise is of 13 s
     assert deeds(tell(member, 13.9, Tick())) == []
     assert {Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
     (said,) = [e.text for e in tell(member, 19.0, Tick()) if isinstance(e, Say)]
@@ -84,7 +84,7 @@ def test_a_silent_head_is_lost():
 
 
 def test_a_dead_head_is_lost_at_once():
-    member = running(silence=10.0)
+    member = running(loss=10.0)
     assert deeds(tell(member, 2.0, HeadClosed(0))) == [Probe(0)]
     effects = tell(member, 2.1, AgentGone(0))
     assert StopWorkers() in effects
@@ -93,7 +93,7 @@ def test_a_dead_head_is_lost_at_once():
 
 def test_a_connection_made_again_is_a_sign_of_life():
     """The refusal that was found before is of no use any more."""
-    member = running(silence=10.0)
+    member = running(loss=10.0)
     tell(member, 2.0, HeadClosed(0))
     assert len(reports(tell(member, 2.1, HeadReached(0)))) == 1
     assert deeds(tell(member, 2.2, AgentGone(0))) == []
@@ -110,7 +110,7 @@ def test_another_agents_death_is_not_the_heads():
 
 def test_after_a_pause_what_was_heard_comes_before_the_clock():
     """Only a Tick tells the time: other events may have orders waiting behind them."""
-    member = running(silence=10.0)
+    member = running(loss=10.0)
     effects = tell(member, 15.0, WorkerExited(2, 0, 0), wait(), Tick())
     assert deeds(effects) == []
     assert member.verdict is None
@@ -118,7 +118,7 @@ def test_after_a_pause_what_was_heard_comes_before_the_clock():
 
 def test_waiting_for_workers_without_a_head_does_not_spin():
     """With a verdict, the head's silence is no deadline any more."""
-    member = running(silence=10.0, grace=20.0, parting=10.0)
+    member = running(loss=10.0, grace=20.0, goodbye=10.0)
     for now in (14.0, 24.0, 25.0):
         tell(member, now, Tick())
         assert member.next_deadline() > now

@@ -7,9 +7,9 @@ import math
 import pytest
 from story import a_job
 
-from hpclaunch.core.membership import Contact, evidence, lost_at
+from hpclaunch.core.consensus.contact import Contact, evidence, lost_at
 
-JOB = a_job(silence=10.0)
+JOB = a_job(loss=10.0)
 
 
 def contact(*history):

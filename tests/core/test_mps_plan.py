@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.devices import Gpu, Share, Task, share_out
-from hpclaunch.core.mps import (
+from hpclaunch.core.placement.devices import Gpu, Task, share_out
+from hpclaunch.core.placement.mps_shares import (
     Found,
     Group,
     Plan,
@@ -18,6 +18,7 @@ from hpclaunch.core.mps import (
     wanted,
     without,
 )
+from hpclaunch.core.protocol.model import Share
 
 HERE = Found("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.preflight import (
+from hpclaunch.core.health.preflight_rules import (
     Kind,
     Link,
     Measured,

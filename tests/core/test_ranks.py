@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.model import Place
-from hpclaunch.core.ranks import seats
+from hpclaunch.core.placement.ranks import seats
+from hpclaunch.core.protocol.model import Place
 
 # (node, workers) of each agent in Slurm's order, and the ranks that it gets.
 TABLE = {

@@ -1,8 +1,8 @@
 """What the user reads at the end of a job that failed."""
 
-from hpclaunch import report
-from hpclaunch.core.model import EXIT_USAGE, Culprit, Failure, Verdict
-from hpclaunch.core.restarts import Budget
+from hpclaunch.agent import report
+from hpclaunch.core.head.restarts import Budget
+from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
 
 
 def failure(rank, tail="", code=1, signal=0, **fields):

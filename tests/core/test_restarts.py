@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.events import CheckpointChosen
-from hpclaunch.core.model import Culprit, Failure, WorkerExit
-from hpclaunch.core.restarts import (
-    MAX_CONSEQUENCES,
-    Budget,
-    failed,
-    how,
-    in_order,
-    signal_name,
-)
+from hpclaunch.core.head.restarts import MAX_CONSEQUENCES, Budget, failed, how, in_order
+from hpclaunch.core.protocol.events import CheckpointChosen
+from hpclaunch.core.protocol.model import Culprit, Failure, WorkerExit
+from hpclaunch.core.protocol.wording import signal_name
 
 SERVER = Culprit.FORK_SERVER
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
-from hpclaunch.core.effects import ChooseCheckpoint, Diagnose, Probe, Say, Send
-from hpclaunch.core.events import (
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Say, Send
+from hpclaunch.core.protocol.events import (
     AgentGone,
     CheckpointChosen,
     Diagnosed,
@@ -15,10 +16,9 @@ from hpclaunch.core.events import (
     Started,
     Tick,
 )
-from hpclaunch.core.messages import Order
-from hpclaunch.core.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble, WorkerExit
-from hpclaunch.core.rounds import Head
-from hpclaunch.core.stages import Stage
+from hpclaunch.core.protocol.messages import Order
+from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble, WorkerExit
+from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED, PREPARING = Phase.DONE, Phase.ENDED, Phase.PREPARING
@@ -30,7 +30,7 @@ def all_report(phase, number=-1, agents=2, **fields):
 
 def gathered(hosts="n0 n1", **settings):
     """Everybody is ready; the checkpoint is being chosen. No beat disturbs the story."""
-    settings = {"silence": 100.0, "beat": 100.0} | settings
+    settings = {"loss": 100.0, "beat": 100.0} | settings
     head = Head(a_job(hosts, **settings))
     tell(head, 0.0, Started(), *all_report(IDLE, agents=len(hosts.split())))
     return head
@@ -248,7 +248,7 @@ def test_who_says_nothing_hears_again_and_the_assignment_until_it_is_taken():
 
 
 def test_join_timeout_names_the_hosts():
-    head = Head(a_job("n0 n1 n2", join=600.0, silence=1000.0))
+    head = Head(a_job("n0 n1 n2", join=600.0, loss=1000.0))
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
     assert Diagnose() in tell(head, 10.0, Tick())
     (said,) = deeds(tell(head, 10.0, Diagnosed("3 connections were refused")))
@@ -310,7 +310,7 @@ def test_a_late_agent_hears_the_end():
 
 
 def test_an_agent_that_falls_silent_ends_a_job_that_needs_it():
-    head = running(silence=10.0, wait=0.0)
+    head = running(loss=10.0, wait=0.0)
     tell(head, 8.0, report(0, RUNNING, 0))
     tell(head, 10.1, Tick())
     assert head.stage is Stage.RUNNING
@@ -340,7 +340,7 @@ def test_a_closed_connection_is_a_loss_only_if_the_agent_is_dead():
 
 def test_after_a_pause_what_was_heard_comes_before_the_clock():
     """One agent's message is no occasion to judge another, whose own may be next in the queue."""
-    head = running("n0 n1 n2", silence=10.0)
+    head = running("n0 n1 n2", loss=10.0)
     tell(head, 11.0, report(1, RUNNING, 0), report(2, RUNNING, 0), Tick())
     assert head.verdict is None
 
@@ -369,7 +369,7 @@ def test_the_end_waits_for_workers_elsewhere_whatever_the_trouble():
 
 
 def test_parting_is_limited():
-    head = running(parting=10.0)
+    head = running(goodbye=10.0)
     tell(head, 3.0, *all_report(DONE, 0))
     tell(head, 3.1, report(0, ENDED, 0))
     assert head.stage is Stage.ENDING
@@ -379,7 +379,7 @@ def test_parting_is_limited():
 
 def test_every_end_order_carries_the_verdict():
     """Also when the last beat and the end of the parting fall on the same moment."""
-    head = running(parting=10.0, beat=1.0)
+    head = running(goodbye=10.0, beat=1.0)
     effects = tell(head, 3.0, *all_report(DONE, 0))
     effects += [e for t in range(31) for e in tell(head, 3.0 + t, Tick())]
     ends = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, Order)]
@@ -395,7 +395,7 @@ def test_an_agent_of_a_later_launch_in_the_same_step_is_not_taken_for_the_one_be
 
 
 def test_one_that_was_given_up_in_error_still_hears_the_end():
-    head = running(beat=1.0, silence=10.0, wait=0.0)
+    head = running(beat=1.0, loss=10.0, wait=0.0)
     tell(head, 9.0, report(0, RUNNING, 0))
     effects = tell(head, 20.0, Tick())
     effects += tell(head, 21.0, report(0, IDLE, 0))

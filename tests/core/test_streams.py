@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.streams import (
+from hpclaunch.core.placement.streams import (
     Selection,
     Shown,
     Std,
@@ -14,6 +13,7 @@ from hpclaunch.core.streams import (
     parse_local_ranks,
     parse_selection,
 )
+from hpclaunch.core.protocol.errors import UsageError
 
 
 def pick(value):

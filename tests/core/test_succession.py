@@ -6,10 +6,10 @@ import pytest
 from crew import Crew
 from story import a_job
 
-from hpclaunch.core.events import WorkerExited
-from hpclaunch.core.following import NOBODY
-from hpclaunch.core.model import EXIT_LOST
-from hpclaunch.core.succession import Line
+from hpclaunch.core.consensus.rotation import Line
+from hpclaunch.core.protocol.configuration import NOBODY
+from hpclaunch.core.protocol.events import WorkerExited
+from hpclaunch.core.protocol.model import EXIT_LOST
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -84,7 +84,7 @@ def test_two_of_five_die_at_once(down):
 def test_a_new_head_leads_as_soon_as_the_others_follow_it():
     crew = at_work("n0 n1 n2", until=50.1)
     crew.kill(0)
-    assert crew.agents[1].head.authority.holds(crew.now)
+    assert crew.agents[1].head.lease.holds(crew.now)
     crew.until(50.5)
     assert crew.running == {1: 2, 2: 2}
 
@@ -109,9 +109,9 @@ def test_one_goes_on_alone_if_all_others_are_proven_dead(hosts):
 def test_a_silent_head_is_succeeded_when_its_promise_is_over():
     crew = at_work("n0 n1 n2")
     crew.kill(0, down=True)
-    crew.until(DIED + crew.job.promise - crew.job.beat)
+    crew.until(DIED + crew.job.timing.vote_lease - crew.job.timing.beat)
     assert crew.heads == []
-    crew.until(DIED + crew.job.promise + 2.0)
+    crew.until(DIED + crew.job.timing.vote_lease + 2.0)
     assert crew.running == {1: 2, 2: 2}
 
 
@@ -227,7 +227,7 @@ def test_a_new_head_knows_whose_fault_the_last_failures_were():
 
 
 def test_rounds_follow_one_another_though_many_have_died():
-    """The roll is settled without the word of those who will never say any more."""
+    """The configuration is settled without the word of those who will never say any more."""
     crew = at_work("n0 n1 n2")
     crew.kill(1, 2)
     crew.until(5.0)

@@ -1,7 +1,7 @@
 """The findings of many hosts as one table."""
 
-from hpclaunch.core.findings import Finding, Grade, failed
-from hpclaunch.core.visits import SHOWN, Row, Visit, clocks, differences, rows
+from hpclaunch.core.health.findings import Finding, Grade, failed
+from hpclaunch.core.health.visits import SHOWN, Row, Visit, clocks, differences, rows
 
 GOOD = Finding("secret", "as it should be")
 BAD = Finding("secret", "open to others", Grade.FAIL, "remove it")

@@ -2,7 +2,7 @@
 
 import os
 
-from hpclaunch.core.wording import as_bytes
+from hpclaunch.core.protocol.wording import as_bytes
 
 
 def test_a_name_in_another_encoding_is_shown_as_it_is():

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from hpclaunch.system import gpus
+from hpclaunch.system.gpus import inventory
 
 from .conftest import Launch, ask_torch
 from .jobs import HPCLAUNCH, SCRIPTS, Machine, environment
@@ -22,14 +22,14 @@ def test_the_survey_is_what_torch_sees(machine: Machine, selection: str) -> None
     chosen = {}
     if selection != "unset":
         chosen["CUDA_VISIBLE_DEVICES"] = selection.format(**names)
-    found = gpus.survey(chosen, machine.nvml)
+    found = inventory.survey(chosen, machine.nvml)
     assert [gpu.uuid for gpu in found.gpus] == ask_torch(**chosen)["uuids"]
     assert not found.broken
     assert bool(found.wrong) == (selection in ("0,99", "GPU-none,{first}"))
 
 
 def test_the_survey_knows_the_gpu(machine: Machine) -> None:
-    (gpu, *_) = gpus.survey({}, machine.nvml).gpus
+    (gpu, *_) = inventory.survey({}, machine.nvml).gpus
     assert (gpu.entry, gpu.uuid, gpu.index, gpu.model) == ("0", machine.uuid, 0, machine.model)
     assert gpu.capability >= (5, 0)
     assert gpu.bus

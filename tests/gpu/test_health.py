@@ -7,16 +7,16 @@ import subprocess
 
 import pytest
 
-from hpclaunch.core.findings import failed
-from hpclaunch.system import gpus
-from hpclaunch.system.watcher import Watcher
+from hpclaunch.core.health.findings import failed
+from hpclaunch.system.gpus import inventory
+from hpclaunch.system.gpus.gpu_watcher import Watcher
 
 from .conftest import Launch, Run
 from .jobs import HPCLAUNCH, LIMIT, SCRIPTS, Machine, environment
 
 
 def test_the_watcher_reads_the_real_driver(machine: Machine) -> None:
-    found = gpus.survey({"CUDA_VISIBLE_DEVICES": machine.uuid}, machine.nvml).gpus
+    found = inventory.survey({"CUDA_VISIBLE_DEVICES": machine.uuid}, machine.nvml).gpus
     watcher = Watcher(found)
     try:
         watcher.check(0)

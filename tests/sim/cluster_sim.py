@@ -20,7 +20,7 @@ from sim_network import Network
 from sim_plan import DISRUPTIONS, Fault, Kind, Plan, draw
 from sim_training import Training
 
-from hpclaunch.core import effects, events
+from hpclaunch.core.protocol import effects, events
 
 
 class Simulation:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from sim_training import Round, Worker
 
-from hpclaunch.core import effects, events
 from hpclaunch.core.control import Control
-from hpclaunch.core.messages import Order
-from hpclaunch.core.model import (
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.messages import Order
+from hpclaunch.core.protocol.model import (
     EXIT_LOST,
     EXIT_USAGE,
     Assignment,

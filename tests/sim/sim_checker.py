@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from sim_plan import Kind
 
-from hpclaunch.core import effects, events
-from hpclaunch.core.messages import Hint, Report
-from hpclaunch.core.model import Assignment, Grow, Phase, Place, Verdict
-from hpclaunch.core.rounds import Head
-from hpclaunch.core.stages import Stage
+from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.messages import Hint, Report
+from hpclaunch.core.protocol.model import Assignment, Grow, Phase, Place, Verdict
+from hpclaunch.core.protocol.stages import Stage
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
@@ -107,7 +107,7 @@ class Checker:
         elif isinstance(event, events.LeaseOver):
             self.lost.add(control.member.round)
             self._require(not self.calm, agent, "has heard nothing for a whole lease")
-        if control.head is not None and not control.head.authority.holds(agent.clock):
+        if control.head is not None and not control.head.lease.holds(agent.clock):
             self.lost |= set() if self.calm else {control.head.round}
         lease = agent.lease
         for effect in todo:
@@ -235,14 +235,14 @@ class Checker:
     def _patient(self, agent: Agent) -> None:
         """What is left at the end of the grace of a lost round is what saves something."""
         plan = self.sim.plan
-        long_ago = self.sim.now - plan.job.stuck - 1.0
+        long_ago = self.sim.now - plan.job.timing.stuck - 1.0
         idle = [w for w in agent.living_workers() if not w.saving and w.idle_since < long_ago]
         if plan.survived and Kind.PAUSE not in plan.kinds:
             self._require(not idle, agent, f"has waited for {idle} in vain")
 
     def _nobody_lost_in_error(self, agent: Agent) -> None:
         head = agent.control.head
-        if head is None or not head.authority.holds(agent.clock):
+        if head is None or not head.lease.holds(agent.clock):
             return
         for index, peer in enumerate(head.roster):
             there = self.sim.agents[index].living and self.sim.agents[index].told
@@ -338,8 +338,8 @@ class Checker:
             spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)
         if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
-            due = plan.job.last_call
-            if not plan.job.wait:  # for nobody, once the job has begun
+            due = plan.job.timing.last_call
+            if not plan.job.timing.wait:  # for nobody, once the job has begun
                 due = min([due, *(f.at for f in plan.faults if f.kind is Kind.UNFIT)])
             late = sum(start > due for start in plan.starts)
             fair, spent = len(plan.unfit) + late > plan.spare, False

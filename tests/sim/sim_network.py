@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.events import AgentGone, HeadClosed, HeadReached, PeerClosed, Received
-from hpclaunch.core.messages import Message, Report
+from hpclaunch.core.protocol.events import AgentGone, HeadClosed, HeadReached, PeerClosed, Received
+from hpclaunch.core.protocol.messages import Message, Report
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation

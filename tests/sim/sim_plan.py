@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
-from hpclaunch.core.model import Grow, Job, Phase, Place
+from hpclaunch.core.protocol.model import Grow, Job, Phase, Place
+from hpclaunch.core.protocol.timing import Timing
 
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
 SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
@@ -123,7 +124,7 @@ class Plan:
         pauses = [f for f in self.faults if f.kind is Kind.PAUSE]
         begun = sorted((max(f.at, self.starts[f.agent]), f.lasts) for f in pauses)
         pairs = itertools.pairwise(begun)
-        return all(b - (a + lasts) > self.job.silence for (a, lasts), (b, _) in pairs)
+        return all(b - (a + lasts) > self.job.timing.loss for (a, lasts), (b, _) in pairs)
 
     @property
     def orderly(self) -> bool:
@@ -153,13 +154,19 @@ class Plan:
     def bound(self) -> float:
         """When every living agent must have left: the job has no reason to take longer."""
         job = self.job
-        ending = job.grace + job.unkillable + job.silence + job.parting + 10.0
+        ending = (
+            job.timing.grace + job.timing.unkillable + job.timing.loss + job.timing.goodbye + 10.0
+        )
         return (
             LATEST_START
-            + job.join
+            + job.timing.join
             + (job.max_restarts + 2 + len(self.unfit) + 2 * self.losses)
-            * (self.work + ending + job.wait + self.lag)
+            * (self.work + ending + job.timing.wait + self.lag)
         )
+
+
+def timed(job: Job, **times: float) -> Job:
+    return replace(job, timing=replace(job.timing, **times))
 
 
 def draw(seed: int) -> Plan:
@@ -172,8 +179,7 @@ def draw(seed: int) -> Plan:
     job = Job(
         places,
         max_restarts=rng.choice((0, 1, 3)),
-        grace=rng.choice((0.0, 2.0, 5.0, 20.0)),
-        join=120.0,
+        timing=Timing(grace=rng.choice((0.0, 2.0, 5.0, 20.0)), join=120.0),
     )
     latest = rng.choice((0.5, 3.0, LATEST_START))
     starts = tuple(rng.choice((0.0, rng.uniform(0.0, latest))) for _ in places)
@@ -210,7 +216,7 @@ def draw(seed: int) -> Plan:
         )
         for _ in range(kills)
     ]
-    job = replace(job, stuck=more.choice((1.0, 5.0)))
+    job = timed(job, stuck=more.choice((1.0, 5.0)))
     nprocs = tuple(rng.choice((1, 2, 4)) for _ in places)
     about = Random(f"{seed} about GPUs and health")
     job, gpus = _gpus(about, job)
@@ -249,7 +255,8 @@ def draw(seed: int) -> Plan:
             for _ in range(apart.choice((1, 1, 2, 3)))
         ]
     job = replace(job, grow=apart.choice(list(Grow)))
-    job = replace(job, most=out.choice((0, 0, max(1, job.nodes - 1))), wait=out.choice((0.0, 10.0)))
+    job = replace(job, most=out.choice((0, 0, max(1, job.nodes - 1))))
+    job = timed(job, wait=out.choice((0.0, 10.0)))
     if out.random() < 0.3:
         job = replace(job, fewest=max(1, job.nodes // 2))
     if job.fewest:
@@ -301,7 +308,8 @@ def _seldom_saved(rng: Random, plan: Plan) -> Plan:
     lost = heads[: rng.randint(1, min(3, len(heads) - 1))]
     at = sorted(rng.uniform(2.0, 40.0) for _ in lost)
     faults = [Fault(t, Kind.KILL_AGENT, agent) for t, agent in zip(at, lost, strict=True)]
-    job = replace(plan.job, fewest=1, most=0, preflight=False, stuck=1.0, wait=10.0, saves=True)
+    job = replace(plan.job, fewest=1, most=0, preflight=False, saves=True)
+    job = timed(job, stuck=1.0, wait=10.0)
     return replace(
         plan,
         job=replace(job, max_restarts=rng.choice((1, 2, 3))),
@@ -335,7 +343,7 @@ def _one_by_one(rng: Random, plan: Plan) -> Plan:
         faults.append(Fault(at, kind, agents[0], 1e6))
     return replace(
         plan,
-        job=replace(plan.job, fewest=1, preflight=False, stuck=1.0, wait=10.0),
+        job=timed(replace(plan.job, fewest=1, preflight=False), stuck=1.0, wait=10.0),
         starts=tuple(rng.uniform(0.0, 1.0) for _ in plan.starts),
         faults=tuple(faults),
         crashes=0,

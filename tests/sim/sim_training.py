@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.marks import checksum
-from hpclaunch.core.model import Assignment
+from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.protocol.model import Assignment
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
@@ -143,7 +143,9 @@ class Training:
         worker.idle_since = self.sim.now
         if plan.savers and rng.random() < plan.savers:
             worker.saving = True
-            self.sim.after(rng.uniform(0.0, 1.5 * plan.job.grace), lambda: self._saved(worker))
+            self.sim.after(
+                rng.uniform(0.0, 1.5 * plan.job.timing.grace), lambda: self._saved(worker)
+            )
         elif not worker.mute:
             self._leave(worker)
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from cluster_sim import Simulation
 from sim_plan import Fault, Kind, Plan
 
-from hpclaunch.core.model import Grow, Job, Place
+from hpclaunch.core.protocol.model import Grow, Job, Place
+from hpclaunch.core.protocol.timing import Timing
 
 FOR_EVER = 1e6
 
@@ -22,7 +23,7 @@ FOR_EVER = 1e6
 def calm(nodes: int, *faults: Fault, **job: object) -> Plan:
     """Two workers on each node, which train for 40 s and save now and then."""
     places = tuple(Place(i, i, f"n{i + 1}") for i in range(nodes))
-    settings = Job(places, fewest=1, saves=True, stuck=1.0)
+    settings = Job(places, fewest=1, saves=True, timing=Timing(stuck=1.0))
     return Plan(
         seed=0,
         job=replace(settings, **job),

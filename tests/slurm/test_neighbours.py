@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpclaunch.system import net, secret
+from hpclaunch.system.network import net, secret
 
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpclaunch.system import secret
+from hpclaunch.system.network import secret
 
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch

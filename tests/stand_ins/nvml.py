@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from hpclaunch.core import devices
-from hpclaunch.system.gpus import Survey
+from hpclaunch.core.placement import devices
+from hpclaunch.system.gpus.inventory import Survey
 from surroundings import environment
 
 SOURCE = Path(__file__).with_suffix(".c")

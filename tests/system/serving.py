@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from hpclaunch.system.forkserver import ForkServer, Worker
+from hpclaunch.system.processes.fork_server_client import ForkServer, Worker
 
 LIMIT = 20  # seconds; far more than any of this takes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpclaunch.core.binding import cpulist
+from hpclaunch.core.protocol.ranges import written
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Machine:
     def alike(self, cpu: int, size: int) -> str:
         """The CPUs in the same one of the units of so many cores."""
         unit = cpu % self.all_cores // size
-        return cpulist(c for c in self.cpus if c % self.all_cores // size == unit)
+        return written(c for c in self.cpus if c % self.all_cores // size == unit)
 
     def write(self, root: Path) -> Path:
-        files = {"cpu/online": cpulist(self.cpus), "cpu/possible": cpulist(range(512))}
+        files = {"cpu/online": written(self.cpus), "cpu/possible": written(range(512))}
         for cpu in self.cpus:
             core = cpu % self.all_cores
             own = self.alike(cpu, 1)
@@ -59,7 +59,7 @@ class Machine:
                 files[f"{cache}/shared_cpu_list"] = shared
         for node in range(self.sockets * self.nodes):
             files[f"node/node{node}/cpulist"] = self.alike(node * self.of_node, self.of_node)
-        files["node/possible"] = cpulist(range(self.sockets * self.nodes))
+        files["node/possible"] = written(range(self.sockets * self.nodes))
         for name, content in files.items():
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from sysfs import EPYC, XEON, Machine
 
-from hpclaunch.core.binding import Cpu, Mode, Seat, bind, cpulist, from_cpulist
-from hpclaunch.system import affinity
+from hpclaunch.core.placement.binding import Cpu, Mode, Seat, bind
+from hpclaunch.core.protocol.ranges import parsed, written
+from hpclaunch.system.processes import affinity
 
 
 def test_this_machine():
@@ -102,8 +103,8 @@ print(json.dumps([bound(*case) for case in json.loads(sys.argv[1])]))
 def test_what_torchrun_binds_to(tmp_path):
     """torch's own code looks at the same machines; the last are the GPUs' memory nodes."""
     cases = [
-        (str(XEON.write(tmp_path / "xeon")), from_cpulist("0-31"), [0, 1, 2, 3]),
-        (str(EPYC.write(tmp_path / "epyc")), from_cpulist("1-14,17-31"), [1, 1, 0, 1, 0]),
+        (str(XEON.write(tmp_path / "xeon")), parsed("0-31"), [0, 1, 2, 3]),
+        (str(EPYC.write(tmp_path / "epyc")), parsed("1-14,17-31"), [1, 1, 0, 1, 0]),
     ]
     said = subprocess.run(
         [sys.executable, "-c", TORCH, json.dumps(cases)], capture_output=True, text=True
@@ -117,8 +118,8 @@ def test_what_torchrun_binds_to(tmp_path):
             for k, node in enumerate(gpus)
         ]
         ours = {
-            mode.value: [cpulist(b.cpus) for b in bind(mode, cpus, topology, seats)]
+            mode.value: [written(b.cpus) for b in bind(mode, cpus, topology, seats)]
             for mode in Mode
             if mode not in (Mode.AUTO, Mode.NONE)
         }
-        assert ours == {mode: [cpulist(c) for c in of_all] for mode, of_all in theirs.items()}
+        assert ours == {mode: [written(c) for c in of_all] for mode, of_all in theirs.items()}

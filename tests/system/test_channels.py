@@ -8,11 +8,11 @@ import psutil
 import pytest
 import zmq
 
-from hpclaunch.channels import Channels
-from hpclaunch.core import effects, events
-from hpclaunch.core.messages import Order, Report
-from hpclaunch.core.model import Allocation, Goal, Phase, Place
-from hpclaunch.system import wire
+from hpclaunch.agent.channels import Channels
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.messages import Order, Report
+from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
+from hpclaunch.system.network import wire
 
 SECRET = b"s" * 32
 LIMIT = 20.0  # seconds

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpclaunch.core.findings import Grade
-from hpclaunch.system import checks, checks_torch, host
+from hpclaunch.core.health.findings import Grade
+from hpclaunch.system.hosts import checks, checks_torch, host
 
 
 def test_a_name_that_leads_nowhere():

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from hpclaunch.core.model import Failure
-from hpclaunch.system.errorfile import VARIABLE, hand_on
+from hpclaunch.core.protocol.model import Failure
+from hpclaunch.system.logs.errorfile import VARIABLE, hand_on
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
 

@@ -9,8 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 import nvml
 from nvml import Driver, Gpu, Instance, Surveyor
 
-from hpclaunch.core import devices
-from hpclaunch.system import gpus
+from hpclaunch.core.placement import devices
+from hpclaunch.system.gpus import inventory
 
 
 @pytest.fixture(scope="module")
@@ -138,15 +138,15 @@ def test_the_kernel_tells_what_nvml_does_not(monkeypatch, tmp_path):
     device.mkdir()
     (device / "local_cpulist").write_text("0-3,8,10-11\n")
     (device / "numa_node").write_text("1\n")
-    monkeypatch.setattr(gpus, "PCI", tmp_path)
-    assert gpus._local_cpus("00000000:07:00.0") == (0, 1, 2, 3, 8, 10, 11)
-    assert gpus._local_node("00000000:07:00.0") == 1
-    assert gpus._local_cpus("00000000:08:00.0") == ()
-    assert gpus._local_node("") == -1
+    monkeypatch.setattr(inventory, "PCI", tmp_path)
+    assert inventory._local_cpus("00000000:07:00.0") == (0, 1, 2, 3, 8, 10, 11)
+    assert inventory._local_node("00000000:07:00.0") == 1
+    assert inventory._local_cpus("00000000:08:00.0") == ()
+    assert inventory._local_node("") == -1
 
 
 def test_no_driver_no_gpus(survey):
-    assert survey(Gpu(A), init=9) == gpus.Survey()
+    assert survey(Gpu(A), init=9) == inventory.Survey()
 
 
 def test_a_broken_driver_is_one_line(survey):
@@ -173,6 +173,6 @@ def test_a_gpu_that_fell_off_the_bus(survey):
     ],
 )
 def test_amd(environ, count, entries, uuids):
-    found = gpus.amd(environ, count)
+    found = inventory.amd(environ, count)
     assert [gpu.entry for gpu in found.gpus] == entries.split()
     assert [gpu.uuid for gpu in found.gpus] == uuids.split()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hpclaunch.core.host import judge_host
-from hpclaunch.system import disk, host
+from hpclaunch.core.health.host_rules import judge_host
+from hpclaunch.system.hosts import host
+from hpclaunch.system.shared import disk
 
 
 def test_a_look_at_this_host(tmp_path):

@@ -3,10 +3,10 @@
 import json
 import os
 
-from hpclaunch.core.events import CheckpointChosen, Received, Started, Tick
-from hpclaunch.core.messages import Order
-from hpclaunch.core.model import Goal
-from hpclaunch.system.journal import Journal
+from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, Tick
+from hpclaunch.core.protocol.messages import Order
+from hpclaunch.core.protocol.model import Goal
+from hpclaunch.system.logs.journal import Journal
 
 
 def order(serial, goal=Goal.WAIT):

@@ -2,37 +2,37 @@
 
 import pytest
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.system import logs
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.logs import directories
 
 
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     out.write_text("\n".join(f"line {n}" for n in range(5000)))
-    assert logs.tail({err: 0, out: 0}).splitlines()[-1] == "line 4999"
-    assert len(logs.tail({err: 0, out: 0}).splitlines()) == logs.TAIL_LINES
+    assert directories.tail({err: 0, out: 0}).splitlines()[-1] == "line 4999"
+    assert len(directories.tail({err: 0, out: 0}).splitlines()) == directories.TAIL_LINES
     err.write_bytes(b"Traceback\nBoom \xff\n\n")
-    assert logs.tail({err: 0, out: 0}) == "Traceback\nBoom �"
-    assert logs.tail({tmp_path / "none": 0}) == ""
+    assert directories.tail({err: 0, out: 0}) == "Traceback\nBoom �"
+    assert directories.tail({tmp_path / "none": 0}) == ""
 
 
 def test_what_an_earlier_launch_has_written_is_not_in_the_tail(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     err.write_text("Traceback\nModuleNotFoundError\n")
-    begins = {file: logs.size(file) for file in (err, out)}
+    begins = {file: directories.size(file) for file in (err, out)}
     out.write_text("epoch 1\n")
-    assert logs.tail(begins) == "epoch 1"
+    assert directories.tail(begins) == "epoch 1"
 
 
 def test_the_log_directory_is_private_and_reused(tmp_path):
-    directory = logs.LogDirectory(tmp_path / "logs" / "7.0")
+    directory = directories.LogDirectory(tmp_path / "logs" / "7.0")
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert directory.round(3) == tmp_path / "logs" / "7.0" / "round-3"
     assert directory.round(3).stat().st_mode & 0o777 == 0o700
-    logs.LogDirectory(tmp_path / "logs" / "7.0")
+    directories.LogDirectory(tmp_path / "logs" / "7.0")
 
 
 def test_a_log_directory_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to the log directory"):
-        logs.LogDirectory(tmp_path / "file" / "logs")
+        directories.LogDirectory(tmp_path / "file" / "logs")

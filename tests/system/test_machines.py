@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.system import machines
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.hosts import machines
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.streams import (
+from hpclaunch.core.placement.streams import (
     Shown,
     Std,
     Streams,
@@ -23,8 +23,8 @@ from hpclaunch.core.streams import (
     parse_local_ranks,
     parse_selection,
 )
-from hpclaunch.system import console
-from hpclaunch.system.mirror import CHUNK, PARTIAL, SHARE, Duplicates, Mirror, Tap
+from hpclaunch.system.logs import console
+from hpclaunch.system.logs.mirror import CHUNK, PARTIAL, SHARE, Duplicates, Mirror, Tap
 
 
 class Screen:

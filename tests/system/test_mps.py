@@ -22,9 +22,10 @@ import psutil
 import pytest
 from serving import LIMIT, gone
 
-from hpclaunch.core.mps import Group
-from hpclaunch.system import helper, mps
-from hpclaunch.system.mps import Keeper, find, stale
+from hpclaunch.core.placement.mps_shares import Group
+from hpclaunch.system.gpus import mps_client
+from hpclaunch.system.gpus.mps_client import Keeper, find, stale
+from hpclaunch.system.shared import helper
 from surroundings import SHORT
 
 STAND_INS = Path(__file__).parent.parent / "stand_ins"
@@ -279,9 +280,10 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(
         helper, "_PROGRAM",
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.worker import mps, mpsdaemon; "
-        "mpsdaemon.SETTLE_LIMIT = mps.LAST_CLIENTS_LIMIT = 0.3; mpsdaemon.ANSWER_LIMIT = 0.7; "
-        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mps.main(*sys.argv[3:])",
+        "from hpclaunch.worker import mpsdaemon, mpskeeper; "
+        "mpsdaemon.SETTLE_LIMIT = mpskeeper.LAST_CLIENTS_LIMIT = 0.3; "
+        "mpsdaemon.ANSWER_LIMIT = 0.7; "
+        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mpskeeper.main(*sys.argv[3:])",
     )  # fmt: skip
 
 
@@ -582,7 +584,7 @@ def foreign(base, monkeypatch):
 def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, foreign):
     pipes = foreign()
     found = find(os.environ, (12, 4))
-    assert found == mps.Found(CONTROL, pipes, (12, 4))
+    assert found == mps_client.Found(CONTROL, pipes, (12, 4))
     agent = agents()
     assert agent.prepare(0, foreign=pipes) == {"": pipes}
     client = clients(pipes, "")
@@ -612,14 +614,14 @@ def test_a_daemon_of_a_stranger_is_not_used(foreign):
 
 def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
     monkeypatch.setenv("MPS_STAND_IN", "silent")
-    monkeypatch.setattr(mps, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(mps_client, "ANSWER_LIMIT", 0.3)
     foreign()
     assert find(os.environ, (12, 4)).foreign == ""
 
 
 def test_a_node_without_mps(tmp_path):
     assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, (0, 0)) == (
-        mps.Found()
+        mps_client.Found()
     )
 
 

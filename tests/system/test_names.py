@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from hpclaunch.core.health import History, Reading
-from hpclaunch.system import helper, nvml, slurm
-from hpclaunch.worker import mps, mpsdaemon, processes
+from hpclaunch.core.health.gpu_rules import History, Reading
+from hpclaunch.system.gpus import nvml
+from hpclaunch.system.hosts import slurm
+from hpclaunch.system.shared import helper
+from hpclaunch.worker import mpsdaemon, mpskeeper, processes
 
 NOBODY = 65534
 # A process that looks like an srun, of a name that can be chosen.
@@ -80,8 +82,8 @@ def test_users_of_mps(strangers, tmp_path):
 
 
 def test_clients_of_mps(strangers):
-    assert set(strangers.values()) <= {pid for pid, _ in mps.everyone()}
-    assert not any(mps.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
+    assert set(strangers.values()) <= {pid for pid, _ in mpskeeper.everyone()}
+    assert not any(mpskeeper.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
 
 
 def test_what_a_helper_has_left(strangers):

@@ -8,8 +8,8 @@ import time
 import pytest
 import zmq
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.system import net
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.network import net
 
 SECRET = b"s" * 32
 LIMIT = 20  # seconds

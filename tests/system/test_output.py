@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpclaunch.core.model import Assignment
-from hpclaunch.core.streams import Streams
-from hpclaunch.output import Output
-from hpclaunch.system.forkserver import Worker
+from hpclaunch.agent.output import Output
+from hpclaunch.core.placement.streams import Streams
+from hpclaunch.core.protocol.model import Assignment
+from hpclaunch.system.processes.fork_server_client import Worker
 
 NPROC = 2
 

@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from hpclaunch.system import reach
-from hpclaunch.system.reach import Answer
+from hpclaunch.system.network import reach
+from hpclaunch.system.network.reach import Answer
 
 
 @pytest.fixture

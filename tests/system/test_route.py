@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from hpclaunch.system import route
+from hpclaunch.system.network import route
 
 
 def test_loopback_is_no_address_for_others():

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.system import secret
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.network import secret
 
 
 def test_made_on_first_use_and_private(tmp_path):

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import Place
-from hpclaunch.system import slurm
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Place
+from hpclaunch.system.hosts import slurm
 
 STEP = {
     "SLURM_JOB_ID": "7",

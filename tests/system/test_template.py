@@ -11,7 +11,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, free_port, gone, python, sh, wait_for
 
-from hpclaunch.system.forkserver import SITE
+from hpclaunch.system.processes.fork_server_client import SITE
 
 pytestmark = pytest.mark.torch
 

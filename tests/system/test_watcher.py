@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 import nvml
 from nvml import GIB, Driver, Gpu, Instance, Link, Process
 
-from hpclaunch.core import devices
-from hpclaunch.core.findings import Grade
-from hpclaunch.system.watcher import Watcher
+from hpclaunch.core.health.findings import Grade
+from hpclaunch.core.placement import devices
+from hpclaunch.system.gpus.gpu_watcher import Watcher
 
 NEVER = 10**6  # seconds: it looks only when it is asked
 
@@ -290,8 +290,8 @@ def test_it_dies_with_the_agent(watching, hang):
     watching.driver.gpus = [Gpu(hang=hang)]
     watching.driver.tell()
     program = (
-        "import sys, time; from hpclaunch.core.devices import Gpu\n"
-        "from hpclaunch.system.watcher import Watcher\n"
+        "import sys, time; from hpclaunch.core.placement.devices import Gpu\n"
+        "from hpclaunch.system.gpus.gpu_watcher import Watcher\n"
         "watcher = Watcher([Gpu('0', sys.argv[1])])\n"
         "print(watcher._process.pid, flush=True); time.sleep(600)"
     )

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.electorate import Roll, Voters
-from hpclaunch.core.events import CheckpointChosen
-from hpclaunch.core.messages import Order, Report
-from hpclaunch.core.model import (
+from hpclaunch.core.head.restarts import Budget
+from hpclaunch.core.protocol.configuration import Configuration, Voters
+from hpclaunch.core.protocol.events import CheckpointChosen
+from hpclaunch.core.protocol.messages import Order, Report
+from hpclaunch.core.protocol.model import (
     Assignment,
     Failure,
     Goal,
@@ -23,8 +24,7 @@ from hpclaunch.core.model import (
     Verdict,
     WorkerExit,
 )
-from hpclaunch.core.restarts import Budget
-from hpclaunch.system import wire
+from hpclaunch.system.network import wire
 
 ASSIGNMENT = Assignment(
     1, 1, 4, 2, 8, 0, 2, 2, 4, "2(x4)", "10.0.0.3", "10.0.0.1", 4242, False, "/c/e.pt"
@@ -44,7 +44,7 @@ REPORT = Report(
     stop_signal=0,
     trouble=Trouble(1, "no disk"),
 )
-ROLL = Roll(
+CONFIGURATION = Configuration(
     8,
     Voters(0, "0-3"),
     Voters(1, "1-3"),
@@ -55,10 +55,12 @@ ORDERS = [
     Order(1, 1, "f00d", Goal.WAIT, 0),
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
     Order(1, 3, "f00d", Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
-    Order(1, 4, "f00d", Goal.WAIT, 1, roll=ROLL),
+    Order(1, 4, "f00d", Goal.WAIT, 1, configuration=CONFIGURATION),
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
-        roll=replace(ROLL, tally=replace(ROLL.tally, doom=Verdict(137, "why", FAILURE))),
+        configuration=replace(
+            CONFIGURATION, tally=replace(CONFIGURATION.tally, doom=Verdict(137, "why", FAILURE))
+        ),
     ),
 ]
 
@@ -81,7 +83,9 @@ def test_what_a_successor_has_to_know_is_small():
     budget.begin(CheckpointChosen(f"/{'long/' * 800}/1.pt"))
     failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)
     assert budget.spend([failure], saves=True) is None
-    data = wire.encode(Order(1, 4, "f00d", Goal.WAIT, 1, roll=replace(ROLL, tally=budget.tally)))
+    data = wire.encode(
+        Order(1, 4, "f00d", Goal.WAIT, 1, configuration=replace(CONFIGURATION, tally=budget.tally))
+    )
     assert len(data) < 700
 
 

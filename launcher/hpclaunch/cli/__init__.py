@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpclaunch.core import contract
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import EXIT_FAILED, EXIT_USAGE
-from hpclaunch.core.wording import as_bytes
+from hpclaunch.core.placement import contract
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
+from hpclaunch.core.protocol.wording import as_bytes
 
 from . import options, run, shim
 from .parser import Parser

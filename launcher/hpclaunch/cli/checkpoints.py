@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 from . import options as launch
 from .parser import Parser

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpclaunch.core.contract import CUDA, HIP
-from hpclaunch.core.devices import Gpu
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.findings import Finding
-from hpclaunch.core.model import Allocation
-from hpclaunch.system import gpus
+from hpclaunch.core.health.findings import Finding
+from hpclaunch.core.placement.contract import CUDA, HIP
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Allocation
+from hpclaunch.system.gpus import inventory
 
 ROCM = Path("/dev/kfd")  # AMD's driver, which NVML knows nothing of
 NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
@@ -31,27 +31,31 @@ class Count:
     notes: tuple[str, ...] = ()
 
 
-def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> gpus.Survey:
+def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.Survey:
     """NVIDIA's GPUs, and what is wrong with the choice of them, within `limit` seconds."""
     try:
         ctypes.CDLL(NVML)
     except OSError:
-        return gpus.Survey()  # most machines without a GPU: nothing is imported
+        return inventory.Survey()  # most machines without a GPU: nothing is imported
     import threading
 
     import pynvml
 
-    answers: list[gpus.Survey] = []
+    answers: list[inventory.Survey] = []
     # A GPU that has fallen off the bus may keep it from ever answering.
     thread = threading.Thread(
-        target=lambda: answers.append(gpus.survey(environ, pynvml)), daemon=True
+        target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
     )
     thread.start()
     thread.join(limit)
-    return answers[0] if answers else gpus.Survey(broken=f"NVML did not answer within {limit:g} s")
+    return (
+        answers[0]
+        if answers
+        else inventory.Survey(broken=f"NVML did not answer within {limit:g} s")
+    )
 
 
-def version(found: gpus.Survey) -> tuple[int, int]:
+def version(found: inventory.Survey) -> tuple[int, int]:
     """Of CUDA."""
     major, _, minor = found.cuda.partition(".")
     return (int(major), int(minor)) if found.cuda else (0, 0)
@@ -76,7 +80,7 @@ def count_workers(
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
     if not found.gpus and matters and ROCM.exists():
         # torch calls them so as well
-        found, selector = gpus.amd(environ, _ask_torch(python, "cuda")), HIP
+        found, selector = inventory.amd(environ, _ask_torch(python, "cuda")), HIP
     models = len(found.gpus) // per_worker
     if per_worker > 1 and not models:
         raise UsageError(
@@ -108,10 +112,10 @@ def count_workers(
     return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))
 
 
-def _broken(found: gpus.Survey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def _broken(found: inventory.Survey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     if not found.broken:
         return ()
-    from hpclaunch.core.health import judge_survey
+    from hpclaunch.core.health.gpu_rules import judge_survey
 
     return tuple(judge_survey(found.broken, len(found.gpus), _given(environ)))
 

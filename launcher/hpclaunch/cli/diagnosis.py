@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpclaunch import __version__
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.findings import Finding, Grade
-from hpclaunch.core.host import Host, judge_host
-from hpclaunch.core.model import HEAD, Allocation
-from hpclaunch.system import checks, host, route, secret, slurm
-from hpclaunch.system.checks_torch import Question
-from hpclaunch.system.gpus import Survey
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.host_rules import Host, judge_host
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.hosts import checks, host, slurm
+from hpclaunch.system.hosts.checks_torch import Question
+from hpclaunch.system.network import route, secret
 
 from . import diagnosis_gpus
 from .count import survey

@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hpclaunch.core import binding
-from hpclaunch.core.devices import Share, Shares
-from hpclaunch.core.findings import Finding, Grade
-from hpclaunch.core.model import Allocation
-from hpclaunch.core.mps import Settings, most_clients, plan
-from hpclaunch.system import affinity, mps
-from hpclaunch.system.checks_torch import Torch
-from hpclaunch.system.gpus import Survey
-from hpclaunch.system.watcher import Watcher
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.placement import binding
+from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
+from hpclaunch.core.protocol.model import Allocation, Share, Shares
+from hpclaunch.system.gpus import mps_client
+from hpclaunch.system.gpus.gpu_watcher import Watcher
+from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.hosts.checks_torch import Torch
+from hpclaunch.system.processes import affinity
 
 from .count import ROCM, version
 
@@ -81,7 +81,7 @@ def sharing(environ: Mapping[str, str], seen: Survey) -> list[Finding]:
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
-    found = mps.find(environ, version(seen))
+    found = mps_client.find(environ, version(seen))
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
     planned = plan(Settings(), two_on_each, seen.gpus, found)
     if planned.error:

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.findings import Finding, Grade, failed
-from hpclaunch.core.model import HEAD
-from hpclaunch.core.visits import Row, Visit, differences, rows
-from hpclaunch.core.wording import as_bytes
+from hpclaunch.core.health.findings import Finding, Grade, failed
+from hpclaunch.core.health.visits import Row, Visit, differences, rows
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD
+from hpclaunch.core.protocol.wording import as_bytes
 
 from . import values
 

@@ -15,10 +15,11 @@ from dataclasses import replace
 import msgspec
 import zmq
 
-from hpclaunch.core.findings import Finding, Grade
-from hpclaunch.core.model import HEAD, Allocation
-from hpclaunch.core.visits import Call, Visit, clocks
-from hpclaunch.system import net, packing, reach, route, secret
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.visits import Call, Visit, clocks
+from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.system.network import net, reach, route, secret
+from hpclaunch.system.shared import packing
 
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two visits that nobody has answered

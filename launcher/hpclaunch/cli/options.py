@@ -9,9 +9,10 @@ import argparse
 from collections.abc import Callable, Mapping
 
 from hpclaunch import __version__
-from hpclaunch.core.binding import Mode
-from hpclaunch.core.model import ENDING, FORWARDED, PLACEHOLDER, WAIT
-from hpclaunch.core.streams import parse_filters
+from hpclaunch.core.placement.binding import Mode
+from hpclaunch.core.placement.streams import parse_filters
+from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
+from hpclaunch.core.protocol.timing import DEFAULTS
 
 from . import values
 from .completion import SHELLS, PrintCompletion
@@ -194,7 +195,7 @@ def _add_health(add: Callable[..., None]) -> None:
     add(
         "--wait-for-nodes",
         type=values.seconds,
-        default=WAIT,
+        default=DEFAULTS.wait,
         metavar="SECONDS",
         help="how long the job waits for nodes that were cut off, where fewer than MIN of --nnodes "
         "are left (default: %(default)g)",

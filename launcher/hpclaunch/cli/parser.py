@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 from . import values
 

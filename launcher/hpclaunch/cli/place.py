@@ -7,10 +7,10 @@ import re
 import socket
 from collections.abc import Mapping
 
-from hpclaunch.core import contract
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import HEAD, Allocation
-from hpclaunch.system import machines, slurm
+from hpclaunch.core.placement import contract
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.system.hosts import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
 HONOURED = ("join_timeout", "last_call_timeout", "is_host")  # of --rdzv-conf

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 SITES = Path(__file__).parent / "sites"
 PLACEHOLDERS = {"gpus": "{gpus}", "local_disk": "{gb}", "activate": "{venv}"}

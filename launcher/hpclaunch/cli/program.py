@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 from . import COMMANDS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
-from hpclaunch.core.model import ENDING, FORWARDED
+from hpclaunch.core.protocol.model import ENDING, FORWARDED
 
 
 def word(text: str) -> str:

@@ -13,26 +13,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpclaunch.core import streams
-from hpclaunch.core.errors import UsageError
-from hpclaunch.core.model import (
+from hpclaunch.core.placement import streams
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import (
     ENDING,
     EXIT_USAGE,
     FORWARDED,
     HEAD,
-    JOIN,
-    LAST_CALL,
     PLACEHOLDER,
     Allocation,
     Grow,
     Job,
     Trouble,
 )
+from hpclaunch.core.protocol.timing import DEFAULTS, Timing
 
 if TYPE_CHECKING:
-    from hpclaunch.config import Checkpoints, Config
-    from hpclaunch.core import binding
-    from hpclaunch.system.logs import LogDirectory
+    from hpclaunch.agent.config import Checkpoints, Config
+    from hpclaunch.core.placement import binding
+    from hpclaunch.system.logs.directories import LogDirectory
 
     from .count import Count
     from .program import Program
@@ -57,7 +56,7 @@ def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory,
 
     torchrun's is a temporary one: its callers may stand where nothing can be written.
     """
-    from hpclaunch.system.logs import LogDirectory
+    from hpclaunch.system.logs.directories import LogDirectory
 
     if options.log_dir is not None:
         return LogDirectory(options.log_dir), ""
@@ -83,8 +82,8 @@ def check(options: argparse.Namespace) -> None:
             "the agent never loads; omit it, and see -r, -t and --log-dir"
         )
     _streams(options, {})
-    _seconds(options, "join_timeout", JOIN)
-    _seconds(options, "last_call_timeout", LAST_CALL)
+    _seconds(options, "join_timeout", DEFAULTS.join)
+    _seconds(options, "last_call_timeout", DEFAULTS.last_call)
     _check_checkpoint_options(options)
     if options.resume_with is None:
         return
@@ -116,8 +115,8 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from hpclaunch.system.forkserver import ForkServer
-    from hpclaunch.system.signals import Signals
+    from hpclaunch.system.processes.fork_server_client import ForkServer
+    from hpclaunch.system.processes.signals import Signals
 
     try:
         os.getcwd()
@@ -129,12 +128,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     signals = Signals(more)
     server = ForkServer(more)  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
-    from hpclaunch.workers import prepare
+    from hpclaunch.agent.workers import prepare
 
     prepare(server, config, environ)
-    from hpclaunch import agent
+    from hpclaunch.agent import loop
 
-    return agent.run(config, signals, server)
+    return loop.run(config, signals, server)
 
 
 def _beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
@@ -147,10 +146,11 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     What is wrong on one node only (a missing file, no GPU) does not end this agent: the others
     would wait for it. It is brought to the head, which ends the job everywhere with one line.
     """
-    from hpclaunch.config import Config, Start
-    from hpclaunch.core import binding, contract
-    from hpclaunch.core.host import files_needed
-    from hpclaunch.system import affinity, descriptors
+    from hpclaunch.agent.config import Config, Start
+    from hpclaunch.core.health.host_rules import files_needed
+    from hpclaunch.core.placement import binding, contract
+    from hpclaunch.system.processes import affinity
+    from hpclaunch.system.shared import descriptors
 
     from .count import Count, count_workers
     from .place import locate
@@ -205,12 +205,14 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
             saves=options.checkpoint_dir is not None,
             local=options.checkpoint_local,
             slurm_id=environ.get("SLURM_JOB_ID", ""),
-            grace=options.shutdown_timeout,
-            wait=options.wait_for_nodes,
             grow=_grow(options),
             one_head=where.endpoint is not None,
-            join=_seconds(options, "join_timeout", JOIN),
-            last_call=_seconds(options, "last_call_timeout", LAST_CALL),
+            timing=Timing(
+                join=_seconds(options, "join_timeout", DEFAULTS.join),
+                last_call=_seconds(options, "last_call_timeout", DEFAULTS.last_call),
+                wait=options.wait_for_nodes,
+                grace=options.shutdown_timeout,
+            ),
         ),
         nproc=count.nproc,
         command=what.command,
@@ -244,9 +246,9 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
 
 
 def _take_files(agents: int, workers: int) -> None:
-    from hpclaunch.core.host import files_needed
-    from hpclaunch.core.wording import count
-    from hpclaunch.system import descriptors
+    from hpclaunch.core.health.host_rules import files_needed
+    from hpclaunch.core.protocol.wording import count
+    from hpclaunch.system.shared import descriptors
 
     needed = files_needed(agents, workers)
     if (most := descriptors.take(needed)) < needed:
@@ -283,8 +285,8 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     1 as under torchrun for workers that are not kept apart. One number for all of a node, since
     they may be forked from one process, whose threads were counted when it loaded torch.
     """
-    from hpclaunch.core import binding
-    from hpclaunch.system import affinity
+    from hpclaunch.core.placement import binding
+    from hpclaunch.system.processes import affinity
 
     if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
         return 1
@@ -324,7 +326,7 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 
 
 def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
-    from hpclaunch.config import Checkpoints
+    from hpclaunch.agent.config import Checkpoints
 
     if options.checkpoint_dir is None:
         return None
@@ -356,7 +358,7 @@ def _notes(
     cpus: int,
 ) -> list[str]:
     """What the user should know before the workers start."""
-    from hpclaunch.core import binding
+    from hpclaunch.core.placement import binding
 
     notes = [note for note in (what.note, *count.notes) if note]
     if idle := _without_effect(options):

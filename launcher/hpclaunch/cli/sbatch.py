@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 from . import jobscript, options, parser, profiles, program, requests, values
 from . import run as launching

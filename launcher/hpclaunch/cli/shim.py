@@ -20,7 +20,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpclaunch.core.errors import UsageError
+from hpclaunch.core.protocol.errors import UsageError
 
 from . import options
 from . import run as launch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
-from hpclaunch.config import Start
+from hpclaunch.agent.config import Start
 
 from .program import Program
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from .candidacy import Candidacy
-from .effects import Effect, Exit, Say, Send
-from .events import (
+from .consensus.election import Candidate
+from .head.rounds import Head
+from .member.member import Member
+from .protocol.effects import Effect, Exit, Say, Send
+from .protocol.events import (
     AgentGone,
     CheckpointChosen,
     Diagnosed,
@@ -22,11 +24,9 @@ from .events import (
     Tick,
     TroubleFound,
 )
-from .member import Member
-from .messages import Report
-from .model import HEAD, Job, Phase, Trouble
-from .rounds import Head
-from .stages import Stage
+from .protocol.messages import Report
+from .protocol.model import HEAD, Job, Phase, Trouble
+from .protocol.stages import Stage
 
 
 class Control:
@@ -50,7 +50,7 @@ class Control:
         self.index = index
         self.member = Member(job, index, nproc, address, incarnation, gpus, port)
         self.head = Head(job) if index == HEAD else None
-        self._candidacy = Candidacy(self.member.following)
+        self._candidate = Candidate(self.member.follower)
         self.exited = False
 
     @property
@@ -62,7 +62,7 @@ class Control:
         if self.head is None:
             return mine
         deadlines = [mine, self.head.next_deadline()]
-        if not self.member.following.deposed:
+        if not self.member.follower.deposed:
             deadlines.append(self.head.deposed_at)
         return min(deadlines)
 
@@ -98,7 +98,7 @@ class Control:
     def _route(self, event: Event, now: float) -> list[Effect]:
         if self.head is None:
             if isinstance(event, Received) and isinstance(event.message, Report):
-                return self._candidacy.hear(event.sender, event.message, now)
+                return self._candidate.hear(event.sender, event.message, now)
             return self.member.handle(event, now)
         match event:
             case CheckpointChosen() | Diagnosed() | Received(message=Report()):
@@ -108,11 +108,11 @@ class Control:
             case Started() | Tick() | PeerClosed() | AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
-        following = self.member.following
-        if following.term > self.head.term:  # another leads, since it has a quorum
+        follower = self.member.follower
+        if follower.term > self.head.term:  # another leads, since it has a quorum
             self.head = None
-            following.deposed = False
-            here, there = self.job.places[self.index].host, following.host
+            follower.deposed = False
+            here, there = self.job.places[self.index].host, follower.host
             effects.append(Say(f"{here} leads no more: {there} does, with those who were cut off"))
         return effects
 
@@ -127,17 +127,19 @@ class Control:
     # Who leads
 
     def _depose(self, now: float) -> list[Effect]:
-        """A head without a quorum may meet one that has it; until then it stays in office."""
-        following = self.member.following
+        """A head without a quorum may meet one that has it; until then it stays in tenure."""
+        follower = self.member.follower
         if self.head is None:
             return []
-        deposed, was = now >= self.head.deposed_at, following.deposed
-        following.deposed = deposed
-        return following.found() if was and not deposed else []
+        deposed, was = now >= self.head.deposed_at, follower.deposed
+        follower.deposed = deposed
+        return follower.found() if was and not deposed else []
 
     def _succeed(self, now: float) -> list[Effect]:
-        election = self._candidacy.elected(now)
+        election = self._candidate.elected(now)
         if election is None:
             return []
-        self.head = Head(self.job, me=self.index, term=election.term, roll=election.roll)
+        self.head = Head(
+            self.job, me=self.index, term=election.term, configuration=election.configuration
+        )
         return self.head.take_over(election, now)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 
-from hpclaunch.core.loading import TORCH, Module, Opaque, Reading
+from hpclaunch.core.source.loading import TORCH, Module, Opaque, Reading
 
 MOST_FILES = 100
 MOST_BYTES = 1 << 20

@@ -1,7 +1,7 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-Started by `system/helper.py`, which has the words for it, with SPARED: signals ("12,25", may be
-empty) to be deaf to beside the usual ones. Workers inherit those that the user had blocked.
+Started by `system/shared/helper.py`, which has the words for it, with SPARED: signals ("12,25", may
+be empty) to be deaf to beside the usual ones. Workers inherit those that the user had blocked.
 
     from the agent                                 to the agent
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}

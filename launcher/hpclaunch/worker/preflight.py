@@ -5,8 +5,9 @@
 runs on every rank in a worker's environment, by path: so neither the working directory nor the
 script's is in `sys.path`, and its own leaves it at once; `hpclaunch` is the package it lies in.
 All multiply matrices and copy memory at the same time, as in a training; then pairs of ranks
-exchange data, in rounds (`core/preflight.py`, which also judges). They leave JSON in the round's
-store; rank 0 prints a table and the findings, and writes all to HPCLAUNCH_PREFLIGHT_RESULT:
+exchange data, in rounds (`core/health/preflight_rules.py`, which also judges). They leave JSON in
+the round's store; rank 0 prints a table and the findings, and writes all to
+HPCLAUNCH_PREFLIGHT_RESULT:
 
     {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
         "text"}, ...], "passed": BOOL}
@@ -38,8 +39,8 @@ except ImportError as e:
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # noqa: E402
 
-from hpclaunch.core.model import EXIT_UNFIT  # noqa: E402
-from hpclaunch.core.preflight import Link, Measured, Speed, judge, schedule, table  # noqa: E402
+from hpclaunch.core.health.preflight_rules import Link, Measured, Speed, judge, schedule, table  # noqa: E402
+from hpclaunch.core.protocol.model import EXIT_UNFIT  # noqa: E402
 
 START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file system may delay
 LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs do

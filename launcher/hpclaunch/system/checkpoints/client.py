@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from hpclaunch.core.model import Look, Rounds
-from hpclaunch.system.helper import Helper
+from hpclaunch.core.protocol.model import Look, Rounds
+from hpclaunch.system.shared.helper import Helper
 
 from . import ALL
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpclaunch.system import disk
+from hpclaunch.system.shared import disk
 from hpclaunch.worker.requests import AgentGoneError, Requests
 
 from . import AHEAD, ALL, READS

@@ -1,0 +1,1 @@
+"""The agent: its loop, and the parts that it holds together."""

@@ -1,0 +1,185 @@
+"""One agent's ends of all its channels: those who report to it, and those whom it reports to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ..core.protocol import effects, events
+from ..core.protocol.messages import Message, Report
+from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Trouble
+from ..system.network import net, route, wire
+from ..system.network.secret import VARIABLE
+
+if TYPE_CHECKING:
+    from ..system.network.reach import Witness
+
+
+class Channels:
+    """Sends what the core sends, and makes events of what comes. With `addresses` of the first
+    head, which the caller has looked up; [] for the head itself."""
+
+    def __init__(
+        self,
+        where: Allocation,
+        shared: bytes,
+        addresses: Collection[str],
+        say: Callable[[str], None],
+    ) -> None:
+        """UsageError when there is no port to listen on."""
+        self.where = where
+        self._say = say
+        self.here = where.places[where.index]
+        self.context = zmq.Context()
+        self._shared = shared
+        self._poller: zmq.Poller | None = None
+        self._witness: Witness | None = None
+        self.ends: dict[int, net.MemberChannel] = {}  # whom we report to
+        agents = len(where.places)
+        self.server: net.HeadChannel | None = None
+        if where.seated:
+            mine = self.keys(where.index)
+            self.server = net.HeadChannel(
+                mine, agents, wire.MAX_BYTES, me=where.index, context=self.context
+            )
+        if where.index:
+            self._dial(HEAD, addresses)
+
+    @property
+    def port(self) -> int:
+        """Where this agent listens for as long as it lives."""
+        return 0 if self.server is None else self.server.port
+
+    def keys(self, agent: int) -> net.Keys:
+        endpoint = self.where.endpoint if agent == HEAD else None
+        port = 0 if endpoint is None else endpoint[1]
+        return net.derive(self._shared, self.where.identity, port, agent)
+
+    def _all(self) -> list[net.Channel]:
+        return [*([self.server] if self.server else []), *self.ends.values()]
+
+    def watch(self, poller: zmq.Poller) -> None:
+        self._poller = poller
+        for channel in self._all():
+            for socket in channel.sockets:
+                poller.register(socket, zmq.POLLIN)
+
+    # Effects
+
+    def dial(self, agents: Collection[int]) -> None:
+        for agent in [a for a in self.ends if a not in agents]:
+            end = self.ends.pop(agent)
+            if self._poller is not None:
+                for socket in end.sockets:
+                    self._poller.unregister(socket)
+            end.close()
+        for agent in agents:
+            if agent not in self.ends:
+                self._dial(agent, self._addresses(agent))
+
+    def _dial(self, agent: int, addresses: Collection[str]) -> None:
+        index = self.where.index if self.where.seated else None
+        end = net.MemberChannel(
+            self.keys(agent), index, addresses, wire.MAX_BYTES, to=agent, context=self.context
+        )
+        self.ends[agent] = end
+        if self._poller is not None:
+            for socket in end.sockets:
+                self._poller.register(socket, zmq.POLLIN)
+
+    def _addresses(self, agent: int) -> list[str]:
+        """Of one that may come to lead; [] if its name is not known just now."""
+        place = self.where.places[agent]
+        if place.node == self.here.node:
+            return [route.LOOPBACK]
+        try:
+            return route.resolve(place.host)
+        except OSError:
+            return []
+
+    def send(self, to: int, message: Message) -> None:
+        """Reports go to those whom we have dialled, everything else to those who have us."""
+        channel = self.ends.get(to) if isinstance(message, Report) else self.server
+        if channel is not None:
+            channel.send(to, wire.encode(message))
+
+    def probe(self, effect: effects.Probe, now: float) -> None:
+        from ..system.network import reach  # only in need
+
+        if self._witness is None:
+            self._witness = reach.Witness()
+            assert self._poller is not None, "the loop runs"
+            self._poller.register(self._witness.fileno(), zmq.POLLIN)
+        if effect.port:
+            targets = [(effect.address, effect.port)]
+        elif effect.agent in self.ends:
+            targets = self.ends[effect.agent].targets
+        else:
+            ports = self.keys(effect.agent).ports
+            targets = [(a, p) for a in self._addresses(effect.agent) for p in ports]
+        self._witness.ask(effect.agent, targets, now)
+
+    # Events
+
+    def next_deadline(self) -> float:
+        return math.inf if self._witness is None else self._witness.next_deadline()
+
+    def receive(self, now: float) -> list[events.Event]:
+        """Everything that is there."""
+        found: list[events.Event] = []
+        for channel in self._all():
+            for item in channel.receive():
+                found += self._read(channel, item)
+        if self._witness is not None:
+            found += map(events.AgentGone, self._witness.receive(now))
+        return found
+
+    def _read(self, channel: net.Channel, item: net.Item) -> Iterator[events.Event]:
+        reported_to = channel is self.server
+        if isinstance(item, net.Closed):
+            kind = events.PeerClosed if reported_to else events.HeadClosed
+            yield kind(item.index)
+        elif isinstance(item, net.Reached):
+            yield events.HeadReached(item.index)
+        else:
+            try:
+                yield events.Received(item.sender, wire.decode(item.data), item.address)
+            except wire.VersionError as e:
+                if self.server is not None and reported_to:
+                    self.server.send(item.sender, wire.hello())  # it learns the same in its turn
+                reason = f"{self.here.host} and {item.address} cannot work together: {e}"
+                yield events.TroubleFound(Trouble(EXIT_LOST, reason))
+            except wire.WireError as e:
+                self._say(f"ignored from {item.address}: {e}")
+
+    def diagnosis(self, fingerprint: str) -> str:
+        """Why others may not be heard, as far as this end can tell; "" if it cannot."""
+        if self.server is not None and self.server.refused:
+            return (
+                f"{self.server.refused} connections were refused, since they did not know this "
+                f"job's secret: is the secret file (here {fingerprint}) the same on all hosts?"
+            )
+        first = self.ends.get(HEAD)
+        head = self.where.places[HEAD].host
+        if first is not None and first.reached:
+            return (
+                f"hpclaunch on {head} is there, but has no place for this agent: does the "
+                "job have more agents than it says (--nnodes)?"
+            )
+        if first is not None and first.refused:
+            return (
+                f"what answers on {head} does not know our secret (here {fingerprint}): "
+                f"copy the same secret file to all hosts, or set {VARIABLE}"
+            )
+        return ""
+
+    def close(self) -> None:
+        """Returns once the last messages are out, or their time is over."""
+        for channel in self._all():
+            channel.close()
+        if self._witness is not None:
+            self._witness.close()
+        self.context.term()

@@ -1,0 +1,77 @@
+"""What the command line and the environment settle before an agent begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.placement.binding import Mode
+from ..core.placement.devices import Gpu
+from ..core.placement.streams import Streams
+from ..core.protocol.model import Allocation, Job, Trouble
+from ..system.logs.directories import LogDirectory
+
+if TYPE_CHECKING:
+    from ..core.health.findings import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where workers come from: warm from the template, cold as fresh interpreters."""
+
+    warm: bool
+    ahead: bool  # have the template import torch now, though it may serve the store alone
+    modules: tuple[str, ...] = ()  # what it imports beside torch
+    learn: bool = False  # and what the script is seen to import, from the second round on
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Where they are saved, and what the user knows of them."""
+
+    where: str  # a directory, or a pattern of directories
+    exclude: tuple[str, ...]  # patterns of names
+    complete: str  # pattern of the file that seals a directory; "": as the format has it
+    verify: str  # "auto", "full", "structure" or "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One agent's settings.
+
+    What its task has (`allocation`, `nproc`, CPUs, GPUs, `trouble`) is its own, the rest is the
+    job's.
+    """
+
+    allocation: Allocation
+    job: Job
+    nproc: int
+    command: tuple[str, ...]  # what a worker runs: program, script and arguments
+    python: str  # the workers' interpreter
+    start: Start
+    run_id: str  # TORCHELASTIC_RUN_ID
+    role: str
+    signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE
+    handled: tuple[int, ...]  # of these, the ones beyond the usual
+    as_tasks: bool  # whether Slurm's variables are to describe the worker
+    cpus: tuple[int, ...]  # those that this task may use
+    cpus_are_shared: bool  # they are those of every task on this node
+    bind: Mode  # how they are given to the workers
+    threads: int  # OMP_NUM_THREADS for several workers, 0 for one that is alone
+    gpus: tuple[Gpu, ...]  # those that this task may use, as far as that matters
+    broken: tuple[Finding, ...]  # what did not answer when they were counted
+    cuda: tuple[int, int]  # the newest that their driver can run
+    selector: str  # the variable that chooses among them
+    virtual_local_rank: bool
+    mps: tuple[
+        str, str, str
+    ]  # its mode, threads and memory: Settings in core/placement/mps_shares.py
+    shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
+    local_addr: str  # the address to be reached at; "": from the route to the head
+    checkpoints: Checkpoints | None
+    resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
+    logs: LogDirectory | None  # None only with trouble
+    streams: Streams  # which of the workers' output the console shows
+    as_torchrun: bool  # in its place: for its callers, every failure is exit code 1
+    trouble: Trouble | None  # why this agent cannot take part; the head tells the user
+    notes: tuple[str, ...] = ()  # what the head says at the start

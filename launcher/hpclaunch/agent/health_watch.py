@@ -1,0 +1,140 @@
+"""Whether this agent's node is fit for workers: looked at before every round, watched meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ..core.health.findings import Finding, Grade, failed, reason
+from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
+from ..core.placement import contract
+from ..core.protocol import events
+from ..system.hosts import host
+from .config import Config
+
+if TYPE_CHECKING:  # what only a node with GPUs has to load
+    from ..core.health.gpu_rules import XidSeen
+    from ..system.gpus.gpu_watcher import Report, Watcher
+
+
+class Health:
+    """What speaks against this node becomes an event, the rest a line for the user, once."""
+
+    def __init__(
+        self,
+        config: Config,
+        poller: zmq.Poller,
+        say: Callable[[str], None],
+        note: Callable[[str, Any], None],
+    ) -> None:
+        self._config = config
+        self._poller = poller
+        self._say = say
+        self._note = note
+        here = config.job.places[config.allocation.index]
+        self._host = here.host
+        # One agent tells what is the same for all of its node.
+        self._first_here = here == next(p for p in config.job.places if p.node == here.node)
+        self._gpus = config.gpus if config.selector == contract.CUDA else ()
+        self._watcher: Watcher | None = None
+        self._checks = 0
+        self._told: set[str] = set()
+        self._ranks: dict[int, int] = {}  # by the pids of a round's workers
+        self._faults: list[tuple[int | None, XidSeen]] = []  # of the round's programs, with ranks
+
+    def next_deadline(self) -> float:
+        return float("inf") if self._watcher is None else self._watcher.next_deadline()
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+
+    # Before a round
+
+    def check(self) -> list[events.Event]:
+        """Answered by HealthFound, here or later."""
+        number, self._checks = self._checks, self._checks + 1
+        dead, self._ranks, self._faults = tuple(self._ranks), {}, []
+        logs = self._config.logs
+        seen = host.read(
+            self._config.nproc,
+            logs=None if logs is None else logs.path,
+            first=number == 0,
+            several=self._config.job.nodes > 1,
+        )
+        findings = judge_host(seen) + list(self._config.broken)
+        self._note("health", [str(f) for f in findings])
+        self._warn(findings if self._first_here else ())
+        if failed(findings) or not self._gpus:
+            return [_found(findings)]
+        self._open_watcher().check(number, dead)
+        return []
+
+    def _open_watcher(self) -> Watcher:
+        if self._watcher is None:
+            from ..system.gpus.gpu_watcher import Watcher
+
+            self._watcher = Watcher(self._gpus)
+        elif self._watcher.lost:
+            self._watcher.close()
+            self._watcher = self._watcher.successor()
+        self._poller.register(self._watcher.fileno(), zmq.POLLIN)
+        return self._watcher
+
+    def look_at_checkpoints(self, disk: Disk) -> None:
+        """Where there is a directory for them; whoever looks for the newest has seen it."""
+        if self._config.job.health:
+            self._warn(judge_checkpoints(disk))
+
+    # Meanwhile
+
+    def started(self, rank: int, pid: int) -> None:
+        self._ranks[pid] = rank
+
+    def faults_of(self, rank: int) -> list[str]:
+        """What the driver has reported of a worker's own faults."""
+        return [str(seen) for of, seen in self._faults if of in (rank, None)]
+
+    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        watcher = self._watcher
+        if watcher is None or watcher.fileno() not in ready:
+            return []
+        reports = list(watcher.reports())
+        if watcher.lost:  # until the next check
+            self._poller.unregister(watcher.fileno())
+        return [event for report in reports for event in self._on_report(report)]
+
+    def expire(self, now: float) -> list[events.Event]:
+        """Call it after `receive`."""
+        if self._watcher is None or now < self._watcher.next_deadline():
+            return []
+        self._poller.unregister(self._watcher.fileno())
+        return self._on_report(self._watcher.expire())
+
+    def _on_report(self, report: Report) -> list[events.Event]:
+        self._note("health", [str(f) for f in (*report.findings, *report.xids)])
+        self._warn(report.findings)
+        for seen in report.xids:
+            if seen.of_program:
+                self._on_fault(seen)
+        answer = report.round is not None or failed(report.findings)
+        return [_found(report.findings)] if answer else []
+
+    def _on_fault(self, seen: XidSeen) -> None:
+        rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), None)
+        self._faults.append((rank, seen))
+        who = self._host if rank is None else f"rank {rank} on {self._host}"
+        self._say(f"{who}: {seen}")
+
+    def _warn(self, findings: Iterable[Finding]) -> None:
+        for f in findings:
+            if f.grade is Grade.WARN and f.check not in self._told:
+                self._told.add(f.check)
+                advice = f" ({f.advice})" if f.advice else ""
+                self._say(f"on {self._host}: {f.check}: {f.found}{advice}")
+
+
+def _found(findings: Collection[Finding]) -> events.HealthFound:
+    return events.HealthFound(reason(f for f in findings if f.grade is Grade.FAIL))

@@ -1,0 +1,360 @@
+"""The agent: the only loop. Events come in from system/, effects of the core go out to it.
+
+One thread, one poll; its time-out is the core's next deadline. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ..core.control import Control
+from ..core.health.host_rules import Disk
+from ..core.protocol import effects, events
+from ..core.protocol.errors import UsageError
+from ..core.protocol.model import (
+    EXIT_FAILED,
+    EXIT_LOST,
+    EXIT_UNFIT,
+    EXIT_USAGE,
+    HEAD,
+    Assignment,
+    Trouble,
+    Verdict,
+)
+from ..core.protocol.wording import signal_name
+from ..system.logs import errorfile
+from ..system.logs.directories import size, tail
+from ..system.logs.journal import Journal
+from ..system.processes import fork_server_client
+from ..system.processes.signals import Signals
+from . import report
+from .config import Config
+from .health_watch import Health
+from .joining import join
+from .output import Output
+from .resuming import Resuming
+from .sharing import Sharing
+from .workers import is_warm, prepare, workers_of
+
+
+class Agent:
+    """Built from a Config; `run` returns the job's exit code once everybody is done."""
+
+    def __init__(
+        self,
+        config: Config,
+        environ: Mapping[str, str],
+        signals: Signals,
+        server: fork_server_client.ForkServer,
+    ) -> None:
+        self.config = config
+        self.environ = environ
+        self.place = config.job.places[config.allocation.index]
+        self.signals = signals
+        self.forkserver = server
+        label = config.allocation.label
+        host = self.place.host
+        self.output = Output(config.streams, role=config.role, label=label, host=host)
+        self.joined = join(config, environ, self.output.say)
+        self.channels = self.joined.channels
+        self._poller = zmq.Poller()
+        incarnation = os.urandom(8).hex()
+        address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
+        index, nproc = self.place.index, config.nproc
+        port = 0 if self.channels is None else self.channels.port
+        self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
+        self.journal = Journal(None if config.logs is None else config.logs.path, label)
+        self.health = Health(config, self._poller, self.output.say, self._note)
+        self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
+        self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
+        self.round_dir: Path | None = None
+        self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+        self.measuring = False  # the workers are the preflight's
+        self.verdict: Verdict | None = None
+        self._events: deque[events.Event] = deque()
+
+    # The loop
+
+    def run(self) -> int:
+        try:
+            for source in (self.signals, self.forkserver, self.output.mirror):
+                if source.fileno() >= 0:
+                    self._poller.register(source.fileno(), zmq.POLLIN)
+            if self.channels is not None:
+                self.channels.watch(self._poller)
+            for note in self.config.notes:
+                self.output.say(note)
+            self._deliver(events.Started())
+            if self.config.trouble is not None:
+                self._deliver(events.TroubleFound(self.config.trouble))
+            while self.verdict is None:
+                self._turn()
+            self.signals.ignore()
+            self._conclude(self.verdict)
+            return self._exit_code(self.verdict)
+        finally:
+            with ExitStack() as ends:  # each of them, whatever becomes of the others
+                if self.channels is not None:
+                    ends.callback(self.channels.close)
+                ends.callback(self.health.close)
+                ends.callback(self.sharing.close)  # its daemons serve the workers: after their end
+                ends.callback(self.forkserver.close)
+                ends.callback(self.output.close)
+                ends.callback(self.resuming.close)
+
+    def _turn(self) -> None:
+        for console in self.output.wanting:
+            self._poller.register(console.fd, zmq.POLLOUT)
+        parts = (self.control, self.output.mirror, self.health, self.resuming)
+        deadline = min(part.next_deadline() for part in parts)
+        if self.channels is not None:
+            deadline = min(deadline, self.channels.next_deadline())
+        wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
+        # Rounded up: to wake a moment early would be to turn in vain until the time has come.
+        ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
+        for console in (self.output.out, self.output.err):
+            if console.fd in ready:
+                self._poller.unregister(console.fd)
+                console.flush()
+        # What was heard comes before what the clock says: after a pause of this process, the
+        # messages of the others are there and prove that they were never silent.
+        self._read_all(ready)
+        now = time.monotonic()
+        self._deliver(*self.health.expire(now), *self.resuming.expire(now))
+        if now >= self.control.next_deadline():
+            self._deliver(events.Tick())
+        for complaint in (self.journal.complaint(), *self.output.complaints()):
+            if complaint:
+                self.output.say(complaint)
+        self.output.mirror.wake(now)
+
+    def _read_all(self, ready: Mapping[Any, int]) -> None:
+        if self.signals.fileno() in ready:
+            for signum in self.signals.receive():
+                if signum == signal.SIGWINCH:
+                    self.forkserver.resize(self.output.size)
+                else:
+                    self._deliver(events.Signalled(signum))
+        if self.forkserver.fileno() in ready:
+            for reply in self.forkserver.receive():
+                self._on_reply(reply)
+            if self.forkserver.lost:
+                self._replace_forkserver()
+        self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
+        self._deliver(*self.resuming.receive(ready))
+        if self.channels is not None:
+            self._deliver(*self.channels.receive(time.monotonic()))
+
+    def _deliver(self, *some: events.Event) -> None:
+        """Give events to the core and carry out what it asks, and what comes of that."""
+        self._events += some
+        while self._events:
+            event = self._events.popleft()
+            now = time.monotonic()
+            self.journal.record("event", now, event)
+            for effect in self.control.handle(event, now):
+                self.journal.record("effect", time.monotonic(), effect)
+                self._carry_out(effect)
+
+    def _replace_forkserver(self) -> None:
+        """Whatever it had started is gone with it."""
+        dead = self.forkserver
+        self._poller.unregister(dead.fileno())
+        dead.close()
+        self.output.mirror.finish(time.monotonic())
+        if dead.survivors or not dead.heard:
+            how = "was killed and left workers behind" if dead.survivors else "cannot start"
+            reason = f"the fork server on {self.place.host} {how}"
+            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
+            self._deliver(events.WorkersGone())
+            return
+        self.forkserver = dead.successor()
+        self._poller.register(self.forkserver.fileno(), zmq.POLLIN)
+        prepare(self.forkserver, self.config, self.environ)
+        self._deliver(events.ForkServerReplaced())
+
+    # Events
+
+    def _on_reply(self, reply: dict[str, Any]) -> None:
+        """What the fork server tells."""
+        match reply:
+            case {"event": "listening", "port": port}:
+                self._deliver(events.StoreListening(port))
+            case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
+                self._deliver(*self._exit(rank, code, signum))
+            case {"event": "lease-over"}:
+                self._deliver(events.LeaseOver())
+            case {"event": "gone"}:
+                self.resuming.ended()
+                self.output.mirror.finish(time.monotonic())
+                self._deliver(events.WorkersGone())
+            case {"event": "unhandled", "signum": signum, "ranks": ranks}:
+                who = ", ".join(map(str, ranks))
+                name = signal_name(signum)
+                self.output.say(
+                    f"{name} not passed on to rank {who}: the script has no handler for it"
+                )
+            case {"event": "store-exit", "port": port, "code": code, "signal": signum, "why": why}:
+                words = why or tail({self._store_errors: self._begins.get(self._store_errors, 0)})
+                self._deliver(events.StoreEnded(port, code, signum, words))
+            case {"event": "template", "state": state, "why": why}:
+                self._note("template", reply)
+                if state == "none":
+                    self.output.say(
+                        f"the template process on {self.place.host} ended ({why}); here is another"
+                    )
+                elif why and self.config.start.warm and self.place.index == HEAD:
+                    self.output.say(f"cold start: {why}")
+            case {"event": "passed-over", "module": module, "why": why}:
+                self._note("passed-over", reply)
+                if self.place.index == HEAD:
+                    self.output.say(f"--preload {module}: passed over, {why}")
+            case {"event": "copier", "pid": pid}:
+                self.forkserver.spare(pid)
+            case {"event": "started", "rank": rank, "pid": pid}:
+                self._note("started", reply)
+                self.health.started(rank, pid)
+                self.sharing.started(rank, pid)
+
+    def _exit(self, rank: int, code: int, signum: int) -> Iterator[events.Event]:
+        assert self.round_dir is not None, "no worker without a round"
+        if code:
+            self.resuming.ended()
+        last = ""
+        if code:
+            names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
+            wrote = tail({name: self._begins.get(name, 0) for name in names})
+            last = "\n".join(filter(None, [wrote, *self.health.faults_of(rank)]))
+        if self.measuring and code == EXIT_UNFIT:
+            said = [line for line in last.splitlines() if line.strip()]
+            silent = f"preflight: rank {rank} ended with code {code} and did not say why"
+            yield events.HealthFound(said[-1] if said else silent)
+        yield events.WorkerExited(rank, code, signum, last)
+
+    def _look_at_disk(self, seen: dict[str, Any]) -> None:
+        self.health.look_at_checkpoints(Disk(**seen))
+
+    # Effects
+
+    def _carry_out(self, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send(to=to, message=message):
+                if self.channels is not None:
+                    self.channels.send(to, message)
+            case effects.Dial(agents=agents):
+                if self.channels is not None:
+                    self.channels.dial(agents)
+            case effects.Probe():
+                if self.channels is not None:
+                    self.channels.probe(effect, time.monotonic())
+            case effects.OpenStore():
+                self.forkserver.listen(loopback=self.config.job.nodes == 1)
+            case effects.PrepareGpus(assignment=part):
+                self._events += self.sharing.prepare(part)
+            case effects.CheckHealth():
+                self._events += self.health.check()
+            case effects.ChooseCheckpoint(avoid=avoid):
+                self._events += self.resuming.choose(dict(avoid))
+            case effects.LookAt(look=look):
+                self._events += self.resuming.look(look)
+            case effects.Diagnose():
+                self._events.append(events.Diagnosed(self.joined.diagnosis()))
+            case effects.StartWorkers(assignment=part):
+                try:
+                    self._start_workers(part)
+                except UsageError as e:
+                    self._cannot_start(Trouble(EXIT_USAGE, f"on {self.place.host}: {e}"))
+                except OSError as e:
+                    reason = f"cannot write logs on {self.place.host}: {e.strerror}: {e.filename}"
+                    self._cannot_start(Trouble(EXIT_LOST, reason))
+            case effects.KeepWorkers(until=until):
+                self.forkserver.keep(until)
+            case effects.SignalWorkers(signum=signum):
+                self.forkserver.signal(signum)
+            case effects.StopWorkers():
+                self.resuming.ended()
+                self.forkserver.stop()
+            case effects.KillIdleWorkers():
+                self.forkserver.kill_idle()
+            case effects.KillWorkers():
+                self.forkserver.kill()
+            case effects.Say(text=text):
+                self.output.say(text)
+            case effects.Exit(verdict=verdict):
+                self.verdict = verdict
+
+    def _start_workers(self, part: Assignment) -> None:
+        logs = self.config.logs
+        assert logs is not None, "an agent without logs has trouble and starts nothing"
+        self.round_dir = logs.round(part.round)
+        self.measuring = part.preflight
+        self.resuming.began(part)
+        pipes = self.sharing.directories
+        crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
+        files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
+        store = self._store_errors
+        self._begins = {file: size(file) for file in (*files, store)}
+        for worker in crew.workers:  # of an earlier launch: no word of this worker
+            Path(worker.env[errorfile.VARIABLE]).unlink(missing_ok=True)
+        self.output.follow(part, crew.workers, self.round_dir)
+        self.forkserver.start(
+            crew.workers,
+            crew.shared,
+            store=str(store) if part.hosts_store else "",
+            warm=is_warm(part, self.config, self.environ),
+            learn=self.config.start.learn,
+            terminals=self.output.terminals(part),
+            size=self.output.size,
+        )
+        self._note("binding", crew.placed)
+
+    def _cannot_start(self, trouble: Trouble) -> None:
+        self._events += [events.TroubleFound(trouble), events.WorkersGone()]
+
+    def _note(self, kind: str, value: Any) -> None:
+        self.journal.note(kind, time.monotonic(), value)
+
+    @property
+    def _store_errors(self) -> Path:
+        """What the processes that hold the rounds' stores write; there is none without logs."""
+        assert self.config.logs is not None, "an agent without logs has no store"
+        return self.config.logs.path / "store.err"
+
+    def _exit_code(self, verdict: Verdict) -> int:
+        return min(verdict.code, EXIT_FAILED) if self.config.as_torchrun else verdict.code
+
+    def _conclude(self, verdict: Verdict) -> None:
+        logs = self.config.logs
+        if verdict.code:
+            where = "" if logs is None else str(logs.path)
+            at_head = self.control.leads
+            text = report.account(
+                verdict,
+                code=self._exit_code(verdict),
+                host=self.place.host,
+                at_head=at_head,
+                log_dir=where,
+            )
+            if text:
+                self.output.say(text)
+            if logs is not None:
+                failures = [verdict.cause] if verdict.cause else []
+                errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        self.output.drain()
+
+
+def run(config: Config, signals: Signals, server: fork_server_client.ForkServer) -> int:
+    """The caller starts these two, so that the one misses nothing and the other comes up while
+    this module is still being imported.
+    """
+    return Agent(config, os.environ, signals, server).run()

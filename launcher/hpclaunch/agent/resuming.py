@@ -1,0 +1,270 @@
+"""The checkpoint to resume from: asks the process that looks for them, to choose one where this
+agent leads, and to tell whether it sees the one that was chosen.
+
+It also notes how many ranks each round had and how long it lasted, since that tells whether what
+was saved then is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+
+from ..core.protocol import events
+from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
+from ..core.protocol.wording import some
+from ..system.checkpoints import READS
+from ..system.checkpoints.client import Failed, Looked, Reply, Searched, Service, Suggested
+from .config import Checkpoints, Config
+
+MOST_ROUNDS = 256  # that are remembered
+NEAR = 3  # rounds before and after the one in which something was saved
+TRIES = 2  # of a search, or a look, whose process has ended
+AGAIN = 1.0  # seconds until it is looked again at what is not seen yet
+NAMES = 4
+
+
+class Resuming:
+    """One search at a time, and one look: `choose` and `look` begin them, and they are answered by
+    events."""
+
+    def __init__(
+        self,
+        config: Config,
+        poller: zmq.Poller,
+        look_at_disk: Callable[[dict[str, Any]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings = config.checkpoints
+        self._command = config.command
+        self._say = say
+        self._suggests = config.checkpoints is None  # at the first restart
+        self._poller = poller
+        self._look_at_disk = look_at_disk
+        self._service: Service | None = None
+        self._local = config.job.local
+        self._number = 0  # of the newest request
+        self._search_number = 0  # of the search that is waited for, or 0
+        self._avoid: dict[int, str] = {}  # in that search
+        self._search_tries = 0  # more of them that there are
+        self._chose = False  # this agent leads, and reads ahead
+        self._look: Look | None = None  # what this agent is to see
+        self._look_number = 0  # of that request while it is waited for, or 0
+        self._look_tries = 0
+        self._look_at = math.inf  # when to look again
+        self._seen: Seen | None = None
+        self._rounds: Rounds = ()
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._poller.unregister(self._service.fileno())
+            self._service.close()
+            self._service = None
+
+    # What this agent sees of the rounds
+
+    def began(self, part: Assignment) -> None:
+        self.look(None)
+        if part.preflight:
+            return
+        self.ended()
+        self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
+        self._watch(on=self._chose)
+        self._chose = False
+
+    def ended(self) -> None:
+        """From now on no worker is known to be alive; what it had begun to save is not finished."""
+        if self._rounds and self._rounds[-1][1] is None:
+            begun, _, world = self._rounds[-1]
+            self._rounds = (*self._rounds[:-1], (begun, time.time_ns(), world))
+            self._watch(on=False)
+
+    def _watch(self, *, on: bool) -> None:
+        """What is saved while the workers run is read as soon as it is there."""
+        if self._service is not None and self._settings and self._settings.verify in READS:
+            self._service.watch(self._rounds, on=on)
+
+    # Requests
+
+    def choose(self, avoid: Mapping[int, str]) -> list[events.Event]:
+        """Answered by CheckpointChosen or SearchFailed, here or later."""
+        if self._settings is None:
+            self._suggest()
+            return [events.CheckpointChosen("")]
+        self._search_tries, self._avoid, self._chose = TRIES, dict(avoid), True
+        return self._begin_search()
+
+    def _suggest(self) -> None:
+        """What --checkpoint-dir could be, once it is missed; nobody waits for that."""
+        if not (self._suggests and self._rounds):
+            return
+        self._suggests = False
+        with contextlib.suppress(OSError):
+            service = self._served()
+            service.suggest(0, self._command, self._rounds[0][0])
+
+    def _begin_search(self) -> list[events.Event]:
+        self._search_tries -= 1
+        try:
+            service = self._served()
+        except OSError as e:
+            return [self._failed(str(e))]
+        self._number += 1
+        self._search_number = self._number
+        service.search(self._number, self._rounds, self._avoid)
+        return []
+
+    def look(self, look: Look | None) -> list[events.Event]:
+        """Answered by CheckpointSeen, each time that something has changed."""
+        self._look, self._seen, self._look_number, self._look_at = look, None, 0, math.inf
+        if look is None:
+            return []
+        self._look_tries = TRIES
+        return self._begin_look(look)
+
+    def _begin_look(self, look: Look) -> list[events.Event]:
+        self._look_tries -= 1
+        self._look_at = math.inf
+        if self._settings is None:
+            return self._see(look, "it has no --checkpoint-dir")
+        try:
+            service = self._served()
+        except OSError as e:
+            return self._see(look, str(e))
+        self._number += 1
+        self._look_number = self._number
+        service.look(self._number, look, local=self._local)
+        return []
+
+    def _served(self) -> Service:
+        """By the process that there is, or a new one. Raises OSError."""
+        if self._service is None:
+            settings = self._settings or Checkpoints(".", (), "", "structure")
+            self._service = Service(
+                settings.where, settings.exclude, settings.complete, settings.verify
+            )
+            self._poller.register(self._service.fileno(), zmq.POLLIN)
+        return self._service
+
+    # Time
+
+    def next_deadline(self) -> float:
+        return min(self._look_at, math.inf if self._service is None else self._service.deadline)
+
+    def expire(self, now: float) -> list[events.Event]:
+        """Call it after `receive`. One that hangs in what it does by itself is replaced."""
+        told: list[events.Event] = []
+        if self._look is not None and now >= self._look_at:
+            self._look_tries = TRIES
+            told += self._begin_look(self._look)
+        service = self._service
+        if service is None or now < service.deadline:
+            return told
+        if not (self._search_tries if self._search_number else self._look_tries):
+            service.deadline = math.inf  # another would hang as well: it is waited for
+            return told
+        self.close()
+        return [*told, *self._ask_again()]
+
+    def _ask_again(self) -> list[events.Event]:
+        """Of another process what the last one has not answered."""
+        told = self._begin_search() if self._search_number else []
+        look = self._look
+        if look is not None and self._look_number:
+            if self._look_tries:
+                return told + self._begin_look(look)
+            self._look_number, self._look_at = 0, time.monotonic() + AGAIN
+            told += self._see(look, "the process that looks is ended again and again")
+        return told
+
+    # Replies
+
+    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        service = self._service
+        if service is None or service.fileno() not in ready:
+            return []
+        told: list[events.Event] = []
+        for reply in service.replies():
+            told += self._on_reply(reply)
+        if service.lost:
+            self.close()
+            if self._search_number and not self._search_tries:
+                told.append(self._failed("the process that looks for them was ended"))
+            told += self._ask_again()
+        return told
+
+    def _on_reply(self, reply: Reply) -> list[events.Event]:
+        match reply:
+            case Failed(id=number, why=why) if number == self._search_number:
+                return [self._failed(why)]
+            case Searched(id=number) if number == self._search_number:
+                self._look_at_disk(reply.disk)
+                return [self._chosen(reply)]
+            case Looked(id=number, missing=missing, damage=damage) if number == self._look_number:
+                self._look_number = 0
+                assert self._look is not None, "it was asked for"
+                self._look_at = time.monotonic() + AGAIN if missing else math.inf
+                return self._see(self._look, missing, damage)
+            case Suggested(where=where, path=path):
+                self._say(
+                    f"the script has saved {path} itself: --checkpoint-dir {shlex.quote(where)} "
+                    "would give all workers the newest of these at every start"
+                )
+        return []  # of no interest any more, or no more than a sign of life
+
+    def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
+        seen = Seen(look.mark, look.share, missing, damage)
+        if seen == self._seen:
+            return []
+        self._seen = seen
+        return [events.CheckpointSeen(seen)]
+
+    def _chosen(self, searched: Searched) -> events.CheckpointChosen:
+        self._search_number = 0
+        found = searched.found
+        newest = found[-1] if found and found[-1].lacks is None else None
+        loud = [f for f in found if f.lacks and not (f.quiet and newest)]
+        passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
+        if newest is None:
+            return events.CheckpointChosen("", passed_over, lacking=self._lacking(searched))
+        return events.CheckpointChosen(
+            newest.path,
+            passed_over,
+            newest.identity,
+            rule=f"{newest.format}, {newest.rule}",
+            size=newest.size,
+            time=newest.time,
+            step=newest.step,
+            scale=f"{newest.unit} {os.path.dirname(newest.path)}",
+            rounds=self._near(newest.time),
+            is_read=newest.is_read,
+        )
+
+    def _near(self, saved: int) -> Rounds:
+        """The rounds that tell whether what was saved then is complete, for agents that did not
+        take part in all of them."""
+        before = sum(begun <= saved for begun, _, _ in self._rounds)
+        return self._rounds[max(0, before - NEAR) : before + NEAR]
+
+    def _lacking(self, searched: Searched) -> str:
+        names = searched.others
+        if not names:
+            return ""
+        where = "" if self._settings is None else self._settings.where
+        return (
+            f"{where} has {some(names, NAMES)}, and nothing of a format that is known here; "
+            "--checkpoint-complete says what seals a directory of the script's own"
+        )
+
+    def _failed(self, why: str) -> events.SearchFailed:
+        self._search_number = 0
+        where = self._settings.where if self._settings else ""
+        reason = f"cannot look for checkpoints in {where}: {why}"
+        return events.SearchFailed(Trouble(EXIT_LOST, reason))

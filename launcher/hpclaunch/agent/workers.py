@@ -1,0 +1,165 @@
+"""From an assignment to the workers that the fork server is to start."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.placement import binding, contract, devices
+from ..core.protocol.model import PLACEHOLDER, Assignment, Share
+from ..system.network.route import interface_of
+from ..system.processes import affinity
+from ..system.processes.fork_server_client import SITE, ForkServer, Worker
+from .config import Config
+
+LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
+PREFLIGHT = str(Path(__file__).parent.parent / "worker" / "preflight.py")
+_topology = functools.cache(affinity.topology)
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What the fork server is to start, and how it is placed."""
+
+    workers: list[Worker]
+    shared: dict[str, str]  # the environment of all
+    placed: list[str]  # `rank 0: GPU 0, CPUs 0-15, memory node 0` of each; then what is not well
+
+
+def workers_of(
+    part: Assignment,
+    config: Config,
+    environ: Mapping[str, str],
+    directory: Path,
+    pipes: Mapping[str, str],
+) -> Crew:
+    """The workers of one agent in a round; `pipes` are MPS's, see `Sharing.directories`."""
+    shared = contract.common(
+        part,
+        environ,
+        run_id=config.run_id,
+        max_restarts=config.job.max_restarts,
+        interface=interface_of(part.address),
+        role=config.role,
+        signals=config.signals,
+        threads=config.threads,
+    )
+    shared |= _path(environ)
+    resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
+    command = [*config.command, *(resume if part.checkpoint else ())]
+    if part.preflight:
+        command = [config.python, "-u", PREFLIGHT]
+        shared["HPCLAUNCH_PREFLIGHT_RESULT"] = str(directory.parent / "preflight.json")
+    bindings, seats = _bindings_of(part, config)
+    each = binding.cpus_each(bindings)
+    bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
+    workers = []
+    for offset in range(part.nproc):
+        rank = part.first_rank + offset
+        stem = directory / f"rank-{rank}"
+        virtual = part.shares.isolated or config.virtual_local_rank
+        env = contract.per_worker(part, offset, error_file=f"{stem}.error.json", virtual=virtual)
+        env |= _of_gpus(part, offset, config, environ, pipes)
+        if config.as_tasks:
+            env |= contract.of_slurm(part, offset, environ, cpus=each[offset])
+        workers.append(
+            Worker(
+                rank=rank,
+                argv=[word.replace(LOCAL_RANK, env["LOCAL_RANK"]) for word in command],
+                env=env,
+                out=f"{stem}.out",
+                err=f"{stem}.err",
+                cpus=bindings[offset].cpus if bound else (),
+            )
+        )
+    placed = binding.describe(bindings, seats, part.first_rank)
+    placed += binding.remarks(bindings, seats, config.cpus)
+    return Crew(workers, shared, placed)
+
+
+def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
+    """Have the template import torch, while the agents still find each other."""
+    if config.trouble is not None:
+        return
+    start = config.start
+    command = config.command if start.warm else (config.python, "-c", "")
+    env = _at_load(config, environ) | _path(environ)
+    server.prepare(command, env, start.modules, own=contract.OWN, now=start.warm or start.ahead)
+
+
+def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
+    """Whether the template was loaded with what these workers are to see."""
+    if part.preflight:
+        return False
+    mine = contract.at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
+    return config.start.warm and mine == _at_load(config, environ)
+
+
+def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
+    """As far as this agent can know it before it has heard of the others."""
+    return contract.at_load(environ, threads=config.threads)
+
+
+def _path(environ: Mapping[str, str]) -> dict[str, str]:
+    inherited = environ.get("PYTHONPATH")
+    return {"PYTHONPATH": f"{SITE}{os.pathsep}{inherited}" if inherited else SITE}
+
+
+def _bindings_of(
+    part: Assignment, config: Config
+) -> tuple[list[binding.Binding], list[binding.Seat]]:
+    """For each worker of this agent its CPUs, and what it wanted to be near to."""
+    if config.cpus_are_shared:  # all tasks of this node have the same ones
+        seats = [binding.Seat()] * part.local_world_size
+        mine = slice(part.first_local_rank, part.first_local_rank + part.nproc)
+    else:
+        of = part.shares.of or (Share(()),) * part.nproc
+        seats = [binding.seat([config.gpus[i] for i in share.gpus]) for share in of]
+        mine = slice(None)
+    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), seats)
+    return list(found[mine]), seats[mine]
+
+
+def _of_gpus(
+    part: Assignment,
+    offset: int,
+    config: Config,
+    environ: Mapping[str, str],
+    pipes: Mapping[str, str],
+) -> dict[str, str]:
+    if part.shares.of:
+        share = part.shares.of[offset]
+        env = contract.of_gpus(
+            share,
+            config.gpus,
+            environ,
+            isolated=part.shares.isolated,
+            selector=config.selector,
+            backend=config.shared_backend,
+        )
+        if part.preflight and share.gpus:
+            env["HPCLAUNCH_GPU"] = ", ".join(config.gpus[i].name for i in share.gpus)
+        return env | (_of_mps(share, config, environ, pipes) if pipes else {})
+    if not config.virtual_local_rank:
+        return {}
+    # Nobody could tell which GPUs there are: as torchrun has it.
+    position = part.first_local_rank + offset
+    selection = environ.get(contract.CUDA)
+    return {contract.CUDA: devices.only_device(position, selection)}
+
+
+def _of_mps(
+    share: Share, config: Config, environ: Mapping[str, str], pipes: Mapping[str, str]
+) -> dict[str, str]:
+    from ..core.placement import mps_shares  # only where there is some
+
+    directory = mps_shares.pipes_of(share, config.gpus, pipes)
+    settings = mps_shares.Settings(*config.mps)
+    return (
+        mps_shares.environment(settings, share, config.gpus, directory, environ)
+        if directory
+        else {}
+    )

@@ -1,0 +1,1 @@
+"""Who leads, and until when. Knows nothing of training."""

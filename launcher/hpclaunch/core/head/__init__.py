@@ -1,0 +1,1 @@
+"""The job's rounds, as the head sees them."""

@@ -1,0 +1,241 @@
+"""What a failed worker's last words mean, and what to do about it.
+
+The table is read from above, and the first row that fits is the advice: causes before their
+consequences, the narrow before the wide. Words are as Python, torch 2.13, gloo and NCCL write them.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from ..protocol.model import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """`advice` for a worker that wrote any of `words` among its last lines."""
+
+    words: tuple[str, ...]
+    advice: str
+
+
+LESSONS = (
+    # Backends that this torch does not have
+    Lesson(
+        ("have MPI built in",),
+        "this torch has no MPI backend; only one that was built from source beside an MPI library "
+        'does. Write init_process_group("nccl") for GPUs or init_process_group("gloo") for CPUs: '
+        "neither needs MPI or mpirun.",
+    ),
+    Lesson(
+        ("have NCCL built in", "Torch not compiled with CUDA enabled", "'_cuda_setDevice'"),
+        "the workers' torch is a build for CPUs only. Install one with CUDA into the environment "
+        'that the job activates, or write init_process_group("gloo") and leave out .cuda() to '
+        "train on CPUs.",
+    ),
+    # GPUs
+    Lesson(
+        (
+            "no GPUs found!",
+            "No CUDA GPUs are available",
+            "Found no NVIDIA driver",
+            "no CUDA-capable device is detected",
+        ),
+        "this worker sees no GPU. Ask Slurm for some (#SBATCH --gpus-per-node=N), look whether "
+        "CUDA_VISIBLE_DEVICES is set to nothing in the job script, and whether a container is "
+        'started with --nv; on CPUs write init_process_group("gloo").',
+    ),
+    Lesson(
+        ("Duplicate GPU detected", "Multiple Ranks are using the same GPU"),
+        "two ranks use the same GPU. Before init_process_group, every worker has to call "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])): LOCAL_RANK, neither 0 nor RANK. If '
+        "it does, there are more workers than GPUs on the host: lower --nproc, or start with "
+        "--shared-backend gloo, which changes nothing in the script.",
+    ),
+    Lesson(
+        ("invalid device ordinal",),
+        "the script asks for a GPU with a number that this worker does not have: its own are "
+        "numbered from 0. Use LOCAL_RANK, not RANK; start no more workers than GPUs (--nproc gpu); "
+        "do not set CUDA_VISIBLE_DEVICES in the job script; where Slurm gives each task one GPU "
+        "(--gpus-per-task=1), start one worker per task (--nproc 1).",
+    ),
+    Lesson(
+        ("is free. Process ", "memory in use. Process "),
+        "the GPU's memory is full, and another process uses it as well (see the last lines): "
+        "several workers share this GPU. Start one worker per GPU (--nproc gpu) that calls "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first, and load checkpoints with '
+        'torch.load(..., map_location="cpu").',
+    ),
+    Lesson(
+        ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "error: out of memory"),
+        "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
+        "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
+        "somebody else is on the GPU.",
+    ),
+    # The memory of the host, and what it is limited to
+    Lesson(
+        (
+            "unable to allocate shared memory(shm)",
+            "insufficient shared memory (shm)",
+            "is killed by signal: Bus error",
+        ),
+        "shared memory (/dev/shm) is full: the DataLoader's workers pass batches through it. Give "
+        "it more room (a container's --shm-size or --ipc=host), or lower num_workers, "
+        "prefetch_factor or the batch size. hpclaunch doctor shows its size.",
+    ),
+    Lesson(
+        ("is killed by signal: Killed", "DataLoader worker (pid(s)"),
+        "a process of the DataLoader was killed, most likely since the job's memory was used up: "
+        "sacct -j JOBID -o JobID,MaxRSS,State. Ask for more (#SBATCH --mem=...), or lower "
+        "num_workers, of which every training worker has its own.",
+    ),
+    Lesson(
+        ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "MemoryError"),
+        "the host's memory, or the job's share of it, is used up. Ask for more (#SBATCH --mem=...; "
+        "--mem=0 is all of a node), or lower --nproc or num_workers.",
+    ),
+    Lesson(
+        ("Too many open files",),
+        "the limit of open files is reached (ulimit -n). Raise it in the job script: ulimit -n "
+        "$(ulimit -Hn); or call torch.multiprocessing.set_sharing_strategy('file_system').",
+    ),
+    Lesson(
+        ("No space left on device", "Disk quota exceeded"),
+        "a file system is full, or your quota on it is used up: df -h and quota -s on that host. "
+        "Old checkpoints and a cache below $HOME or /tmp are the usual reasons.",
+    ),
+    # Programs and their environment
+    Lesson(
+        ("No module named",),
+        "the workers' Python has no such module. It is the one that hpclaunch runs with, unless "
+        "PYTHON_EXEC names another: activate the environment in the job script before srun, on a "
+        "file system that all nodes see, and install the module there. For a module of your own, "
+        "start in its directory or set PYTHONPATH.",
+    ),
+    Lesson(
+        ("KeyError: 'SLURM_", 'KeyError: "SLURM_'),
+        "the script reads a variable of Slurm's that is not set here. Many exist only where their "
+        "option was given (SLURM_CPUS_PER_TASK with --cpus-per-task, SLURM_NTASKS_PER_NODE with "
+        "--ntasks-per-node), and none outside of a job. Give #SBATCH that option, or write "
+        "os.environ.get(NAME, DEFAULT). RANK, WORLD_SIZE and LOCAL_RANK are always set.",
+    ),
+    Lesson(
+        ("version `GLIBC", "cannot open shared object file", "undefined symbol"),
+        "a library does not fit the workers' environment. Load the same modules as when it was "
+        "installed (module load ... in the job script, before srun), build extensions again for "
+        "this torch, and look whether all nodes have the same system.",
+    ),
+    # Finding each other
+    Lesson(
+        ("EADDRINUSE", "ddress already in use"),
+        "the script listens on a port of its own choice, and it is taken: by another job on that "
+        "host, or by another rank of this one. For init_process_group, write "
+        'init_method="env://" and do not set MASTER_PORT: a free port is chosen at every start. '
+        "For a server of your own, bind to port 0.",
+    ),
+    Lesson(
+        ("rank parameter missing", "size parameter missing", "world_size parameter missing"),
+        'init_method="tcp://..." needs rank= and world_size= as well. Simpler: leave init_method '
+        "out; the environment that hpclaunch sets has everything.",
+    ),
+    Lesson(
+        ("expected, but not set",),
+        "a variable that hpclaunch gives to every worker did not arrive here. The process is one "
+        "that the script started itself, or a container cleans the environment (leave out "
+        "--cleanenv, or pass the variable on with --env).",
+    ),
+    Lesson(
+        ("Unable to find address for", "no socket interface found"),
+        "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names a network interface that this host does "
+        "not have. Remove the export from the job script, or set it to a name that ip -br addr "
+        "shows on every node.",
+    ),
+    Lesson(
+        ("client socket has timed out", "TCP client failed to connect"),
+        "this worker could not reach the address where the ranks meet. Do not set MASTER_ADDR or "
+        "MASTER_PORT in the script or job script, since hpclaunch chooses both; if it does not, "
+        "srun hpclaunch doctor tells whether the hosts reach each other.",
+    ),
+    Lesson(
+        ("connectFullMesh failed", "socketPollConnect", "No route to host"),
+        "the ranks have met, but cannot connect to each other: a firewall between the nodes, or "
+        "the wrong network. Set GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (NCCL) to the "
+        "interface that joins the nodes; ip -br addr lists them, srun hpclaunch doctor names ours.",
+    ),
+    # Waiting for each other
+    Lesson(
+        ("doesn't match expected size", "Mismatch between collective operation types"),
+        "the ranks called different collectives, or with tensors of different sizes. Look for a "
+        "collective below an `if rank == 0`, and for a last batch that differs from rank to rank "
+        "(DistributedSampler(drop_last=True)). TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
+    ),
+    Lesson(
+        ("waiting for clients", "wait timeout after", "barrier timeout after"),
+        "not all ranks came to the same point in time. One of them is slower by more than the "
+        "timeout (a first import or download: init_process_group(timeout=timedelta(hours=1))), "
+        "never gets there (init_process_group, new_group or a collective below an `if`), or hangs: "
+        "look at the last lines of every rank in the log directory.",
+    ),
+    Lesson(
+        (
+            "Watchdog caught collective operation timeout",
+            "WorkNCCL::checkTimeout",
+            "failed to pass monitoredBarrier",
+            "Timed out waiting ",
+        ),
+        "a collective waited in vain for another rank. That rank hangs, is late (saving, "
+        "evaluating, or reading data on rank 0 only), or calls another collective; the last lines "
+        "of every rank in the log directory tell which. If it is only late, raise "
+        "init_process_group(timeout=...); TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
+    ),
+    Lesson(
+        (
+            "Connection closed by peer",
+            "Connection closed by remote peer",
+            "Connection reset by peer",
+            "ncclRemoteError",
+        ),
+        "this rank failed since another one had gone: the cause is there. Look at the last lines "
+        "of the other ranks in the log directory; a rank that ended with 0 too early, before the "
+        "others were done, is named nowhere else.",
+    ),
+    # The end
+    Lesson(
+        ("terminate called without an active exception", "FATAL: exception not rethrown"),
+        "the script came to its end while torch's threads were still communicating. Make "
+        "torch.distributed.destroy_process_group() its last call, after the last collective is "
+        "done (work.wait() for async_op=True).",
+    ),
+)
+
+SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "nobody but the kernel or a person kills so. Most likely the job's memory was "
+    "used up: sacct -j JOBID -o JobID,MaxRSS,State shows OUT_OF_MEMORY; ask for more (#SBATCH "
+    "--mem=...), or lower num_workers or --nproc. Or somebody called kill -9.",
+    signal.SIGBUS: "memory that was promised was not there: most likely /dev/shm is full, through "
+    "which the DataLoader's workers pass batches. Give it more room (a container's --shm-size or "
+    "--ipc=host), or lower num_workers. hpclaunch doctor shows its size.",
+    signal.SIGSEGV: "native code crashed. Export PYTHONFAULTHANDLER=1 in the job script to see the "
+    "line. Extensions that were built for another torch or CUDA are the usual reason: install "
+    "them again.",
+    signal.SIGILL: "this host's CPU lacks an instruction that a library was built with: the nodes "
+    "differ. Ask for those like the one where it was built (#SBATCH --constraint=...).",
+    signal.SIGXCPU: "the limit of CPU time is reached (ulimit -t), which login nodes have: start "
+    "the training in a job.",
+    signal.SIGXFSZ: "the limit of file size is reached (ulimit -f): raise it in the job script.",
+}
+
+
+def advise(failure: Failure) -> str:
+    """A short paragraph on why this worker failed and what to do, or "".
+
+    Whom the kernel has killed had no say in it: what it wrote before is not why.
+    """
+    if failure.signal in SIGNALS:
+        return SIGNALS[failure.signal]
+    for lesson in LESSONS:
+        if any(words in failure.tail for words in lesson.words):
+            return lesson.advice
+    return ""

@@ -1,0 +1,52 @@
+"""The head's side of the messages: what it tells each agent."""
+
+from __future__ import annotations
+
+from ..consensus.leader_lease import LeaderLease
+from ..protocol.effects import Send
+from ..protocol.messages import Order
+from ..protocol.model import Goal, Look, Verdict
+from .roster import Peer
+
+
+class Orders:
+    def __init__(self, lease: LeaderLease, term: int) -> None:
+        self.lease = lease
+        self.term = self._tenure = term
+        self._serial = 0
+
+    def order(
+        self,
+        peer: Peer,
+        goal: Goal,
+        number: int,
+        verdict: Verdict | None,
+        now: float,
+        look: Look | None = None,
+    ) -> Send:
+        """`goal` for round `number`, with an END or a STOP for good the verdict, and with a WAIT
+        the checkpoint to look at."""
+        report = peer.report
+        assert report is not None, "an agent is answered once it has been heard"
+        self._serial += 1
+        if peer.lost and goal is not Goal.END:
+            goal, number = Goal.STOP, report.round  # its world has gone on without it
+        needs = goal is Goal.RUN and report.round < number
+        configuration = self.lease.configuration
+        order = Order(
+            term=self.term,
+            serial=self._serial,
+            incarnation=report.incarnation,
+            goal=goal,
+            round=number,
+            assignment=peer.assignment if needs else None,
+            verdict=verdict if goal is Goal.END else None,
+            lost=goal is Goal.STOP and verdict is None,
+            heard=report.serial,
+            keep=self.lease.lease(peer, now),
+            configuration=configuration if report.version < configuration.version else None,
+            tenure=self._tenure,
+            look=look if goal is Goal.WAIT else None,
+        )
+        peer.echo.send(self._serial, now)
+        return Send(peer.place.index, order)

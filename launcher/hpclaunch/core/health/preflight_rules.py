@@ -1,0 +1,298 @@
+"""The preflight: which ranks exchange data in pairs, and which figures mean a slow device or link.
+
+A figure has its best and its usual window of time. Something is slow if even its best moment is
+far below what others like it do as a rule: noise makes the best better and the usual worse, so it
+hides what is slow rather than blame what is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ..protocol.wording import some
+
+ALL_PAIRS = 8  # ends up to which each meets each; beyond, their count grows with the logarithm
+# GPUs of one model differ by a few percent, one that is throttled by far more than these 20.
+SLOW = 0.8
+# A core is not a rank's own: a neighbour on its other hardware thread takes nearly half of it.
+SLOW_CPU = 0.5
+# Pairs differ by their path (switches, sockets) as well; a link at a lower rate has half or less.
+SLOW_LINK = 0.5
+# GB/s of a pair on one host through gloo, which is two processes that copy: above this they wait
+# for each other, and differences are the scheduler's, not those of a link.
+ENOUGH_ON_HOST = 0.5
+# GB/s of one rank's copies on a CPU: its neighbours take of the same memory, in turns, and this
+# is still far more than a training on CPUs asks for.
+ENOUGH_ON_CPU = 4.0
+NAMED = 8  # ranks in one line
+
+Ends = tuple[int, int]  # ranks
+Pairs = list[Ends]
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    best: float
+    usual: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a rank is, and what it did on its own."""
+
+    rank: int
+    node: int
+    host: str
+    device: str = "CPU"  # model and kind of numbers: those of the same are alike
+    gpu: str = ""  # names the GPU to its owner; "" on a CPU
+    sharers: int = 1  # workers on its GPU
+    compute: Speed | None = None  # TFLOP/s
+    memory: Speed | None = None  # GB/s, read and written
+    cpu: float = 1.0  # part of the CPU time that it could have had which it got
+    wrong: str = ""  # why it is not fit to compute
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.host}" + (f" ({self.gpu})" if self.gpu else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """All-reduce between two ranks, in GB/s each way."""
+
+    ends: Ends
+    speed: Speed | None = None
+    wrong: str = ""  # why there is none
+
+
+Figure = tuple[Ends, Speed]
+
+
+class Kind(str, Enum):
+    WRONG = "wrong"  # it computes wrong results, or none
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    ranks: tuple[int, ...]  # one, or the ends of what is slow between them
+    nodes: tuple[int, ...]
+    text: str
+
+    @property
+    def fatal(self) -> bool:
+        return self.kind is Kind.WRONG
+
+
+# Who meets whom
+
+
+def schedule(nodes: Sequence[int]) -> list[Pairs]:
+    """Rounds of pairs, each rank in one of them at most; `nodes` has the node of each rank.
+
+    Pairs within the nodes come first, all nodes at once, then those across them: ranks of the same
+    position, so that in every round all pairs of a node share its network alike.
+    """
+    members: dict[int, list[int]] = defaultdict(list)
+    for rank, node in enumerate(nodes):
+        members[node].append(rank)
+    groups = list(members.values())
+    inner = [tournament(len(group)) for group in groups]
+    rounds: list[Pairs] = []
+    for number in range(max(map(len, inner), default=0)):
+        pairs = [
+            (group[a], group[b])
+            for group, its in zip(groups, inner, strict=True)
+            if number < len(its)
+            for a, b in its[number]
+        ]
+        rounds.append(pairs)
+    for meetings in tournament(len(groups)):
+        across = [pair for a, b in meetings for pair in zip(groups[a], groups[b], strict=False)]
+        rounds.append(across)
+    return rounds
+
+
+def tournament(count: int) -> list[Pairs]:
+    """Rounds in which `count` players meet in pairs, never the same two again."""
+    even = count + count % 2  # against the one too many, a player rests
+    wanted = even - 1 if count <= ALL_PAIRS else math.ceil(math.log2(count)) + 3
+    wanted = min(wanted, even - 1) if count > 1 else 0
+    rounds = []
+    for number in (i * (even - 1) // wanted for i in range(wanted)):
+        circle = [
+            ((number + step) % (even - 1), (number - step) % (even - 1))
+            for step in range(1, even // 2)
+        ]
+        pairs = [(number, even - 1), *circle]
+        rounds.append([(min(p), max(p)) for p in pairs if max(p) < count])
+    return rounds
+
+
+# What is slow
+
+
+def judge(ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool) -> list[Finding]:
+    """What is wrong first. `on_gpus`: the links are NCCL's, else they lead through the hosts."""
+    found = [
+        Finding(Kind.WRONG, (r.rank,), (r.node,), f"{r.name}: {r.wrong}") for r in ranks if r.wrong
+    ]
+    found += slow_devices(ranks, Kind.COMPUTE, "computes", "TFLOP/s", lambda r: r.compute)
+    found += slow_devices(ranks, Kind.MEMORY, "copies memory with", "GB/s", lambda r: r.memory)
+    return found + _links(ranks, links, on_gpus=on_gpus)
+
+
+def slow_devices(
+    ranks: Sequence[Measured],
+    kind: Kind,
+    verb: str,
+    unit: str,
+    figure: Callable[[Measured], Speed | None],
+) -> list[Finding]:
+    alike: dict[Hashable, list[tuple[Measured, Speed]]] = defaultdict(list)
+    for rank in ranks:
+        speed = figure(rank)
+        if speed is not None:
+            alike[rank.device, rank.sharers].append((rank, speed))
+    found = []
+    for members in alike.values():
+        median = reference((speed.usual for _, speed in members), rank=2)
+        for rank, speed in members:
+            if speed.best >= (SLOW if rank.gpu else SLOW_CPU) * median:
+                continue
+            if kind is Kind.MEMORY and not rank.gpu and speed.best >= ENOUGH_ON_CPU:
+                continue
+            text = f"{rank.name} {verb} {compared(speed.best, median, unit)}"
+            if rank.cpu < SLOW:
+                text += f"; it got {rank.cpu:.0%} of its CPU time: other processes run there"
+            found.append(Finding(kind, (rank.rank,), (rank.node,), text))
+    return found
+
+
+def reference(figures: Iterable[float], *, rank: int) -> float:
+    """The figure which one in `rank` attains: 2 is the median."""
+    falling = sorted(figures, reverse=True)
+    return falling[(len(falling) - 1) // rank]
+
+
+def compared(figure: float, usual: float, unit: str) -> str:
+    return f"{figure:.3g} {unit}, others {usual:.3g} ({figure / usual:.0%})"
+
+
+def _links(ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool) -> list[Finding]:
+    by_rank = {rank.rank: rank for rank in ranks}
+    found = []
+    for link in links:
+        if link.wrong:
+            names = " and ".join(by_rank[end].name for end in link.ends)
+            text = f"all-reduce between {names}: {link.wrong}"
+            found.append(_finding(Kind.WRONG, by_rank, link.ends, text))
+    for across in (False, True):
+        ours = [
+            (link.ends, link.speed)
+            for link in links
+            if link.speed is not None and is_across(link.ends, by_rank) == across
+        ]
+        if ours:
+            enough = math.inf if on_gpus or across else ENOUGH_ON_HOST
+            found += _slow_links(by_rank, ours, across=across, enough=enough)
+    return found
+
+
+def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
+    a, b = (by_rank[end].node for end in ends)
+    return a != b
+
+
+def _slow_links(
+    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool, enough: float
+) -> list[Finding]:
+    """An end of which all links are slow is named in their place: a node, or else a rank.
+
+    One bad end of three or four is at half of their links or more, so that a median would be its
+    own: what a third of them attain is usual.
+    """
+    usual = reference((speed.usual for _, speed in links), rank=3)
+    limit = min(SLOW_LINK * usual, enough)
+    slow = [(ends, speed) for ends, speed in links if speed.best < limit]
+    found = []
+
+    def add(what: str, ranks: Sequence[int], its: Sequence[Figure]) -> None:
+        fastest = compared(max(speed.best for _, speed in its), usual, "GB/s")
+        found.append(_finding(Kind.LINK, by_rank, ranks, f"{what}: all-reduce with {fastest}"))
+
+    where = " to other nodes" if across else ""
+    if across:
+        for node in guilty(links, slow, lambda rank: by_rank[rank].node):
+            ranks = sorted({r for ends, _ in slow for r in ends if by_rank[r].node == node})
+            numbers = some(map(str, ranks), NAMED)
+            its = [figure for figure in slow if set(ranks) & set(figure[0])]
+            add(f"all links of {by_rank[ranks[0]].host} (ranks {numbers}){where}", ranks, its)
+            slow = [figure for figure in slow if figure not in its]
+    for rank in guilty(links, slow, lambda rank: rank):
+        its = [figure for figure in slow if rank in figure[0]]
+        if its:
+            add(f"all links of {by_rank[rank].name}{where}", (rank,), its)
+        slow = [figure for figure in slow if figure not in its]
+    for ends, speed in slow:
+        add("between " + " and ".join(by_rank[end].name for end in ends), ends, [(ends, speed)])
+    return found
+
+
+def guilty(
+    links: Iterable[Figure], slow: Iterable[Figure], end_of: Callable[[int], int]
+) -> list[int]:
+    """Ends with several others at their links, of which none is as it should be."""
+    others = defaultdict(set)
+    for (a, b), _ in links:
+        others[end_of(a)].add(b)
+        others[end_of(b)].add(a)
+    bad = defaultdict(set)
+    for (a, b), _ in slow:
+        bad[end_of(a)].add(b)
+        bad[end_of(b)].add(a)
+    return [
+        end
+        for end, met in others.items()
+        if bad[end] == met and len({end_of(other) for other in met}) > 1
+    ]
+
+
+def _finding(kind: Kind, by_rank: dict[int, Measured], ranks: Sequence[int], text: str) -> Finding:
+    nodes = tuple(dict.fromkeys(by_rank[rank].node for rank in ranks))
+    return Finding(kind, tuple(ranks), nodes, text)
+
+
+# What is shown
+
+
+def table(ranks: Sequence[Measured], links: Sequence[Link], backend: str) -> list[str]:
+    """A few lines, whatever the size: per kind of device and link, its count and its figures."""
+    by_rank = {rank.rank: rank for rank in ranks}
+    nodes = len({rank.node for rank in ranks})
+    rows: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    for rank in ranks:
+        like = rank.device + (f", {rank.sharers} on each" if rank.sharers > 1 else "")
+        if rank.compute:
+            rows["compute, TFLOP/s", like].append((rank.compute.best, f"rank {rank.rank}"))
+        if rank.memory:
+            rows["memory, GB/s", like].append((rank.memory.best, f"rank {rank.rank}"))
+    for link in links:
+        if link.speed:
+            where = "across nodes" if is_across(link.ends, by_rank) else "in a node"
+            ends = "ranks {} and {}".format(*link.ends)
+            rows["all-reduce, GB/s", f"pairs {where}, {backend}"].append((link.speed.best, ends))
+    lines = [f"{len(ranks)} ranks on {nodes} node{'s' if nodes > 1 else ''}"]
+    for (what, like), figures in sorted(rows.items()):
+        worst, who = min(figures)
+        median = reference((figure for figure, _ in figures), rank=2)
+        middle = f"median {median:<7.3g} least {worst:<7.3g} ({who})"
+        lines.append(f"  {what:<17} {middle}; {len(figures)} x {like}")
+    return lines

@@ -1,0 +1,1 @@
+"""One agent's own side: its worker group, how it stops, what it reports."""

@@ -1,0 +1,204 @@
+"""One agent's own side: it obeys the head's orders and reports where it stands.
+
+What its workers are at is the matter of work.py; which head it obeys, or who else is asked to lead,
+that of follower.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..consensus.follower import Follower
+from ..consensus.rotation import Line
+from ..protocol.configuration import NOBODY
+from ..protocol.effects import Effect, Probe, Send
+from ..protocol.events import (
+    AgentGone,
+    CheckpointSeen,
+    Diagnosed,
+    Event,
+    HeadClosed,
+    HeadReached,
+    Received,
+    Signalled,
+    Started,
+    Tick,
+    TroubleFound,
+)
+from ..protocol.messages import Hint, Order, Report
+from ..protocol.model import FORWARDED, Job, Phase, Verdict
+from .looking import Looking
+from .waiting import Waiting
+from .worker_group import WorkerGroup
+
+
+class Member:
+    """`handle(event, now) -> effects`. Once the phase is ENDED the agent may leave; `verdict` says
+    how the job ended."""
+
+    def __init__(
+        self,
+        job: Job,
+        index: int,
+        nproc: int,
+        address: str,
+        incarnation: str,
+        gpus: tuple[str, ...] = (),
+        port: int = 0,
+    ) -> None:
+        self.job = job
+        self.index = index
+        self.place = job.places[index]
+        self.nproc = nproc
+        self.address = address
+        self.incarnation = incarnation
+        self.gpus = gpus
+        self.port = port
+        self.follower = Follower(job, Line(job.places), index)
+        self.work = WorkerGroup(job, self.place)
+        self._looking = Looking()
+        self._waiting = Waiting(job, self.place)
+        self._signum = 0
+        self._serial = 0
+        self._told: tuple[object, ...] = ()  # the news of the last report
+        self._report_at = 0.0
+
+    @property
+    def phase(self) -> Phase:
+        return self.work.phase
+
+    @property
+    def round(self) -> int:
+        return self.work.round
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.work.verdict
+
+    @property
+    def _is_head(self) -> bool:
+        """Whether the head lives in this very process: then nothing between us can be lost."""
+        return self.follower.leads
+
+    def next_deadline(self) -> float:
+        deadlines = [self.work.next_deadline()]
+        if self.phase is not Phase.ENDED:
+            deadlines += [self._report_at, self._waiting.next_deadline()]
+            if self.verdict is None:
+                deadlines.append(self.follower.next_deadline())
+        return min(deadlines)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.phase is Phase.ENDED:
+            return []
+        effects: list[Effect] = []
+        match event:
+            case Started():
+                if not self._is_head:
+                    self._waiting.begin(now)
+                effects += self.work.prepare()
+            case Received(message=Order() as order) if order.incarnation == self.incarnation:
+                effects += self._hear(event, order, now)
+            case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
+                effects += self.follower.hint(sender, hint, now)
+            case HeadReached(index=index):
+                self._report_at = now
+                if index == self.follower.head:
+                    self.follower.link.reopen()
+            case HeadClosed(index=index) if index == self.follower.head:
+                self.follower.link.close(now)
+                effects.append(Probe(index))
+            case AgentGone(index=index) if self.verdict is None:
+                effects += self.follower.agent_gone(index, now)
+                effects += self.work.stop(now, lost=True) if self.follower.link.gone else []
+            case Diagnosed(text=text):
+                effects += self._waiting.explain(text, now)
+            case CheckpointSeen(seen=seen):
+                self._looking.saw(seen)
+            case Signalled(signum=signum):
+                effects += self._signalled(signum, now)
+            case TroubleFound(trouble=trouble) if self.work.trouble is None:
+                self.work.trouble = trouble
+                self._hurry(now)
+                effects += self.work.stop(now)
+            case _:
+                effects += self.work.handle(event, now)
+        effects += self._deadlines(now, ticked=isinstance(event, Tick))
+        return effects + self._report(now)
+
+    def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
+        follower, before = self.follower, self.follower.tenure
+        if not follower.hear(event.sender, order, event.address, now):
+            return []
+        self._waiting.end()
+        effects = follower.found()
+        effects += self.work.leave_world(now) if follower.tenure != before else []
+        effects += [] if self._is_head else follower.link.lease(order)
+        effects += self._looking.obey(order.look)
+        willing = not (self._signum or self.work.trouble)
+        return effects + self.work.obey(order, now, willing=willing)
+
+    def _signalled(self, signum: int, now: float) -> list[Effect]:
+        if signum in FORWARDED:
+            return self.work.signal(signum)
+        again = bool(self._signum)
+        self._signum = self._signum or signum
+        self._hurry(now)
+        return self.work.stop_again(now) if again else self.work.stop(now)
+
+    def _hurry(self, now: float) -> None:
+        self._waiting.hurry(now)
+        self.follower.hurry()
+
+    def _deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
+        effects = self.work.due(now)
+        if self.verdict is not None or not ticked:
+            return effects
+        effects += self.follower.tick(now)
+        verdict = self.follower.verdict(now)
+        if self._waiting.given_up(now):
+            # The head never came, so nothing of ours is running.
+            verdict = self._waiting.verdict(now, self._signum, self.work.trouble)
+        if verdict is not None:
+            return effects + self.work.end(verdict, now)
+        if notice := self._waiting.notice(now):
+            effects += notice  # it may have died before we came, and another leads
+            effects += self.follower.look_around(now)
+        return effects
+
+    def _report(self, now: float) -> list[Effect]:
+        """At once when there is news, and at every beat."""
+        follower, work = self.follower, self.work
+        report = Report(
+            host=self.place.host,
+            incarnation=self.incarnation,
+            serial=self._serial + 1,
+            nproc=self.nproc,
+            address=self.address,
+            head_address=follower.link.address,
+            store_port=work.readiness.store_port,
+            round=work.round,
+            phase=work.phase,
+            exits=work.exits.told(now),
+            stop_signal=self._signum,
+            trouble=work.trouble,
+            gpus=self.gpus,
+            unfit=work.readiness.unfit,
+            heard=follower.link.newest,
+            fenced=work.fenced,
+            group=work.part.group_rank if work.part is not None else -1,
+            term=follower.term,
+            seeking=follower.seeking,
+            version=-1 if follower.configuration is None else follower.configuration.version,
+            configuration=follower.configuration if follower.seeking != NOBODY else None,
+            port=self.port,
+            seen=self._looking.seen,
+        )
+        if report.news == self._told and now < self._report_at:
+            return []
+        alone = follower.asked == (self.index,)
+        self._report_at = math.inf if alone else now + self.job.timing.beat
+        self._serial += 1
+        self._told = report.news
+        follower.link.told(report.serial, now)
+        return [Send(agent, report) for agent in follower.asked]

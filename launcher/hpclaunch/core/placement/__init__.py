@@ -1,0 +1,1 @@
+"""Who gets what: ranks, GPUs, CPUs, and the environment of a worker."""

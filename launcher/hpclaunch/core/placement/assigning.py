@@ -1,0 +1,80 @@
+"""From what the agents report to everybody's part in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from ..protocol.messages import Report
+from ..protocol.model import Assignment, Job, Shares
+from . import ranks
+from .devices import Task, share_out
+
+
+def assign(
+    job: Job,
+    reports: Mapping[int, Report],
+    *,
+    groups: Sequence[int],
+    head: int,
+    number: int,
+    restarts: int,
+    checkpoint: str,
+    preflight: bool = False,
+) -> dict[int, Assignment]:
+    """The parts of these agents, by index; `groups` are their nodes in the order of the ranks. The
+    round's store is with rank 0.
+    """
+    seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
+    store = seats[0].place.index
+    address = _store_address(store, head, job, reports)
+    shares = _shares(seats, job, reports)
+    world = sum(seat.nproc for seat in seats)
+    layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
+    return {
+        seat.place.index: Assignment(
+            round=number,
+            restarts=restarts,
+            first_rank=seat.first_rank,
+            nproc=seat.nproc,
+            world_size=world,
+            first_local_rank=seat.first_local_rank,
+            local_world_size=seat.local_world_size,
+            group_rank=seat.group_rank,
+            group_world_size=seat.group_world_size,
+            layout=layout,
+            address=address if seat.place.index == store else reports[seat.place.index].address,
+            store_address=address,
+            store_port=reports[store].store_port,
+            hosts_store=seat.place.index == store,
+            checkpoint=checkpoint,
+            shares=shares[seat.place.index],
+            preflight=preflight,
+        )
+        for seat in seats
+    }
+
+
+def _shares(
+    seats: Sequence[ranks.Seat], job: Job, reports: Mapping[int, Report]
+) -> dict[int, Shares]:
+    shares: dict[int, Shares] = {}
+    for _, group in groupby(seats, key=lambda seat: seat.group_rank):
+        node = [seat.place.index for seat in group]
+        tasks = [Task(reports[i].nproc, reports[i].gpus) for i in node]
+        of = share_out(tasks, per_worker=job.gpus_per_worker, isolate=job.isolate)
+        shares |= dict(zip(node, of, strict=True))
+    return shares
+
+
+def _store_address(store: int, head: int, job: Job, reports: Mapping[int, Report]) -> str:
+    """Where all workers can reach the store.
+
+    The best address of the head is one at which another node did reach it.
+    """
+    if store == head:
+        node = job.places[head].node
+        for index, r in reports.items():
+            if r.head_address and job.places[index].node != node:
+                return r.head_address
+    return reports[store].address

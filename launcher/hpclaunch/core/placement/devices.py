@@ -1,0 +1,104 @@
+"""GPUs: what one is, and which of its task's each worker has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..protocol.errors import UsageError
+from ..protocol.model import NO_SHARES, Share, Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, or an instance of one (MIG), that a task may use."""
+
+    entry: str  # as CUDA_VISIBLE_DEVICES names it for this task: "0", "GPU-...", "MIG-..."
+    uuid: str  # names it on the whole node
+    index: int = 0  # NVML's, which is the order of PCI addresses
+    model: str = ""
+    bus: str = ""  # PCI address
+    mig: bool = False
+    mode: str = "default"  # the compute mode: default, exclusive or prohibited
+    capability: tuple[int, int] = (0, 0)  # of compute: (9, 0)
+    cpus: tuple[int, ...] = ()  # those nearest to it; () when unknown
+    node: int = -1  # of memory, the nearest; -1 when unknown
+
+    @property
+    def name(self) -> str:
+        return f"MIG {self.uuid}" if self.mig else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One agent of a node: its workers, and the UUIDs of the GPUs that its task may use."""
+
+    nproc: int
+    gpus: tuple[str, ...]
+
+
+def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[Shares]:
+    """For the agents of one node, in the order of their local ranks.
+
+    Tasks that see the same GPUs fill them together, as one would. With fewer workers than GPUs
+    worker k has the k-th; with more, neighbours share. A worker that is not alone on its GPU, or
+    that does not know its GPU by its local rank, sees that one only: then `set_device(LOCAL_RANK)`
+    and `set_device(0)` are both right. Of the instances of MIG, CUDA shows a process but one.
+    """
+    workers = Counter(dict.fromkeys((task.gpus for task in tasks), 0))
+    for task in tasks:
+        workers[task.gpus] += task.nproc
+    taken: Counter[tuple[str, ...]] = Counter()
+    held: list[list[tuple[int, ...]]] = []
+    for task in tasks:
+        first = taken[task.gpus]
+        taken[task.gpus] += task.nproc
+        held.append(
+            [
+                _gpus_of(first + offset, workers[task.gpus], len(task.gpus), per_worker)
+                for offset in range(task.nproc)
+            ]
+        )
+    users = Counter(
+        tuple(task.gpus[i] for i in gpus)
+        for task, mine in zip(tasks, held, strict=True)
+        for gpus in mine
+    )
+    shared = any(n > 1 for gpus, n in users.items() if gpus)
+    mig = any(gpu.startswith("MIG-") for task in tasks for gpu in task.gpus)
+    isolated = isolate or len(workers) > 1 or shared or mig
+    led: set[tuple[str, ...]] = {()}  # whoever has no GPU leads nobody
+    shares = []
+    for task, mine in zip(tasks, held, strict=True):
+        of = []
+        for gpus in mine:
+            names = tuple(task.gpus[i] for i in gpus)
+            of.append(Share(gpus, users[names], leads=names not in led))
+            led.add(names)
+        shares.append(Shares(tuple(of), isolated) if task.gpus else NO_SHARES)
+    return shares
+
+
+def _gpus_of(position: int, workers: int, gpus: int, per_worker: int) -> tuple[int, ...]:
+    groups = gpus // per_worker
+    if not groups:
+        return ()
+    group = position if workers <= groups else position * groups // workers
+    return tuple(range(group * per_worker, (group + 1) * per_worker))
+
+
+def only_device(local: int, selection: str | None) -> str:
+    """CUDA_VISIBLE_DEVICES for one worker under --virtual-local-rank, where LOCAL_RANK is 0.
+
+    `selection` is the agent's own value. As torchrun has it: the entry at the local rank.
+    """
+    if selection is None:
+        return str(local)
+    entries = [entry.strip() for entry in selection.split(",")]
+    if local >= len(entries):
+        raise UsageError(
+            f"--virtual-local-rank: local rank {local} has no GPU, CUDA_VISIBLE_DEVICES="
+            f"{selection} names {len(entries)}: start fewer workers with --nproc"
+        )
+    return entries[local]

@@ -1,0 +1,235 @@
+"""MPS: for which GPUs a control daemon is needed, and what a worker's environment says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..protocol.model import Share, Shares
+from ..protocol.wording import some
+from .devices import Gpu
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+VOLTA = (7, 0)
+MORE_CLIENTS = (13, 1)  # the first CUDA that takes 60
+NAMED = 3  # GPUs in one message
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    mode: str = "auto"  # or on, off
+    threads: str = "auto"  # or a percentage of the GPU that each client may use at most
+    memory: str = ""  # that each client may have at most on each GPU: "4G"; "" for no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What this node has; by default nothing."""
+
+    control: str = ""  # path of nvidia-cuda-mps-control
+    foreign: str = ""  # pipe directory of a daemon that answers and that we did not start
+    cuda: tuple[int, int] = (0, 0)  # the newest CUDA that the driver knows
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """GPUs that have one daemon, normally a single one."""
+
+    uuids: tuple[str, ...]
+    clients: int  # workers on this node
+    owned: bool  # by this agent, which starts and ends the daemon
+
+    @property
+    def key(self) -> str:
+        return ",".join(self.uuids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """For one agent. With an `error` there is nothing else, and the launch cannot go on."""
+
+    groups: tuple[Group, ...] = ()
+    foreign: str = ""  # the daemon that the workers are clients of instead
+    notes: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """The GPUs of one worker and of those that have the same."""
+
+    gpus: tuple[Gpu, ...]
+    clients: int
+    owned: bool
+
+    @property
+    def exclusive(self) -> bool:
+        """CUDA lets one process at a time have it, which may be an MPS server."""
+        return any(gpu.mode == "exclusive" for gpu in self.gpus)
+
+
+def wanted(settings: Settings, shares: Shares) -> bool:
+    """Whether there is anything to find out for `plan`, which is slow.
+
+    Where this says no, `plan` needs no more than an empty `Found`.
+    """
+    if settings.mode == "auto":
+        return any(share.gpus and share.sharers > 1 for share in shares.of)
+    return settings.mode == "on" and any(share.gpus for share in shares.of)
+
+
+def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: Found) -> Plan:
+    """`gpus` are those of the task, to which the positions in `shares` refer.
+
+    With MPS, a worker sees the GPUs of its group only: with mode "on" the shares are isolated.
+    """
+    there = _shared(shares, gpus)
+    prohibited = [gpu for one in there for gpu in one.gpus if gpu.mode == "prohibited"]
+    if prohibited:
+        return Plan(
+            error=f"{_named(prohibited)}: the compute mode is PROHIBITED, so that no program can "
+            f"use it. {_default_mode(prohibited)}, or leave it out of CUDA_VISIBLE_DEVICES"
+        )
+    several = [one for one in there if one.clients > 1]
+    if settings.mode == "off":
+        return Plan(error=_alone(several, "--mps is off", "Use --mps auto"))
+    candidates = there if settings.mode == "on" else several
+    if not candidates:
+        return Plan()
+    if found.foreign:
+        return _with_foreign(candidates, found)
+    in_the_way: dict[tuple[str, str], list[_Shared]] = {}
+    groups = []
+    for one in candidates:
+        obstacle = _obstacle(one, settings, found)
+        if obstacle:
+            in_the_way.setdefault(obstacle, []).append(one)
+        else:
+            uuids = tuple(gpu.uuid for gpu in one.gpus)
+            groups.append(Group(uuids, one.clients, one.owned))
+    notes = []
+    for (why, what_to_do), hit in in_the_way.items():
+        names = _named([gpu for one in hit for gpu in one.gpus])
+        if settings.mode == "on":
+            return Plan(error=f"--mps on: {names}: {why}. {what_to_do}")
+        error = _alone(hit, why, what_to_do)
+        if error:
+            return Plan(error=error)
+        notes.append(f"{names}: shared by time slices, without MPS: {why}. {what_to_do}")
+    return Plan(tuple(groups), notes=tuple(notes))
+
+
+def without(settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str) -> Plan:
+    """What is left of a plan when its daemons cannot be had."""
+    if settings.mode == "on":
+        return Plan(error=f"--mps on: {why}")
+    several = [one for one in _shared(shares, gpus) if one.clients > 1]
+    error = _alone(several, why, "Ask the administrator to look at it")
+    names = _named([gpu for one in several for gpu in one.gpus])
+    return Plan(error=error, notes=(f"{names}: shared by time slices, without MPS: {why}",))
+
+
+def pipes_of(share: Share, gpus: Sequence[Gpu], directories: Mapping[str, str]) -> str:
+    """The pipe directory for a worker, "" where it runs without MPS.
+
+    `directories` are by the keys of the groups that are ready, that of a foreign daemon by "".
+    """
+    key = ",".join(gpus[i].uuid for i in share.gpus)
+    return directories.get(key) or directories.get("", "")
+
+
+def environment(
+    settings: Settings,
+    share: Share,
+    gpus: Sequence[Gpu],
+    directory: str,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """For one worker, which becomes a client of the daemon at `directory`, ours or foreign.
+
+    A share of the threads that Slurm or the user has set in `environ` holds. GPUs are named by
+    UUID: a daemon numbers those that it sees itself anew, so that an index would mean another.
+    """
+    env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
+    # NVIDIA's advice: twice the even share, since clients are seldom all busy.
+    percentage = 200 / share.sharers if settings.threads == "auto" else float(settings.threads)
+    if percentage < 100 and not environ.get(THREADS):
+        env[THREADS] = f"{percentage:.1f}".removesuffix(".0")
+    if settings.memory:
+        env[MEMORY] = ",".join(f"{i}={settings.memory}" for i in range(len(share.gpus)))
+    return env
+
+
+def most_clients(gpu: Gpu, cuda: tuple[int, int]) -> int:
+    """What one server can serve on this GPU; of an instance (MIG) in proportion to its size."""
+    if (0, 0) < gpu.capability < VOLTA:
+        return 16
+    return 60 if cuda >= MORE_CLIENTS else 48
+
+
+def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
+    leads = {share.gpus for share in shares.of if share.leads}
+    sharers = {share.gpus: share.sharers for share in shares.of if share.gpus}
+    return [_Shared(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
+
+
+def _obstacle(one: _Shared, settings: Settings, found: Found) -> tuple[str, str] | None:
+    """What is in the way of a daemon of ours, and what to do about it."""
+    if settings.mode == "auto" and any(gpu.mig for gpu in one.gpus):
+        return "it is an instance of a GPU (MIG)", "--mps on starts a daemon for each instance"
+    if not found.control:
+        return (
+            f"{CONTROL} is not in PATH",
+            "It comes with NVIDIA's driver: ask the administrator, or in a container bind it and "
+            "nvidia-cuda-mps-server from the host",
+        )
+    most = _most(one, found)
+    if one.clients > most:
+        return (
+            f"{one.clients} workers would be more clients than MPS takes there, which is {most}",
+            f"Start at most {most} workers per GPU (--nproc)",
+        )
+    return None
+
+
+def _most(one: _Shared, found: Found) -> int:
+    return min(most_clients(gpu, found.cuda) for gpu in one.gpus)
+
+
+def _with_foreign(candidates: list[_Shared], found: Found) -> Plan:
+    for one in candidates:
+        most = _most(one, found)
+        if one.clients > most:
+            return Plan(
+                error=f"{_named(one.gpus)}: {one.clients} workers would be clients of the MPS "
+                f"daemon at {found.foreign}, which takes {most} there. Start at most {most} "
+                "workers per GPU (--nproc)"
+            )
+    note = f"MPS: the daemon at {found.foreign} is used, which hpclaunch did not start and leaves"
+    return Plan(foreign=found.foreign, notes=(f"{note} running",))
+
+
+def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
+    """The error where time slices cannot stand in for MPS, else ""."""
+    exclusive = [gpu for one in shared if one.exclusive for gpu in one.gpus]
+    if not exclusive:
+        return ""
+    return (
+        f"{_named(exclusive)}: several workers cannot share it without MPS, since its compute mode "
+        f"is EXCLUSIVE_PROCESS, and {why}. {what_to_do}, or start one worker per GPU, or: "
+        f"{_default_mode(exclusive)}"
+    )
+
+
+def _default_mode(gpus: Sequence[Gpu]) -> str:
+    if gpus[0].mig:
+        return "Ask the administrator for the compute mode DEFAULT"
+    indices = ",".join(dict.fromkeys(str(gpu.index) for gpu in gpus))
+    return f"Ask the administrator for nvidia-smi -i {indices} -c DEFAULT"
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    return some((gpu.name for gpu in gpus), NAMED)

@@ -1,0 +1,65 @@
+"""From the roster to ranks: who sits where in a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ..protocol.model import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The ranks first_rank .. first_rank + nproc - 1 belong to the agent at `place`."""
+
+    place: Place
+    nproc: int
+    first_rank: int
+    first_local_rank: int
+    local_world_size: int
+    group_rank: int
+    group_world_size: int
+
+
+def layout(counts: Iterable[int]) -> str:
+    """[2, 2, 2, 1] -> "2(x3),1", as Slurm writes tasks per node."""
+    runs = [(count, sum(1 for _ in same)) for count, same in groupby(counts)]
+    return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
+
+
+def seats(
+    roster: Iterable[tuple[Place, int]], groups: Sequence[int] | None = None
+) -> tuple[Seat, ...]:
+    """Ranks 0..n-1, each once, contiguous on each node.
+
+    `roster` gives every agent that takes part with its number of workers, in any order. Agents
+    that share a node share its local ranks; the groups (GROUP_RANK) are the nodes in the order of
+    `groups`, Slurm's if None.
+    """
+    entries = list(roster)
+    nodes = sorted({place.node for place, _ in entries}) if groups is None else groups
+    group_of = {node: group for group, node in enumerate(nodes)}
+    ordered = sorted(entries, key=lambda entry: (group_of[entry[0].node], entry[0].index))
+    per_node: Counter[int] = Counter()
+    for place, nproc in ordered:
+        per_node[place.node] += nproc
+    rank = 0
+    local: Counter[int] = Counter()
+    taken = []
+    for place, nproc in ordered:
+        taken.append(
+            Seat(
+                place=place,
+                nproc=nproc,
+                first_rank=rank,
+                first_local_rank=local[place.node],
+                local_world_size=per_node[place.node],
+                group_rank=group_of[place.node],
+                group_world_size=len(per_node),
+            )
+        )
+        rank += nproc
+        local[place.node] += nproc
+    return tuple(taken)

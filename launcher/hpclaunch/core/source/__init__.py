@@ -1,0 +1,1 @@
+"""What a program does before it imports torch, read off its text."""

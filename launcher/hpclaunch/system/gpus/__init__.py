@@ -1,0 +1,1 @@
+"""GPUs: NVML, MPS, and a process that watches them."""

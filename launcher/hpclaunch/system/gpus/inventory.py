@@ -1,0 +1,237 @@
+"""GPUs that this task may use, as NVML and CUDA_VISIBLE_DEVICES tell; no CUDA context is made.
+
+NVML's order is that of PCI addresses: CUDA's own under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol import ranges
+
+PCI = Path("/sys/bus/pci/devices")
+ADVICE = "Under Slurm leave it as Slurm sets it"
+WORDS = 128  # of 64 bits, in a set of CPUs: as many as a kernel can be built for
+_MODES = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*, 0 is the default
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What one look at the driver told. All empty: there is none."""
+
+    gpus: tuple[Gpu, ...] = ()  # those of this task, in the order in which its programs see them
+    wrong: str = ""  # with CUDA_VISIBLE_DEVICES, for the user
+    broken: str = ""  # a driver, or a GPU of it, that is there and does not answer as it should
+    driver: str = ""
+    cuda: str = ""  # the newest that the driver can run: "12.4"
+    models: str = ""  # "4 x NVIDIA H100, driver 550.54"
+
+
+def survey(environ: Mapping[str, str], nvml: Any) -> Survey:
+    """`nvml` is the module `pynvml`, which the caller imports only when it needs this."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as e:
+        absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return Survey(broken="" if e.value in absent else f"NVML cannot be initialised: {e}")
+    try:
+        return _survey(environ.get("CUDA_VISIBLE_DEVICES"), nvml)
+    except nvml.NVMLError as e:
+        return Survey(broken=f"NVML does not tell which GPUs there are: {e}")
+    finally:
+        nvml.nvmlShutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A whole GPU, and where MIG is enabled what it is divided into."""
+
+    whole: Gpu
+    instances: tuple[Gpu, ...] | None = None  # their `entry` is what drivers before 470 say
+
+    def usable(self, entry: str) -> list[Gpu]:
+        """As a task names them to which `entry` is this device: an instance by its UUID only."""
+        if self.instances is None:
+            return [replace(self.whole, entry=entry)]
+        return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]
+
+
+def _survey(selection: str | None, nvml: Any) -> Survey:
+    driver, cuda = str(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
+    devices: list[Device] = []
+    broken = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            devices.append(_device(index, nvml.nvmlDeviceGetHandleByIndex(index), nvml))
+        except nvml.NVMLError as e:
+            if e.value != nvml.NVML_ERROR_NO_PERMISSION:  # else a cgroup hides it from this task
+                broken.append(f"GPU {index}: {e}")
+    chosen, wrong = choose(selection, devices)
+    models = Counter(device.whole.model for device in devices)
+    said = [*(f"{n} x {model}" for model, n in models.items()), f"driver {driver}"]
+    return Survey(
+        gpus=chosen,
+        wrong=wrong,
+        broken=", ".join(broken),
+        driver=driver,
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        models=", ".join(said),
+    )
+
+
+def _device(index: int, handle: Any, nvml: Any) -> Device:
+    def ask(call: Any, otherwise: Any, *words: Any) -> Any:
+        try:
+            return call(handle, *words)
+        except nvml.NVMLError as e:
+            if e.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            return otherwise
+
+    found = ask(nvml.nvmlDeviceGetPciInfo, None)
+    bus = "" if found is None else _text(found.busId).lower()
+    scope = nvml.NVML_AFFINITY_SCOPE_NODE
+    cpus = _members(ask(nvml.nvmlDeviceGetCpuAffinityWithinScope, (), WORDS, scope))
+    nodes = _members(ask(nvml.nvmlDeviceGetMemoryAffinity, (), WORDS, scope))
+    whole = Gpu(
+        entry="",
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        index=index,
+        model=str(ask(nvml.nvmlDeviceGetName, "unknown GPU")),
+        bus=bus,
+        mode=_MODES.get(ask(nvml.nvmlDeviceGetComputeMode, 0), "default"),
+        capability=ask(nvml.nvmlDeviceGetCudaComputeCapability, (0, 0)),
+        cpus=cpus or _local_cpus(bus),
+        node=nodes[0] if nodes else _local_node(bus),
+    )
+    if not ask(nvml.nvmlDeviceGetMigMode, (0, 0))[0]:
+        return Device(whole)
+    places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, 0))
+    handles = (ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, None, place) for place in places)
+    return Device(whole, tuple(_instance(whole, i, nvml) for i in handles if i is not None))
+
+
+def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
+    gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+    uuid = str(nvml.nvmlDeviceGetUUID(handle))
+    return replace(whole, entry=f"MIG-{whole.uuid}/{gi}/{ci}", uuid=uuid, mig=True)
+
+
+def choose(selection: str | None, devices: Sequence[Device]) -> tuple[tuple[Gpu, ...], str]:
+    """Those that CUDA_VISIBLE_DEVICES names, and what is wrong with it.
+
+    CUDA's own rules: entries count up to the first that names no device, indices and UUIDs do not
+    mix, a UUID may be shortened while it is clear, and one device twice is none at all. It says
+    nothing of any of this. What it shows of MIG is one instance per process; here all are listed,
+    since each worker can be given its own.
+    """
+    if selection is None:
+        return tuple(gpu for i, device in enumerate(devices) for gpu in device.usable(str(i))), ""
+    entries = [entry.strip() for entry in selection.split(",")]
+    while entries and not entries[-1]:
+        entries.pop()
+    said = f"CUDA_VISIBLE_DEVICES={selection}"
+    chosen: list[Gpu] = []
+    for position, entry in enumerate(entries):
+        named = _named(entry, devices) if _kind(entry) == _kind(entries[0]) else None
+        if named is None:
+            why = _why_not(entry, entries[0], len(devices), more=any(entries[position + 1 :]))
+            return tuple(chosen), f"{said} {why}. {ADVICE}" if why else ""
+        if not named:
+            return tuple(chosen), (
+                f"{said} names GPU {entry}, which is divided by MIG, and no instance of it was "
+                "made: ask for another, or for instances (nvidia-smi mig -lgi lists them)"
+            )
+        if {gpu.uuid for gpu in named} & {gpu.uuid for gpu in chosen}:
+            return (), f"{said} names GPU {entry} twice, and then CUDA shows none. {ADVICE}"
+        chosen += named
+    return tuple(chosen), ""
+
+
+def _named(entry: str, devices: Sequence[Device]) -> list[Gpu] | None:
+    """None when it names nothing, or is short for several."""
+    if entry.isdigit():
+        return devices[int(entry)].usable(entry) if int(entry) < len(devices) else None
+    if entry.startswith("GPU-"):
+        whole = [device for device in devices if device.whole.uuid.startswith(entry)]
+        return whole[0].usable(entry) if len(whole) == 1 else None
+    if entry.startswith("MIG-"):
+        instances = [gpu for device in devices for gpu in device.instances or ()]
+        exact = [gpu for gpu in instances if entry in (gpu.uuid, gpu.entry)]
+        found = exact or [gpu for gpu in instances if gpu.uuid.startswith(entry)]
+        return [replace(found[0], entry=entry)] if len(found) == 1 else None
+    return None
+
+
+def _kind(entry: str) -> str:
+    return "index" if entry.isdigit() else entry[:4]
+
+
+def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
+    """ "" where the list ends on purpose (-1, NoDevFiles), or nobody can tell what is there."""
+    if not count:
+        return ""
+    if not entry:
+        return "has an empty entry, at which CUDA stops" if more else ""
+    if not entry.isdigit() and not entry.startswith(("GPU-", "MIG-")):
+        return ""
+    if _kind(entry) != _kind(first):
+        return f"mixes indices and UUIDs, and CUDA stops at {entry}"
+    there = f"{count} (0 to {count - 1})" if count > 1 else "one, number 0"
+    return f"names GPU {entry}, which is not there: this task has {there}"
+
+
+def amd(environ: Mapping[str, str], count: int) -> Survey:
+    """For `count` GPUs of AMD's, which NVML knows nothing of: torch has counted them.
+
+    ROCR_VISIBLE_DEVICES says which of the node's a process has at all, HIP_VISIBLE_DEVICES (and
+    CUDA_VISIBLE_DEVICES, which HIP reads where the former is not set) which of those.
+    """
+    rocr = _entries(environ.get("ROCR_VISIBLE_DEVICES"))
+    hip = _entries(environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+    gpus = []
+    for position in range(count):
+        entry = hip[position] if position < len(hip) else str(position)
+        known = entry.isdigit() and int(entry) < len(rocr)
+        gpus.append(Gpu(entry, rocr[int(entry)] if known else entry, position, "AMD GPU"))
+    return Survey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
+
+
+def _entries(selection: str | None) -> list[str]:
+    return [] if selection is None else [e.strip() for e in selection.split(",") if e.strip()]
+
+
+# What is near
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _members(words: Sequence[int]) -> tuple[int, ...]:
+    """Of a set of CPUs or memory nodes, as NVML writes it."""
+    return tuple(
+        i * 64 + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1
+    )
+
+
+def _local_cpus(bus: str) -> tuple[int, ...]:
+    """The kernel's word, where NVML has none."""
+    return tuple(sorted(ranges.parsed(_sysfs(bus, "local_cpulist"))))
+
+
+def _local_node(bus: str) -> int:
+    return int(_sysfs(bus, "numa_node") or -1)
+
+
+def _sysfs(bus: str, name: str) -> str:
+    """NVML writes a PCI domain with 8 digits, the kernel with 4."""
+    try:
+        return (PCI / bus[-len("0000:00:00.0") :] / name).read_text().strip() if bus else ""
+    except OSError:
+        return ""

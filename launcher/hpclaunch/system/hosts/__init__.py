@@ -1,0 +1,1 @@
+"""Hosts: Slurm, other machines, and what this one has and lacks."""

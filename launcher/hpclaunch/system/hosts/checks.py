@@ -1,0 +1,209 @@
+"""One host as the doctor finds it: names, clock, memory, CPUs, limits, interfaces, files.
+
+Each function looks at one thing, changes nothing, and says what to do where it is not well.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.host_rules import files_needed
+
+GIB = 1 << 30
+SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
+SHM_LEAST = GIB  # a container's default is 64 MiB
+MEMORY_LEAST = 2 * GIB  # per worker
+DISK_LEAST = GIB
+FILES_LEAST = 1024
+RDMA = Path("/sys/class/infiniband")
+_LIMITS = {
+    "open files": resource.RLIMIT_NOFILE,
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "processes": resource.RLIMIT_NPROC,
+    "core": resource.RLIMIT_CORE,
+}
+_IN_BYTES = ("locked memory", "core")
+
+
+def own_name(host: str, *, several: bool) -> Finding:
+    """Programs that ask for their own address get what the host's name resolves to."""
+    check = "host name"
+    advice = "mend /etc/hosts on this host, or the name service"
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return Finding(check, f"{host} resolves to nothing here", Grade.WARN, advice)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    said = f"{host}, {', '.join(addresses)}"
+    ours = {a.address for entries in psutil.net_if_addrs().values() for a in entries}
+    loopback = [a.startswith("127.") or a == "::1" for a in addresses]
+    if all(loopback):
+        if not several:
+            return Finding(check, said)
+        return Finding(check, f"{said}: loopback, no address for others", Grade.WARN, advice)
+    if not any(a in ours for a, near in zip(addresses, loopback, strict=True) if not near):
+        return Finding(check, f"{said}: not an address of this host", Grade.WARN, advice)
+    return Finding(check, said)
+
+
+def interfaces(environ: Mapping[str, str]) -> list[Finding]:
+    """What the user has told gloo and NCCL to use."""
+    there = psutil.net_if_addrs()
+    findings = []
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if not (value := environ.get(name)):
+            continue
+        matches = _gloo(value, there) if name.startswith("GLOO") else _nccl(value, there)
+        if matches:
+            findings.append(Finding("interfaces", f"{name}={value}"))
+            continue
+        advice = f"unset {name} in the job script, or name one of {', '.join(sorted(there))}"
+        findings.append(
+            Finding("interfaces", f"{name}={value} names none of this host", Grade.FAIL, advice)
+        )
+    return findings
+
+
+def _gloo(value: str, there: Mapping[str, Any]) -> bool:
+    return all(name in there for name in value.split(","))
+
+
+def _nccl(value: str, there: Mapping[str, Any]) -> bool:
+    """Beginnings of names; `=` before whole ones, `^` before those to leave out."""
+    names = value.lstrip("^=").split(",")
+    whole = "=" in value[:2]
+    hit = [n for n in there if (n in names if whole else n.startswith(tuple(names)))]
+    return len(hit) < len(there) if value.startswith("^") else bool(hit)
+
+
+def clock(synchronised: bool | None) -> Finding:
+    if synchronised is None:
+        return Finding("clock", "the kernel does not tell whether it is synchronised")
+    if not synchronised:
+        advice = "start chronyd or the like on this host: times in logs and of files mislead"
+        return Finding("clock", "not synchronised", Grade.WARN, advice)
+    return Finding("clock", "synchronised")
+
+
+def shared_memory() -> Finding:
+    """What the DataLoader's workers pass their batches through."""
+    check = f"{SHM}"
+    advice = "give a container --shm-size or --ipc=host; else use DataLoader(num_workers=0)"
+    try:
+        usage = shutil.disk_usage(SHM)
+    except OSError as e:
+        return Finding(check, f"{e.strerror}", Grade.WARN, advice)
+    found = f"{_size(usage.free)} free of {_size(usage.total)}"
+    if not os.access(SHM, os.W_OK | os.X_OK):
+        return Finding(check, f"{found}, but not writable", Grade.WARN, advice)
+    if usage.total < SHM_LEAST:
+        return Finding(check, found, Grade.WARN, advice)
+    if usage.free < SHM_LEAST:
+        advice = "look for files in it that a job has left behind: ls -l /dev/shm"
+        return Finding(check, found, Grade.WARN, advice)
+    return Finding(check, found)
+
+
+def limits(agents: int, workers: int) -> Finding:
+    """`agents` is how many will connect to this one, which starts so many workers."""
+    found, wrong, advice, grade = [], [], [], Grade.OK
+    for name, number in _LIMITS.items():
+        soft = resource.getrlimit(number)[0]
+        say = _size if name in _IN_BYTES else str
+        found.append(f"{name} {'unlimited' if soft == resource.RLIM_INFINITY else say(soft)}")
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_needed(agents, workers)  # which a launcher takes, where it is allowed
+    if 0 <= most < needed:
+        wrong.append(f"too few open files: a launcher needs {needed}, and the hard limit is {most}")
+        advice.append(f"ulimit -Hn {needed}; or ask for LimitNOFILE={needed} of slurmd")
+        grade = Grade.FAIL
+    elif 0 <= files < FILES_LEAST:
+        wrong.append("few open files for a worker and its data")
+        can = "" if 0 <= most < FILES_LEAST else " (the hard limit allows it)"
+        advice.append(f"ulimit -n {FILES_LEAST}{can}")
+        grade = Grade.WARN
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if locked != resource.RLIM_INFINITY and RDMA.is_dir() and any(RDMA.iterdir()):
+        wrong.append("InfiniBand needs unlimited locked memory")
+        advice.append("ulimit -l unlimited; or ask for LimitMEMLOCK=infinity of slurmd")
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        wrong.append("address space limited, of which CUDA takes a lot")
+        advice.append("ulimit -v unlimited")
+    if resource.getrlimit(resource.RLIMIT_CPU)[0] != resource.RLIM_INFINITY:
+        wrong.append("CPU time limited")
+        advice.append("start the training in a job, not on a login node")
+    if wrong and grade is Grade.OK:
+        grade = Grade.WARN
+    return Finding("limits", "; ".join([", ".join(found), *wrong]), grade, "; ".join(advice))
+
+
+def cpus(workers: int) -> Finding:
+    """Of this task, for so many workers (one per GPU)."""
+    mine, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    found = f"{mine} of this host's {all_of_them}"
+    advice = "#SBATCH --cpus-per-task=N, and from Slurm 22.05 to 23.02 srun --cpus-per-task=N too"
+    if mine < workers:
+        found += f", for {workers} workers"
+        return Finding("CPUs", found, Grade.WARN, advice)
+    if mine == 1 and all_of_them > 1:
+        found += ": the DataLoader's workers share it with the training"
+        return Finding("CPUs", found, Grade.WARN, advice)
+    return Finding("CPUs", found)
+
+
+def memory(workers: int, limit: int | None) -> Finding:
+    """`limit` is that of the job, if it has one."""
+    machine = psutil.virtual_memory()
+    found = f"{_size(machine.available)} available of {_size(machine.total)}"
+    mine = machine.available
+    if limit is not None and limit < machine.total:
+        found += f", {_size(limit)} for this job"
+        mine = min(mine, limit)
+    if mine < workers * MEMORY_LEAST:
+        return Finding("memory", found, Grade.WARN, "#SBATCH --mem=...; --mem=0 is all of a node")
+    return Finding("memory", found)
+
+
+def log_directory(path: Path) -> Finding:
+    """Where it is, or would be made; tried with a file that is gone at once."""
+    directory = path.absolute()
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    advice = "start the job in a directory that you can write, or give --log-dir"
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            free = shutil.disk_usage(directory).free
+    except OSError as e:
+        return Finding("logs", f"cannot write to {directory}: {e.strerror}", Grade.FAIL, advice)
+    found = f"{directory} is writable, {_size(free)} free, on {file_system(directory)}"
+    if free < DISK_LEAST:
+        return Finding("logs", found, Grade.WARN, "make room, or give --log-dir")
+    return Finding("logs", found)
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that holds a path: nfs4, lustre, ext4, ..."""
+    real = os.path.realpath(path)
+    kind, longest = "an unknown file system", -1
+    for mount in psutil.disk_partitions(all=True):
+        point = mount.mountpoint.rstrip("/")
+        if (real == point or real.startswith(f"{point}/")) and len(point) >= longest:
+            kind, longest = mount.fstype, len(point)
+    return kind
+
+
+def _size(number: float) -> str:
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.1f} {name}".replace(".0 ", " ")
+    return f"{number:.0f}"

@@ -1,0 +1,96 @@
+"""One look at this host before a round: disks, shared memory, memory, load, clock.
+
+Quick, and without writing anything: it comes before every restart. What the readings mean is in
+`core/health/host_rules.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+from hpclaunch.core.health.host_rules import Disk, Host
+
+from ..shared import disk
+
+SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
+MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
+LOAD = Path("/proc/loadavg")
+GROUP = Path("/proc/self/cgroup")
+UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
+
+
+def read(
+    workers: int,
+    *,
+    logs: Path | None,
+    first: bool,
+    several: bool,
+) -> Host:
+    """`first`: nothing of ours runs yet. `several`: there are other hosts, with clocks."""
+    available, limit = _available(), memory_limit()
+    return Host(
+        workers,
+        logs=None if logs is None else Disk(**disk.look(logs)),
+        shm=_shm(),
+        memory=min((m for m in (available, limit) if m is not None), default=None),
+        load=load() if first else None,
+        cpus=os.cpu_count() or 1,
+        synchronised=clock_is_synchronised() if several else None,
+    )
+
+
+def load() -> float:
+    """Processes that want a CPU, all minute long: what has ended by now is not counted.
+
+    A job script that unpacks its data with every core leaves a high average behind.
+    """
+    average, _, _, running, _ = LOAD.read_text().split()  # proc(5)
+    return min(float(average), float(running.partition("/")[0]))
+
+
+def _available() -> int | None:
+    """Bytes of memory."""
+    with MEMORY.open() as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return None
+
+
+def _shm() -> int | None:
+    try:
+        found = os.statvfs(SHM)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def clock_is_synchronised() -> bool | None:
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+    return None if state < 0 else state != UNSYNCHRONISED
+
+
+def memory_limit() -> int | None:
+    """The least of the limits of this process's control group and those above it."""
+    limits = []
+    try:
+        lines = GROUP.read_bytes().split(b"\n")
+    except OSError:
+        return None
+    for line in filter(None, lines):  # the name of a group may hold whatever a file's may
+        _, controllers, path = os.fsdecode(line).split(":", 2)
+        if not controllers:
+            root, name = Path("/sys/fs/cgroup"), "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for directory in (group, *group.parents):
+            try:
+                limits.append(int((directory / name).read_text()))
+            except (OSError, ValueError):  # "max", or not a group
+                continue
+    return min(limits, default=None)

@@ -1,0 +1,71 @@
+"""Several machines without Slurm: who is the head, and where it is to be found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD, Allocation, Place
+
+_claims: list[socket.socket] = []  # held for as long as this process lives
+
+
+def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: str) -> Allocation:
+    """The user has numbered the machines; number 0 is at `host`."""
+    if rank >= machines:
+        raise UsageError(f"--node-rank {rank}, but --nnodes {machines}: ranks begin at 0")
+    return _allocation(rank, machines, host, port, run_id=run_id, name=name, seated=True)
+
+
+def first_come(
+    machines: int, host: str, port: int, *, run_id: str, name: str, head: bool | None
+) -> Allocation:
+    """The machine that `host` names is the head, the others get their numbers as they come.
+
+    `head` overrules that (is_host in --rdzv-conf). Of several agents on that machine the first
+    one is the head.
+    """
+    is_head = (is_local(host) if head is None else head) and _claim(f"{port} {run_id}")
+    index = HEAD if is_head else 1
+    return _allocation(index, machines, host, port, run_id=run_id, name=name, seated=is_head)
+
+
+def _allocation(
+    index: int, machines: int, host: str, port: int, *, run_id: str, name: str, seated: bool
+) -> Allocation:
+    # What the others are called is known once they report; nobody needs it to find the head.
+    names = [host, *(f"machine {i}" for i in range(1, machines))]
+    names[index] = socket.gethostname()
+    places = tuple(Place(i, i, n) for i, n in enumerate(names))
+    identity = f"machines {machines} {run_id} {port}"
+    return Allocation(name, identity, places, index, (host, port), seated)
+
+
+def is_local(host: str) -> bool:
+    """Whether a name or an address is one of this machine's."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as s:
+            s.bind(address)
+            return True
+    return False
+
+
+def _claim(what: str) -> bool:
+    """Whether this process is the first one of the user's on this machine to claim it."""
+    import hashlib  # loads OpenSSL, which only an agent that meets others waits for
+
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        # The name of a socket has at most 107 bytes, a run's may have more.
+        s.bind(f"\0hpclaunch {os.geteuid()} {hashlib.sha256(os.fsencode(what)).hexdigest()}")
+    except OSError:
+        s.close()
+        return False
+    _claims.append(s)
+    return True

@@ -1,0 +1,195 @@
+"""What Slurm tells about the step that this process is a task of."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Allocation, Place
+
+SCONTROL_TIMEOUT = 10.0  # seconds
+MOST = 1 << 17  # hosts or tasks; more is a broken environment, not a cluster
+LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # as srun's words name one
+INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process. The batch script has no step variables."""
+    step = environ.get("SLURM_STEP_ID", INTERACTIVE_STEP)
+    return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
+
+
+def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) -> Allocation:
+    """Reads the environment of a step; `unique` names this start where there is none.
+
+    With `alone` the other tasks of the step and other nodes of the job do not matter.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if in_step(environ):
+        where = _of_step(environ)
+        return _alone(f"{where.name}.{where.index}", unique) if alone else where
+    if job:
+        _check_shell(job, environ, alone=alone)
+    return _alone(f"{job}.batch" if job else f"local-{unique}", unique)
+
+
+def _alone(name: str, unique: str) -> Allocation:
+    place = Place(index=0, node=0, host=socket.gethostname())
+    return Allocation(name, f"{name} {unique}", (place,), 0)
+
+
+def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
+    """A shell without srun is one node of the job at most, and that of salloc may be none."""
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if nodes != "1" and not alone:
+        raise UsageError(
+            f"job {job} has {nodes} nodes, but hpclaunch was started on one of them only: prefix "
+            "with srun (or, to use this node alone, add --standalone)"
+        )
+    if "SLURMD_NODENAME" in environ:
+        return
+    try:
+        hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    except ValueError:
+        return  # nothing to go by
+    here = socket.gethostname()
+    if here not in hosts and here.partition(".")[0] not in hosts:
+        raise UsageError(
+            f"this shell is on {here}, which is not a node of job {job}: prefix with srun"
+        )
+
+
+def _of_step(environ: Mapping[str, str]) -> Allocation:
+    try:
+        hosts = expand(environ["SLURM_STEP_NODELIST"])
+        tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+        local = int(environ["SLURM_LOCALID"])
+        node = int(environ["SLURM_NODEID"])
+        if len(hosts) != len(tasks):
+            raise ValueError(f"{len(hosts)} hosts, but task counts for {len(tasks)}")
+        mine = environ.get("SLURMD_NODENAME")
+        if mine in hosts:
+            node = hosts.index(mine)
+        places = tuple(
+            Place(index, node, host)
+            for index, (node, host) in enumerate(
+                (n, host) for n, host in enumerate(hosts) for _ in range(tasks[n])
+            )
+        )
+        if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
+            raise ValueError(f"task {local} of node {node} is not part of it")
+        index = sum(tasks[:node]) + local
+        name = f"{_job(environ)}.{environ['SLURM_STEP_ID']}"
+        if requeued := int(environ.get("SLURM_RESTART_COUNT", "0")):
+            name += f".r{requeued}"
+    except (KeyError, ValueError) as e:
+        what = f"{e} is missing" if isinstance(e, KeyError) else e
+        raise UsageError(
+            f"the environment of this Slurm step makes no sense ({what}): start hpclaunch with "
+            "srun, or unset the SLURM_ variables to run on this machine alone"
+        ) from e
+    return Allocation(name, name, places, index)
+
+
+def ends_with_a_node(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm would end this step for a node that it finds down: the srun that has started it
+    is seen here, as in a batch script on its first node, and has no --no-kill. Nothing else tells.
+    """
+    found = False
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "comm").read_bytes() != b"srun\n":  # any bytes, of others' choice
+                continue
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            theirs = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        ours = f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}".encode() in theirs
+        if not ours or not any(name in word for word in words for name in LAUNCHERS):
+            continue
+        asked = {b"--no-kill", b"-k"} & set(words)
+        if asked or any(e.startswith(b"SLURM_NO_KILL=") for e in theirs):
+            return False
+        found = True
+    return found
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    """The same for all tasks: components of a heterogeneous job may have ids of their own."""
+    for name in ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID_PACK_GROUP_0"):
+        if "SLURM_HET_SIZE" in environ and (leader := environ.get(name)):
+            return leader
+    return environ["SLURM_JOB_ID"]
+
+
+def expand(nodelist: str) -> list[str]:
+    """`n[1-3],gpu07` -> hosts, in Slurm's order."""
+    if not nodelist or nodelist.count("[") != nodelist.count("]"):
+        raise ValueError(f"host list {nodelist!r}")
+    if not re.fullmatch(r"[\w.,\[\]-]+", nodelist, re.ASCII):
+        raise ValueError(f"host list {nodelist!r} has characters that no host name has")
+    if _count(nodelist) > MOST:
+        raise ValueError(f"host list {nodelist!r} of more than {MOST} hosts")
+    if not re.search(r"[\[,]", nodelist):
+        return [nodelist]
+    command = ["scontrol", "show", "hostnames", nodelist]
+    try:
+        shown = subprocess.run(
+            command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT, check=True
+        )
+        return shown.stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return _expand_here(nodelist)
+
+
+def _count(nodelist: str) -> int:
+    """How many hosts at most, without making any: `n[1-3]x[1-2],m` -> 7."""
+    total = 0
+    for part in _parts(nodelist):
+        product = 1
+        for ranges in re.findall(r"\[([^\]]*)\]", part):
+            pairs = [re.fullmatch(r"(\d+)-(\d+)", r) for r in ranges.split(",")]
+            product *= sum(int(m[2]) - int(m[1]) + 1 if m else 1 for m in pairs)
+        total += product
+    return total
+
+
+def _parts(nodelist: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    return re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+
+
+def _expand_here(nodelist: str) -> list[str]:
+    """Without scontrol, as inside most containers. Keeps the order, which NodeSet would sort."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    hosts: list[str] = []
+    for part in _parts(nodelist):
+        try:
+            hosts += NodeSet(part, resolver=RESOLVER_NOGROUP)
+        except NodeSetException as e:
+            raise ValueError(f"host list {nodelist!r}") from e
+    if not hosts:
+        raise ValueError(f"host list {nodelist!r} without a host")
+    return hosts
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """`2(x3),1` -> [2, 2, 2, 1]."""
+    counts: list[int] = []
+    total = 0
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"tasks per node {reprlib.repr(text)}")
+        tasks, times = int(match[1]), int(match[2] or 1)
+        total += max(tasks, 1) * times  # the nodes count as well
+        if total > MOST:
+            raise ValueError(f"tasks per node {reprlib.repr(text)}: more than {MOST}")
+        counts += [tasks] * times
+    return counts

@@ -1,0 +1,1 @@
+"""Files and console: what workers write, and what the agent says and notes."""

@@ -1,0 +1,1 @@
+"""The network: the agents' channel, its keys and messages, routes, and what can be reached."""

@@ -1,0 +1,61 @@
+"""Messages as bytes: versioned, typed and limited in size. Never pickle."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from hpclaunch.core.protocol.messages import Hint, Message, Order, Report
+
+from ..shared import packing
+
+VERSION = 7
+MAX_BYTES = 1 << 20
+
+Kind = Literal["report", "order", "hint"]
+_KINDS: dict[Kind, type[Message]] = {"report": Report, "order": Order, "hint": Hint}
+_NAMES: dict[type[Message], Kind] = {kind: name for name, kind in _KINDS.items()}
+
+
+class WireError(Exception):
+    """What arrived is not a message that this version understands."""
+
+
+class VersionError(WireError):
+    """It comes from another version of hpclaunch."""
+
+
+class _Envelope(msgspec.Struct):
+    version: int
+    kind: Kind
+    body: msgspec.Raw
+
+
+def encode(message: Message) -> bytes:
+    body = msgspec.Raw(packing.pack(message))
+    return msgspec.json.encode(_Envelope(VERSION, _NAMES[type(message)], body))
+
+
+def hello() -> bytes:
+    """Says nothing but our version, which every other version can read."""
+    return msgspec.json.encode(_Envelope(VERSION, "order", msgspec.Raw(b"{}")))
+
+
+def decode(data: bytes) -> Message:
+    """Raises WireError for anything that `encode` of this version could not have written.
+
+    VersionError where only the version differs.
+    """
+    if len(data) > MAX_BYTES:
+        raise WireError(f"a message of {len(data)} bytes, over the limit of {MAX_BYTES}")
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if envelope.version != VERSION:
+            raise VersionError(
+                f"one speaks version {envelope.version} of the protocol, the other {VERSION}: "
+                "install the same hpclaunch on all nodes"
+            )
+        return packing.unpack(envelope.body, _KINDS[envelope.kind])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"not a message: {e}") from e

@@ -1,0 +1,1 @@
+"""Processes: the fork server, signals, and the CPUs that they may use."""

@@ -1,0 +1,41 @@
+"""Signals as data: a handler only wakes the loop, which reads what came from a descriptor."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterable
+
+from hpclaunch.core.protocol.model import ENDING, FORWARDED
+
+
+class Signals:
+    def __init__(self, handled: Iterable[int] = ()) -> None:
+        """`handled` are signals beyond those that are always handled."""
+        self._all = {*ENDING, *FORWARDED, signal.SIGWINCH, *handled}
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for signum in self._all:
+            # One that was ignored when we were started (nohup) stays so.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, lambda *_: None)
+
+    def ignore(self) -> None:
+        """From the verdict on nothing may change the exit code, the interpreter's own end included.
+
+        Slurm may end the step as soon as the first agent leaves (KillOnBadExit).
+        """
+        for signum in self._all:
+            signal.signal(signum, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def receive(self) -> list[int]:
+        try:
+            return list(self._reader.recv(512))
+        except BlockingIOError:
+            return []

@@ -1,0 +1,152 @@
+"""Processes of the agent's own, each at the other end of a socket pair: JSON lines go both ways.
+
+    python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
+
+calls MODULE's main(FD, BLOCKED, *WORDS), isolated from the user's environment but for the encoding
+of names, which are the same text at both ends, and for the PATHS in which this package and what it
+needs lie. FD is the process's end, BLOCKED the signals that the user
+had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import descriptors
+
+PR_SET_CHILD_SUBREAPER = 36
+ABANDON_LIMIT = 1.0  # seconds
+GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
+ROOT = str(Path(__file__).parents[3])  # where this package lies
+_PYTHON = (sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}")
+_PROGRAM = (
+    "import sys, json; sys.path += json.loads(sys.argv[1]); "
+    "__import__(sys.argv[2], fromlist=['main']).main(*sys.argv[3:])"
+)
+_own: set[int] = set()  # the pids of all helpers of this process, and of those that they spare
+
+
+class Helper:
+    """Requests out, replies in. `lost` is set once the process at the other end is gone, and then
+    `survivors` if something that it had started cannot be killed.
+    """
+
+    has_children = False  # which are ours when it is gone, and are ended then
+
+    def __init__(
+        self,
+        module: str,
+        *words: str,
+        paths: Iterable[str] = (),
+        stdin: int | None = subprocess.DEVNULL,
+        stdout: int | None = None,
+    ) -> None:
+        # Should it be killed, what it has started becomes our child.
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._socket, theirs = socket.socketpair()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        own = [json.dumps([ROOT, *paths]), module, str(theirs.fileno()), numbers(mask)]
+        self._process = subprocess.Popen(
+            [*_PYTHON, "-c", _PROGRAM, *own, *words],
+            pass_fds=[theirs.fileno()],
+            stdin=stdin,
+            stdout=stdout,
+        )
+        descriptors.restore(self._process.pid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+        _own.add(self._process.pid)
+        self._buffer = b""
+        self.heard = False  # it did come up
+        self.lost = False
+        self.survivors = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def ask(self, **request: Any) -> None:
+        with contextlib.suppress(OSError):  # it is gone: receive() tells
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The replies that are there; call it when the descriptor is readable."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self.lost = True
+            if self.has_children:
+                self._end_orphans()
+            _own.discard(self._process.pid)
+            return []
+        self.heard = True
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def spare(self, pid: int) -> None:
+        """This process below the helper outlives it for a moment, and ends by itself."""
+        _own.add(pid)
+
+    def end(self, limit: float) -> None:
+        """By the end of its file, or with everything below it after `limit` seconds."""
+        self._leave()
+        try:
+            self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._end_orphans()
+
+    def abandon(self) -> None:
+        """End it, with nothing below it, at once. One that hangs in a driver or a file system
+        cannot be killed for now, and is not waited for.
+        """
+        self._process.kill()
+        self._leave()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ABANDON_LIMIT)
+
+    def _leave(self) -> None:
+        self._socket.close()
+        _own.discard(self._process.pid)
+
+    def _end_orphans(self) -> None:
+        """After its own death: its children died with it, theirs are ours now."""
+        import psutil
+
+        self._process.wait()
+        limit = time.monotonic() + GONE_LIMIT
+        while (left := _orphans()) and time.monotonic() < limit:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(process.pid, signal.SIGKILL)
+                    os.waitpid(process.pid, os.WNOHANG)
+            psutil.wait_procs(left, timeout=0.05)
+        self.survivors = bool(left)
+
+
+def _orphans() -> list[Any]:
+    """Processes below this one, but below none of its helpers."""
+    import psutil
+
+    found = []
+    for child in psutil.Process().children():
+        if child.pid not in _own:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [child, *child.children(recursive=True)]
+    return found
+
+
+def numbers(signums: Iterable[int]) -> str:
+    return ",".join(str(int(s)) for s in signums)

@@ -1,0 +1,165 @@
+"""The rooms of the house, and the direction of the imports: cli -> agent -> system -> core."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import hpclaunch
+
+PACKAGE = Path(hpclaunch.__file__).parent
+FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
+
+# Modules that only compute. signal is here for its names and numbers.
+PREFLIGHT = "preflight.py"  # runs as the workers' script
+HOROVOD = "_hpclaunch_horovod.py"
+PURE = {
+    "__future__",
+    "ast",
+    "bisect",
+    "collections",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "math",
+    "re",
+    "operator",
+    "shlex",
+    "signal",
+    "string",
+    "typing",
+    "zlib",
+}
+# What each room may import of the package.
+PARTS = ("protocol", "consensus", "placement", "health", "source", "head", "member", "control")
+CORE = {f"core.{part}" for part in PARTS}
+NOUNS = {"core.protocol"}
+RULES = {"core.consensus", "core.placement", "core.health"}
+ALLOWED = {
+    "core.protocol": set(),
+    "core.consensus": NOUNS,
+    "core.placement": NOUNS,
+    "core.health": NOUNS,
+    "core.source": NOUNS,
+    "core.head": NOUNS | RULES,
+    "core.member": NOUNS | RULES,
+    "core.control": NOUNS | {"core.consensus", "core.head", "core.member"},
+    "core": set(),
+    "system": CORE | {"system.shared", "worker.requests"},
+    "agent": CORE | {"system", "system.shared"},
+    "cli": CORE | {"system", "system.shared", "agent", "__init__"},
+    "worker": set(),
+    "__main__": {"cli"},
+    "shims": set(),
+    "__init__": set(),
+}
+# One thing of the outside that takes several files: these may know each other.
+TOGETHER = ("system.checkpoints", "agent", "cli", "worker")
+
+
+def imports(file: Path) -> list[str]:
+    """Absolute names of everything a file imports, within functions too, as dotted paths."""
+    package = ("hpclaunch", *file.parts[:-1])
+    found = []
+    for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            found += [f"{module}.{alias.name}" for alias in node.names]
+    return found
+
+
+def room(dotted: str) -> str:
+    """'core.head', 'agent', ... of a name in the package; '__init__' for what that has itself."""
+    first, *rest = dotted.removeprefix("hpclaunch.").split(".")
+    known = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").exists()
+    if not known:
+        return "__init__"
+    two = ".".join([first, *rest[:1]])
+    return two if first == "core" or two in ("system.shared", "worker.requests") else first
+
+
+def folder(dotted: str) -> str:
+    return next((f for f in (*TOGETHER, *sorted(CORE)) if f"{dotted}.".startswith(f"{f}.")), dotted)
+
+
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_imports_go_one_way(file):
+    dotted = ".".join(file.with_suffix("").parts)
+    inner = [name for name in imports(file) if name.split(".")[0] == "hpclaunch"]
+    others = [n for n in inner if folder(n.removeprefix("hpclaunch.")) != folder(dotted)]
+    allowed = ALLOWED.get(room(dotted)) or ALLOWED[file.parts[0].removesuffix(".py")]
+    also = CORE if file.name == PREFLIGHT else set()
+    assert {room(name) for name in others} <= allowed | also
+
+
+def test_no_two_files_have_one_name():
+    """Python itself asks for these."""
+    names = Counter(f.name for f in FILES if f.name not in ("__init__.py", "sitecustomize.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_no_two_classes_have_one_name():
+    trees = (ast.parse((PACKAGE / file).read_text()) for file in FILES)
+    classes = (n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    assert [name for name, count in Counter(classes).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
+def test_core_is_pure(file):
+    foreign = {name.split(".")[0] for name in imports(file)} - {"hpclaunch"}
+    assert foreign <= PURE
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "core"], ids=str)
+def test_core_uses_of_signal_only_its_names(file):
+    """Neither handlers nor kills: an enum of numbers."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "signal"
+    }
+    assert {name for name in used if not name.startswith("SIG")} <= {"Signals"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
+def test_worker_files_stand_alone(file):
+    """Python has nothing but its own library there, and in the user's, where the site's files
+    are imported, of ours only what lies beside them."""
+    foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
+    if file.name == PREFLIGHT:
+        assert foreign <= {"hpclaunch", "torch"}
+    elif file.parent.name == "site":
+        known = {"torch", "horovod"} if file.name == HOROVOD else {"torch"}
+        assert foreign <= {f.stem for f in FILES if f.parent == file.parent} | known
+    else:
+        assert foreign <= {"hpclaunch"}
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] == "worker"], ids=str)
+def test_only_the_template_loads_torch(file):
+    """The fork server stays one light thread, and a worker imports torch when its script does; one
+    that uses Horovod has done so."""
+    loads = "torch" in {name.split(".")[0] for name in imports(file)}
+    assert not loads or file.name in ("_hpclaunch_template.py", HOROVOD, PREFLIGHT)
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)
+def test_only_workers_know_torch(file):
+    assert "torch" not in {name.split(".")[0] for name in imports(file)}
+
+
+def test_an_agent_does_not_load_torch():
+    """It would cost the agent over a second and hundreds of megabytes."""
+    program = "import sys, hpclaunch.agent.loop, hpclaunch.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
