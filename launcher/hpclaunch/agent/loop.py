@@ -34,7 +34,7 @@ from ..core.protocol.model import (
 from ..core.protocol.wording import signal_name
 from ..system.logs import errorfile
 from ..system.logs.directories import size, tail
-from ..system.logs.journal import Journal
+from ..system.logs.journal.journal import Journal
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
 from . import report
@@ -72,8 +72,11 @@ class Agent:
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
         index, nproc = self.place.index, config.nproc
         port = 0 if self.channels is None else self.channels.port
-        self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
+        made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
+        made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
+        self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
+        self.journal.began(made)
         self.health = Health(config, self._poller, self.output.say, self._note)
         self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
@@ -104,6 +107,7 @@ class Agent:
             return self._exit_code(self.verdict)
         finally:
             with ExitStack() as ends:  # each of them, whatever becomes of the others
+                ends.callback(self.journal.close)  # last: it may take a while
                 if self.channels is not None:
                     ends.callback(self.channels.close)
                 ends.callback(self.health.close)
@@ -115,6 +119,9 @@ class Agent:
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
+        journal = self.journal.fileno() if self.journal.wanting else -1
+        if journal >= 0:
+            self._poller.register(journal, zmq.POLLOUT)
         parts = (self.control, self.output.mirror, self.health, self.resuming)
         deadline = min(part.next_deadline() for part in parts)
         if self.channels is not None:
@@ -126,6 +133,8 @@ class Agent:
             if console.fd in ready:
                 self._poller.unregister(console.fd)
                 console.flush()
+        if journal >= 0:
+            self._poller.unregister(journal)
         # What was heard comes before what the clock says: after a pause of this process, the
         # messages of the others are there and prove that they were never silent.
         self._read_all(ready)
@@ -133,6 +142,7 @@ class Agent:
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
+        self.journal.flush()
         for complaint in (self.journal.complaint(), *self.output.complaints()):
             if complaint:
                 self.output.say(complaint)
@@ -161,9 +171,10 @@ class Agent:
         while self._events:
             event = self._events.popleft()
             now = time.monotonic()
-            self.journal.record("event", now, event)
-            for effect in self.control.handle(event, now):
-                self.journal.record("effect", time.monotonic(), effect)
+            self.journal.event(event, now, self.control)
+            asked = self.control.handle(event, now)
+            self.journal.effects(asked)
+            for effect in asked:
                 self._carry_out(effect)
 
     def _replace_forkserver(self) -> None:
@@ -322,7 +333,7 @@ class Agent:
         self._events += [events.TroubleFound(trouble), events.WorkersGone()]
 
     def _note(self, kind: str, value: Any) -> None:
-        self.journal.note(kind, time.monotonic(), value)
+        self.journal.note(kind, value)
 
     @property
     def _store_errors(self) -> Path:
@@ -350,6 +361,9 @@ class Agent:
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
                 errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        self.journal.close()
+        if complaint := self.journal.complaint():
+            self.output.say(complaint)
         self.output.drain()
 
 
