@@ -19,7 +19,7 @@ from hpclaunch.core.protocol.wording import as_bytes
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("checkpoints", "doctor", "sbatch", "shim")
+COMMANDS = ("checkpoints", "doctor", "replay", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -25,6 +25,7 @@ Launch the workers of a distributed training, restart them when one fails.
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch checkpoints DIR                   what is there to resume from
+    hpclaunch replay LOG-DIR                    what happened in a job, and when
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              for tools that call torchrun
 

@@ -1,7 +1,8 @@
 """The journal of one agent: all that its core was told and answered, so that a run of it can be
 replayed through the core on another day and another machine.
 
-One JSON object per line. `now` is the monotonic time that the core was given, `time` the wall clock.
+One JSON object per line. `now` is the monotonic time that the core was given, `time` that of the
+wall clock.
 
     {"time", "now", "note": "core", "with": {...}}       how the core was made; a run begins
     {"time", "now", "event": NAME, "with": {...}}        what the core was told,

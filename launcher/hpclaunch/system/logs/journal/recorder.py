@@ -10,6 +10,7 @@ from hpclaunch import __version__
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Send
 from hpclaunch.core.protocol.events import Event, Received, Tick
+from hpclaunch.core.protocol.messages import Message
 
 from ...shared import packing
 from . import records, snapshot
@@ -32,7 +33,7 @@ class Recorder:
         self._out = out
         self._clock = clock
         self._last: dict[int, Received] = {}  # of each sender
-        self._told: dict[tuple[int, type[Any]], object] = {}  # the last news for each agent
+        self._told: dict[tuple[str, int], object] = {}  # the last news from and to each agent
         self._event: Event | None = None  # whose effects are yet to come
         self._now = 0.0  # its time
         self._beat: list[Any] | None = None  # what it is as a beat
@@ -98,19 +99,23 @@ class Recorder:
         if not isinstance(event, Received):
             return None
         last, self._last[event.sender] = self._last.get(event.sender), event
+        is_new = self._is_new(("from", event.sender), event.message)
         if last is None or type(last.message) is not type(event.message):
             return None
-        if last.message.news != event.message.news or last.address != event.address:
+        if is_new or last.address != event.address:
             return None
         return [event.sender, records.changes(last.message, event.message)]
 
     def _is_repetition(self, effect: Effect) -> bool:
         """And no news for the one that it goes to."""
         if isinstance(effect, Send):
-            key = (effect.to, type(effect.message))
-            before, self._told[key] = self._told.get(key), effect.message.news
-            return before == effect.message.news
+            return not self._is_new(("to", effect.to), effect.message)
         return isinstance(effect, KeepWorkers)
+
+    def _is_new(self, way: tuple[str, int], message: Message) -> bool:
+        news = (type(message), message.news)
+        before, self._told[way] = self._told.get(way), news
+        return before != news
 
     def _write_state(self, control: Control, now: float) -> None:
         self._write_beats()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import operator
 import typing
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,6 +32,14 @@ class JournalError(Exception):
     """What is there is not what this version of hpclaunch writes. The message says why."""
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def by_type(function: F) -> F:
+    """`functools.cache` for functions of a class, which mypy takes for nothing hashable."""
+    return typing.cast(F, cache(function))
+
+
 # To JSON
 
 
@@ -43,8 +52,9 @@ def entry(kind: str, value: Event | Effect) -> dict[str, Any]:
 
 def changes(before: Message, after: Message) -> dict[str, Any]:
     """The fields that differ between two messages of one type."""
-    names = _names(type(after))
-    return {n: v for n in names if (v := getattr(after, n)) != getattr(before, n)}
+    names, values = _fields(type(after))
+    pairs = zip(names, values(before), values(after), strict=True)
+    return {name: new for name, old, new in pairs if new is not old and new != old}
 
 
 def checksum(effects: Sequence[Effect]) -> int:
@@ -122,18 +132,20 @@ def _convert(value: Any, kind: Any) -> Any:
 # Types
 
 
-@cache
+@by_type
 def _message_field(kind: type[Any]) -> str | None:
     """The one that holds a message, whose type JSON does not tell."""
     hints = _hints(kind)
     return next((name for name, hint in hints.items() if hint == Message), None)
 
 
-@cache
+@by_type
 def _hints(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-@cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+@by_type
+def _fields(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]:
+    """The names of several, and what has their values."""
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    return names, operator.attrgetter(*names)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import importlib
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
-from .records import JournalError
+from .records import JournalError, by_type
 
 CORE = "hpclaunch.core."
 _SCALARS = frozenset({type(None), bool, int, str})
@@ -50,6 +51,7 @@ class _Freezer:
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, ...], int] = {}  # a class with its attributes: their number
+        self._slotted: dict[type[Any], int] = {}  # the same for classes with slots
         self._nodes: list[list[Any]] = []
         self._known: dict[int, tuple[list[int], object]] = {}  # by id, which must not be reused
 
@@ -88,9 +90,16 @@ class _Freezer:
             raise NotPlainError(f"{name} in the state of the core")
         if isinstance(value, enum.Enum):
             return [self._kind(name), value.name]
-        names = _slots(kind) or tuple(value.__dict__)
-        number = self._kind(name, *names)
-        return [number, *(self._value(getattr(value, name)) for name in names)]
+        if not (slots := _slots(kind)):
+            return [self._kind(name, *value.__dict__), *map(self._value, value.__dict__.values())]
+        number = self._slotted.get(kind)
+        if number is None:
+            number = self._slotted[kind] = self._kind(name, *slots)
+        # A large job has tens of thousands of these values, nearly all scalars.
+        return [
+            number,
+            *[v if type(v) in _SCALARS else self._value(v) for v in _getter(slots)(value)],
+        ]
 
     def _kind(self, *names: str) -> int:
         return self._kinds.setdefault(names, len(self._kinds))
@@ -146,9 +155,16 @@ class _Thawer:
             object.__setattr__(value, name, self.value(part))
 
 
-@cache
+@by_type
 def _slots(kind: type[Any]) -> tuple[str, ...]:
     return tuple(name for each in kind.__mro__ for name in getattr(each, "__slots__", ()))
+
+
+@cache
+def _getter(names: tuple[str, ...]) -> Callable[[object], tuple[Any, ...]]:
+    if len(names) == 1:
+        return lambda value: (getattr(value, names[0]),)
+    return operator.attrgetter(*names)
 
 
 @cache

@@ -1,8 +1,9 @@
 """The process that writes an agent's journal, so that no file system can stall the agent.
 
-Lines come over a socket, each behind a mark. Beats are held back until there is news. It ends once
-the agent has, however that ended, after it has written what it holds: then too, the last minute
-before is in the journal. Exit code: the errno of the file system where that is why. Standard library only.
+Lines come over a socket, each behind a mark. Beats are held back until there is news. The process
+ends once the agent has ended, even by SIGKILL, after it has written what it holds: so the last
+minute before is in the journal. Its exit code is the errno of the file system, should that be why.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def main(fd: str, _blocked: str, path: str) -> None:
 
 def _write(agent: socket.socket, path: str) -> None:
     file, holding = File(path), Holding()
-    with agent.makefile("rb") as lines:
+    with agent, agent.makefile("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
                 break  # the agent was killed as it wrote this
