@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ..protocol.configuration import Configuration, Record, voters
 from ..protocol.timing import Timing
-from .presence import Presence, State
+from .presence import PeerState, Presence
 from .quorum import replaces_old, supported_since
 from .rotation import Rotation
 
@@ -65,7 +65,7 @@ class LeaderLease:
 
     def for_workers(self, other: Presence, now: float) -> float:
         """For how many seconds since its last report the workers of another agent may run."""
-        if other.is_given_up or other.state is State.UNANSWERED:
+        if other.is_given_up or other.state is PeerState.UNANSWERED:
             return 0.0
         return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
@@ -73,7 +73,7 @@ class LeaderLease:
         """When we sent the newest message that it has answered as a follower of ours: its vote
         lease is counted from then."""
         other = self._presences[agent]
-        if other.state is State.LOYAL or self._knows_nothing(other):
+        if other.state is PeerState.LOYAL or self._knows_nothing(other):
             return math.inf
         answered = other.answered.at
         return -math.inf if answered is None or not self.is_followed_by(other) else answered

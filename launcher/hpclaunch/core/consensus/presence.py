@@ -15,7 +15,7 @@ from ..protocol.timing import Timing
 from .contact import Acknowledged, Contact
 
 
-class State(Enum):
+class PeerState(Enum):
     UNHEARD = "unheard"  # and nobody says that it is there
     EXPECTED = "expected"  # unheard by this head, but the last configuration has it
     HEARD = "heard"
@@ -25,17 +25,17 @@ class State(Enum):
     LOYAL = "loyal"  # dead, and it died within its vote lease: it will never follow another head
 
 
-GIVEN_UP = {State.LOST, State.DEAD, State.LOYAL}
-PROVEN_DEAD = {State.DEAD, State.LOYAL}
+GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.LOYAL}
+PROVEN_DEAD = {PeerState.DEAD, PeerState.LOYAL}
 
 TRANSITIONS = {
-    State.UNHEARD: {State.EXPECTED, State.HEARD, State.LOST, State.DEAD},
-    State.EXPECTED: {State.HEARD, State.LOST, State.DEAD},
-    State.HEARD: {State.UNANSWERED, State.LOST, State.DEAD, State.LOYAL},
-    State.UNANSWERED: {State.HEARD, State.LOST, State.DEAD, State.LOYAL},
-    State.LOST: {State.HEARD, State.DEAD, State.LOYAL},
-    State.DEAD: {State.HEARD},  # one that was started anew
-    State.LOYAL: {State.HEARD, State.DEAD},
+    PeerState.UNHEARD: {PeerState.EXPECTED, PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
+    PeerState.EXPECTED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
+    PeerState.HEARD: {PeerState.UNANSWERED, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
+    PeerState.UNANSWERED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
+    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.LOYAL},
+    PeerState.DEAD: {PeerState.HEARD},  # one that was started anew
+    PeerState.LOYAL: {PeerState.HEARD, PeerState.DEAD},
 }
 
 
@@ -44,7 +44,7 @@ class Presence:
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self.state = State.UNHEARD
+        self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest whose head it has followed
         self.contact = Contact()
@@ -59,7 +59,7 @@ class Presence:
     def is_dead(self) -> bool:
         return self.state in PROVEN_DEAD
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: PeerState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} is not followed by {state}"
         self.state = state
 
@@ -71,14 +71,14 @@ class Presence:
         self.contact.hear(now)
         self.term = term
         news = answers is not None and self.answered.hear(answers)
-        if self.state in (State.UNHEARD, State.EXPECTED) or (
-            news and self.state is State.UNANSWERED
+        if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
+            news and self.state is PeerState.UNANSWERED
         ):
-            self._enter(State.HEARD)
+            self._enter(PeerState.HEARD)
 
     def expect(self, now: float, *, within: float) -> None:
         """It is said to be there: it is given up unless it is heard within so many seconds."""
-        self._enter(State.EXPECTED)
+        self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 
     def start_anew(self) -> None:
@@ -87,16 +87,16 @@ class Presence:
 
     def come_back(self) -> None:
         """It was given up, and is heard again."""
-        self._enter(State.HEARD)
+        self._enter(PeerState.HEARD)
         self.why = ""
 
     # What is not heard
 
     def deadline(self) -> float:
         """When to `check` again, if nothing more is heard."""
-        if self.state is State.UNHEARD or self.is_given_up:
+        if self.state is PeerState.UNHEARD or self.is_given_up:
             return math.inf
-        if self.state is State.UNANSWERED:
+        if self.state is PeerState.UNANSWERED:
             return min(self._silent_at, self._unanswered_since + self.timing.loss)
         return min(self._silent_at, self._unanswered_at)
 
@@ -119,36 +119,36 @@ class Presence:
             return ""
         if now >= self._silent_at:
             return self.contact.evidence(now, dead=False)
-        if self.state is not State.UNANSWERED:
-            self._enter(State.UNANSWERED)
+        if self.state is not PeerState.UNANSWERED:
+            self._enter(PeerState.UNANSWERED)
             self._unanswered_since = now
             return ""
         return "nothing reaches it"
 
     def give_up(self, why: str) -> None:
         if not self.is_given_up:
-            self._enter(State.LOST)
+            self._enter(PeerState.LOST)
             self.why = why
 
     def can_be_dead(self) -> bool:
         """Not one that was heard after its host was asked."""
-        unheard = self.state in (State.UNHEARD, State.EXPECTED)
+        unheard = self.state in (PeerState.UNHEARD, PeerState.EXPECTED)
         doubtful = unheard or self.is_given_up or self.contact.closed is not None
         return doubtful and not self.is_dead
 
     def die(self, now: float, why: str) -> None:
         """It is proven dead."""
         lease = self.answered.at is not None and now < self.answered.at + self.timing.vote_lease
-        self._enter(State.LOYAL if lease else State.DEAD)
+        self._enter(PeerState.LOYAL if lease else PeerState.DEAD)
         self.why = self.why or why
 
     def leave(self, why: str) -> None:
         """It has said so itself, or others have proof."""
         if not self.is_dead:
-            self._enter(State.DEAD)
+            self._enter(PeerState.DEAD)
             self.why = self.why or why
 
     def bury(self) -> None:
         """What it had followed no longer counts: there is another configuration."""
-        if self.state is State.LOYAL:
-            self._enter(State.DEAD)
+        if self.state is PeerState.LOYAL:
+            self._enter(PeerState.DEAD)

@@ -91,6 +91,11 @@ class Head:
             return self.current.groups
         return [] if self._takeover is None else self._takeover.groups()
 
+    @property
+    def is_growing(self) -> bool:
+        """The round ends for the sake of a larger one."""
+        return self.current is not None and End.GROWTH in self.current.ends
+
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
