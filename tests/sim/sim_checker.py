@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sim_plan import Kind
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, Report
 from hpclaunch.core.protocol.model import Assignment, Grow, Phase, Place, Verdict
