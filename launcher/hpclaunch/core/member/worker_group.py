@@ -38,7 +38,7 @@ from .stopping import Stopping
 PHASES = {
     Phase.PREPARING: {Phase.IDLE, Phase.ENDED},
     Phase.IDLE: {Phase.PREPARING, Phase.RUNNING, Phase.ENDED},
-    Phase.RUNNING: {Phase.STOPPING, Phase.DONE, Phase.ENDED},
+    Phase.RUNNING: {Phase.STOPPING, Phase.DONE},
     Phase.STOPPING: {Phase.PREPARING, Phase.STUCK, Phase.ENDED},
     Phase.STUCK: {Phase.PREPARING, Phase.ENDED},
     Phase.DONE: {Phase.PREPARING, Phase.ENDED},
