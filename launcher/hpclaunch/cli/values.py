@@ -55,7 +55,7 @@ def flag(text: str) -> bool:
 
 
 def given(text: str) -> str | None:
-    """Empty says as much as the option left away, as it does with torchrun."""
+    """Empty says as much as the option omitted, as it does with torchrun."""
     return text or None
 
 
@@ -108,9 +108,9 @@ def _signal(name: str) -> signal.Signals:
         )
     found = signal.Signals[name]
     if found in (signal.SIGKILL, signal.SIGSTOP):
-        raise ArgumentTypeError(f"no process can handle {name}: leave it away")
+        raise ArgumentTypeError(f"no process can handle {name}: omit it")
     if found in (signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        raise ArgumentTypeError(f"{name} concerns a process alone: leave it away")
+        raise ArgumentTypeError(f"{name} is only about a single process: omit it")
     return found
 
 

@@ -2,8 +2,8 @@
 
 Started by `system/shared/helper.py` with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
 JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
-list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has
-open, and FIRST the seconds until the first look at the workers.
+list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA
+has open, and FIRST the seconds until the first look at the workers.
 
     from the agent                                 to the agent
                                                    {"event": "swept", "names": [...]}

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
-from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit
+from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit, checksum
 from ..protocol.wording import signal_name
-from .marks import checksum
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # How the last line of a worker begins that will fail in the same way whenever it is started.
@@ -220,7 +219,7 @@ class Budget:
         times = self.tally.times
         return 0.0 if times < AGAIN else min(MOST_DELAY, 2.0 ** (times - AGAIN))
 
-    def inherit(self, tally: Tally) -> None:
+    def take_over(self, tally: Tally) -> None:
         """From another head."""
         self.tally = tally
 

@@ -307,9 +307,9 @@ def remarks(
     for b, s in zip(bindings, seats, strict=True):
         if not b.near and s.name not in far.setdefault(s.near, []):
             far[s.near].append(s.name)
-    have = ranges.written(cpus)
+    have, write = ranges.written(cpus), ranges.written
     return tuple(
-        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} near CPUs {ranges.written(near)}, but "
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} near CPUs {write(near)}, but "
         f"this task has {have}"
         for near, names in far.items()
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
-from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.protocol.model import checksum
 
 from .candidates import DRAFTS, NOTHING_KNOWN, Candidate, Facts, IncompleteError, Part, Place, Step
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN

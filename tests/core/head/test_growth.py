@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from story import a_job, orders, report, tell
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Say
 from hpclaunch.core.protocol.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
 from hpclaunch.core.protocol.model import Grow, Phase, WorkerExit
@@ -67,7 +67,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
 def test_a_search_that_failed_is_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    head.growing.failed()
+    head.growth.failed()
     assert ChooseCheckpoint() not in beat(head, 2.1)
     assert ChooseCheckpoint() in beat(head, 6.2)
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 from ..protocol.effects import ChooseCheckpoint, Effect, Say
 from ..protocol.events import CheckpointChosen
-from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict
-from .marks import checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
 from .restarts import Budget
 from .roster import Laggards, Peer, hosts_of
 
