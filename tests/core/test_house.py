@@ -52,7 +52,7 @@ ALLOWED = {
     "core.member": NOUNS | RULES,
     "core.control": NOUNS | {"core.consensus", "core.head", "core.member"},
     "core": set(),
-    "system": CORE | {"system.shared", "worker.requests"},
+    "system": CORE | {"system.shared", "worker.requests", "__init__"},
     "agent": CORE | {"system", "system.shared"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),

@@ -16,7 +16,7 @@ from stories import STORIES
 from hpclaunch.core.control import Control
 from hpclaunch.system.logs.journal import recorder
 from hpclaunch.system.logs.journal.recorder import Recorder
-from hpclaunch.system.logs.journal.replaying import Begun, Step, replay
+from hpclaunch.system.logs.journal.replaying import Decision, NewCore, replay
 from hpclaunch.system.logs.journal.writer import Holding
 
 SEEDS = range(0, 120, 3)
@@ -80,10 +80,10 @@ def _check(files):
     count: dict[str, int] = defaultdict(int)
     for name, lines in files.items():
         for each in replay(lines):
-            if isinstance(each, Step):
+            if isinstance(each, Decision):
                 assert each.same, (name, each)
                 count["beats" if each.beat else "events"] += 1
-            elif isinstance(each, Begun):
+            elif isinstance(each, NewCore):
                 count["states"] += each.resumed
                 count["gaps"] += each.quiet > 1.0
     return count

@@ -23,7 +23,7 @@ from hpclaunch.system.logs.journal import recorder, records, snapshot, writer
 from hpclaunch.system.logs.journal.journal import Journal
 from hpclaunch.system.logs.journal.recorder import Recorder
 from hpclaunch.system.logs.journal.records import JournalError
-from hpclaunch.system.logs.journal.replaying import Begun, CutOff, Step, replay
+from hpclaunch.system.logs.journal.replaying import CutOff, Decision, NewCore, replay
 from hpclaunch.system.logs.journal.writer import BEATS, NEEDED, NEWS, STATE, Holding
 from hpclaunch.system.shared import packing
 
@@ -70,7 +70,7 @@ class _Recorded(Recorder):
 
 
 def steps(told):
-    return [each for each in replay(told) if isinstance(each, Step)]
+    return [each for each in replay(told) if isinstance(each, Decision)]
 
 
 # What the file has
@@ -117,7 +117,7 @@ def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):
         tell(journal, Started())
         journal.close()
     with (tmp_path / "journal.jsonl").open("rb") as file:
-        assert [type(e) for e in replay(file)] == [Begun, Step] * 2
+        assert [type(e) for e in replay(file)] == [NewCore, Decision] * 2
 
 
 def test_a_run_after_one_that_was_cut_off_begins_with_a_line_of_its_own(tmp_path):
@@ -126,7 +126,7 @@ def test_a_run_after_one_that_was_cut_off_begins_with_a_line_of_its_own(tmp_path
     tell(journal, Started())
     journal.close()
     with (tmp_path / "journal.jsonl").open("rb") as file:
-        assert [type(e) for e in replay(file)] == [Begun, CutOff, Begun, Step]
+        assert [type(e) for e in replay(file)] == [NewCore, CutOff, NewCore, Decision]
 
 
 # What becomes of it
@@ -205,8 +205,8 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
     assert sum("state" in each for each in told) == 1
     with (tmp_path / "journal-agent-1.jsonl").open("rb") as file:
         found = list(replay(file))
-    assert [each.resumed for each in found if isinstance(each, Begun)] == [False, True]
-    assert all(each.same for each in found if isinstance(each, Step))
+    assert [each.resumed for each in found if isinstance(each, NewCore)] == [False, True]
+    assert all(each.same for each in found if isinstance(each, Decision))
     assert found[-1].now == now
 
 
@@ -360,7 +360,7 @@ def test_a_journal_may_be_cut_off_anywhere():
     first = whole.index(b"\n") + 1
     for end in range(first, len(whole), 7):
         found = list(replay(whole[:end].splitlines(keepends=True)))
-        assert all(each.same for each in found if isinstance(each, Step))
+        assert all(each.same for each in found if isinstance(each, Decision))
         assert isinstance(found[-1], CutOff) == (whole[end - 1 : end] != b"\n")
 
 

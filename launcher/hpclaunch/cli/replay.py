@@ -1,4 +1,4 @@
-"""Step the decisions of a job through its journals again, and show what happened when.
+"""Decision the decisions of a job through its journals again, and show what happened when.
 
     hpclaunch replay hpclaunch-logs/71.0                   all agents of a job, merged by time
     hpclaunch replay hpclaunch-logs/71.0/journal.jsonl     one of them
@@ -29,7 +29,7 @@ from hpclaunch.core.protocol.wording import as_bytes, count
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from hpclaunch.system.logs.journal.replaying import Begun, Happening, Standing, Step
+    from hpclaunch.system.logs.journal.replaying import Decision, Happening, NewCore, Position
 
 LATE = 0.5  # seconds that a loop may be behind before it is worth a word
 QUIET = 1.0  # seconds between two lines, of which it is said that nothing happened
@@ -146,7 +146,7 @@ class _Agent:
         self._skipped: list[float] = []  # the times of beats that were not shown
         self._seen: dict[tuple[str, int], dict[str, Any]] = {}  # the last messages, from and to
         self._late_for = 0.0
-        self._standing: Standing | None = None
+        self._position: Position | None = None
         self._over = ""
 
     def lines(self) -> Iterator[Line]:
@@ -172,9 +172,9 @@ class _Agent:
         from hpclaunch.system.logs.journal import replaying
 
         match each:
-            case replaying.Step():
+            case replaying.Decision():
                 yield from self._step(each)
-            case replaying.Begun():
+            case replaying.NewCore():
                 yield from self._begun(each)
             case replaying.Noted(name=name, value=value):
                 yield from self._pass_over()
@@ -183,9 +183,9 @@ class _Agent:
                 self._over = f"the journal is cut off in line {line}"
                 yield self._at(self._over)
 
-    def _begun(self, begun: Begun) -> Iterator[str]:
+    def _begun(self, begun: NewCore) -> Iterator[str]:
         core, self._over = begun.core, ""
-        if begun.resumed and self._standing is not None:
+        if begun.resumed and self._position is not None:
             self._skipped.clear()
             yield self._at(f"... nothing but beats for {_length(begun.quiet)}")
             return
@@ -201,8 +201,8 @@ class _Agent:
             f"hpclaunch {begun.version}"
         )
 
-    def _step(self, step: Step) -> Iterator[str]:
-        self._standing = step.after
+    def _step(self, step: Decision) -> Iterator[str]:
+        self._position = step.after
         self._events += not step.beat
         self._beats += step.beat
         if step.late > LATE and step.now - step.late != self._late_for:
@@ -242,9 +242,9 @@ class _Agent:
         if self.differs:
             yield self._at(f"after {told}, this version decides otherwise than was recorded")
             return
-        left = self._standing is not None and self._standing.phase == "ended"
+        left = self._position is not None and self._position.phase == "ended"
         over = "" if left or self._over else "; the journal ends here, without the end of the job"
-        where = "" if self._standing is None or left else f": {_where(self._standing)}"
+        where = "" if self._position is None or left else f": {_where(self._position)}"
         yield self._at(f"{told}, all decided as recorded{over}{where}")
 
     def _at(self, text: str, time: float | None = None) -> str:
@@ -288,7 +288,7 @@ class _Agent:
                 text = str(value)
         return text if self.verbose or len(text) <= LENGTH else f"{text[:LENGTH]}..."
 
-    def _difference(self, step: Step) -> Iterator[str]:
+    def _difference(self, step: Decision) -> Iterator[str]:
         now = list(step.effects)
         if step.error:
             yield f"now: the core fails: {step.error}"
@@ -326,7 +326,7 @@ class _Agent:
         return " ".join(kind)
 
 
-def _plain(step: Step) -> dict[str, Any]:
+def _plain(step: Decision) -> dict[str, Any]:
     from hpclaunch.system.logs.journal import records
 
     return records.plain("event", step.event)
@@ -340,7 +340,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(part, f"{name}.{key}" if name else str(key))
 
 
-def _changes(before: Standing, after: Standing) -> str:
+def _changes(before: Position, after: Position) -> str:
     told = []
     for name in ("stage", "phase", "round"):
         old, new = getattr(before, name), getattr(after, name)
@@ -351,9 +351,9 @@ def _changes(before: Standing, after: Standing) -> str:
     return ", ".join(told)
 
 
-def _where(standing: Standing) -> str:
-    stage = f"stage {standing.stage}, " if standing.stage else ""
-    return f"{stage}phase {standing.phase}, round {standing.round}"
+def _where(position: Position) -> str:
+    stage = f"stage {position.stage}, " if position.stage else ""
+    return f"{stage}phase {position.phase}, round {position.round}"
 
 
 def _length(seconds: float) -> str:

@@ -19,7 +19,7 @@ _DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Position:
     """Where a core stands."""
 
     phase: str  # of this agent's own workers
@@ -28,7 +28,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class NewCore:
     """A core is there. `resumed`: from a state in the middle of a run."""
 
     time: float
@@ -47,7 +47,7 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Decision:
     """One event. The effects are as lines of the journal have them."""
 
     line: int
@@ -56,8 +56,8 @@ class Step:
     event: events.Event
     beat: bool  # it said nothing new, and only the checksum of its effects was kept
     late: float  # seconds since the core wanted to be asked again
-    before: Standing
-    after: Standing
+    before: Position
+    after: Position
     effects: tuple[dict[str, Any], ...]  # of the core of today
     recorded: tuple[dict[str, Any], ...] | None  # None for a beat
     same: bool
@@ -71,7 +71,7 @@ class CutOff:
     line: int
 
 
-Happening = Begun | Noted | Step | CutOff
+Happening = NewCore | Noted | Decision | CutOff
 
 
 @dataclass(slots=True)
@@ -144,12 +144,12 @@ class _Replay:
         if told.get("note") == "core":
             _check(told["with"])
             self._core, self._last = records.core(told["with"]["made"]), {}
-            yield Begun(time, self._now, self._core, told["with"]["version"], False, 0.0)
+            yield NewCore(time, self._now, self._core, told["with"]["version"], False, 0.0)
         elif "state" in told:
             _check(told["state"])
             quiet = self._now - before if self._core is not None else 0.0
             self._core, self._last = _state(told["state"]["core"])
-            yield Begun(time, self._now, self._core, told["state"]["version"], True, quiet)
+            yield NewCore(time, self._now, self._core, told["state"]["version"], True, quiet)
         elif "note" in told:
             yield Noted(time, told["note"], told["with"])
         elif "beats" in told:
@@ -171,7 +171,7 @@ class _Replay:
         self._last[sender] = events.Received(sender, message, last.address)
         return self._last[sender]
 
-    def _step(self, *, whole: bool) -> Iterator[Step]:
+    def _step(self, *, whole: bool) -> Iterator[Decision]:
         """What was told last, now that all its effects are known; or not all of them, at the end of
         a journal that was cut off."""
         told, self._told = self._told, None
@@ -179,7 +179,7 @@ class _Replay:
         if told is None or core is None:
             return
         late = max(0.0, told.now - core.next_deadline())
-        before, effects, error = standing(core), list[Effect](), ""
+        before, effects, error = position(core), list[Effect](), ""
         try:
             effects = core.handle(told.event, told.now)
         except Exception as e:
@@ -191,7 +191,7 @@ class _Replay:
         else:
             there = len(said) if whole or _ended(recorded) else len(recorded)
             same = said[:there] == recorded
-        yield Step(
+        yield Decision(
             told.line,
             told.time,
             told.now,
@@ -199,7 +199,7 @@ class _Replay:
             recorded is None,
             late,
             before,
-            standing(core),
+            position(core),
             said,
             recorded,
             same and not error,
@@ -207,9 +207,9 @@ class _Replay:
         )
 
 
-def standing(core: Control) -> Standing:
+def position(core: Control) -> Position:
     stage = "" if core.head is None else core.head.stage.value
-    return Standing(core.member.phase.value, core.member.round, stage)
+    return Position(core.member.phase.value, core.member.round, stage)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
