@@ -1,6 +1,6 @@
 """What the user reads at the end of a job that failed."""
 
-from hpclaunch.agent import report
+from hpclaunch.agent import post_mortem
 from hpclaunch.core.head.restarts import Budget
 from hpclaunch.core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
 
@@ -10,7 +10,9 @@ def failure(rank, tail="", code=1, signal=0, **fields):
 
 
 def at_head(verdict):
-    return report.account(verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0")
+    return post_mortem.account(
+        verdict, code=verdict.code, host="n0", at_head=True, log_dir="/logs/7.0"
+    )
 
 
 def test_the_whole_story_with_what_to_do():
@@ -26,7 +28,7 @@ def test_the_whole_story_with_what_to_do():
     advice = lines[4:-2]
     assert advice[0].startswith("  advice: the workers' Python has no such module.")
     assert all(line.startswith(" " * 10) for line in advice[1:])
-    assert all(len(line) <= report.WIDTH for line in advice)
+    assert all(len(line) <= post_mortem.WIDTH for line in advice)
     assert lines[-2:] == [
         "  failed as a consequence: rank 1 on n1 exited with code 1",
         "  logs: /logs/7.0",
@@ -71,14 +73,14 @@ def test_options_and_names_are_not_torn():
 
 def test_the_others_say_one_line():
     verdict = Verdict(1, "why", failure(0, "No module named 'x'"))
-    said = report.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
+    said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
     assert said == "n1: why (exit code 1)"
 
 
 def test_a_mistake_is_told_once():
     verdict = Verdict(EXIT_USAGE, "no script x.py")
     assert at_head(verdict) == "error: no script x.py"
-    assert report.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
+    assert post_mortem.account(verdict, code=EXIT_USAGE, host="n1", at_head=False, log_dir="") == ""
 
 
 def test_many_consequences_are_counted():
@@ -89,5 +91,5 @@ def test_many_consequences_are_counted():
 
 def test_the_exit_code_is_that_of_the_launcher():
     verdict = Verdict(137, "why", failure(0, "x", code=137, signal=9))
-    said = report.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
+    said = post_mortem.account(verdict, code=1, host="n1", at_head=False, log_dir="/logs")
     assert said == "n1: why (exit code 1)"

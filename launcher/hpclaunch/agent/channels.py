@@ -11,11 +11,11 @@ import zmq
 from ..core.protocol import effects, events
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Trouble
-from ..system.network import net, route, wire
+from ..system.network import route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
 if TYPE_CHECKING:
-    from ..system.network.reach import Witness
+    from ..system.network.reachability import Witness
 
 
 class Channels:
@@ -37,12 +37,12 @@ class Channels:
         self._shared = shared
         self._poller: zmq.Poller | None = None
         self._witness: Witness | None = None
-        self.ends: dict[int, net.MemberChannel] = {}  # whom we report to
+        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # whom we report to
         agents = len(where.places)
-        self.server: net.HeadChannel | None = None
+        self.server: zmq_channel.HeadChannel | None = None
         if where.seated:
             mine = self.keys(where.index)
-            self.server = net.HeadChannel(
+            self.server = zmq_channel.HeadChannel(
                 mine, agents, wire.MAX_BYTES, me=where.index, context=self.context
             )
         if where.index:
@@ -53,12 +53,12 @@ class Channels:
         """Where this agent listens for as long as it lives."""
         return 0 if self.server is None else self.server.port
 
-    def keys(self, agent: int) -> net.Keys:
+    def keys(self, agent: int) -> zmq_channel.Keys:
         endpoint = self.where.endpoint if agent == HEAD else None
         port = 0 if endpoint is None else endpoint[1]
-        return net.derive(self._shared, self.where.identity, port, agent)
+        return zmq_channel.derive(self._shared, self.where.identity, port, agent)
 
-    def _all(self) -> list[net.Channel]:
+    def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
 
     def watch(self, poller: zmq.Poller) -> None:
@@ -82,7 +82,7 @@ class Channels:
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.seated else None
-        end = net.MemberChannel(
+        end = zmq_channel.MemberChannel(
             self.keys(agent), index, addresses, wire.MAX_BYTES, to=agent, context=self.context
         )
         self.ends[agent] = end
@@ -107,10 +107,10 @@ class Channels:
             channel.send(to, wire.encode(message))
 
     def probe(self, effect: effects.Probe, now: float) -> None:
-        from ..system.network import reach  # only in need
+        from ..system.network import reachability  # only in need
 
         if self._witness is None:
-            self._witness = reach.Witness()
+            self._witness = reachability.Witness()
             assert self._poller is not None, "the loop runs"
             self._poller.register(self._witness.fileno(), zmq.POLLIN)
         if effect.port:
@@ -137,12 +137,12 @@ class Channels:
             found += map(events.AgentGone, self._witness.receive(now))
         return found
 
-    def _read(self, channel: net.Channel, item: net.Item) -> Iterator[events.Event]:
+    def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
-        if isinstance(item, net.Closed):
+        if isinstance(item, zmq_channel.Closed):
             kind = events.PeerClosed if reported_to else events.HeadClosed
             yield kind(item.index)
-        elif isinstance(item, net.Reached):
+        elif isinstance(item, zmq_channel.Reached):
             yield events.HeadReached(item.index)
         else:
             try:

@@ -9,7 +9,7 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
-from ..system.logs.directories import LogDirectory
+from ..system.logs.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     from ..core.health.findings import Finding

@@ -16,10 +16,10 @@ from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
-    from ..system.gpus.gpu_watcher import Report, Watcher
+    from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
 
 
-class Health:
+class HealthWatch:
     """What speaks against this node becomes an event, the rest a line for the user, once."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Health:
         # One agent tells what is the same for all of its node.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == contract.CUDA else ()
-        self._watcher: Watcher | None = None
+        self._watcher: GpuWatcherClient | None = None
         self._checks = 0
         self._told: set[str] = set()
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
@@ -72,11 +72,11 @@ class Health:
         self._open_watcher().check(number, dead)
         return []
 
-    def _open_watcher(self) -> Watcher:
+    def _open_watcher(self) -> GpuWatcherClient:
         if self._watcher is None:
-            from ..system.gpus.gpu_watcher import Watcher
+            from ..system.gpus.gpu_watcher_client import GpuWatcherClient
 
-            self._watcher = Watcher(self._gpus)
+            self._watcher = GpuWatcherClient(self._gpus)
         elif self._watcher.lost:
             self._watcher.close()
             self._watcher = self._watcher.successor()
@@ -113,7 +113,7 @@ class Health:
         self._poller.unregister(self._watcher.fileno())
         return self._on_report(self._watcher.expire())
 
-    def _on_report(self, report: Report) -> list[events.Event]:
+    def _on_report(self, report: GpuReport) -> list[events.Event]:
         self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)
         for seen in report.xids:

@@ -31,9 +31,9 @@ class Joined:
         known = channels.diagnosis(self.fingerprint)
         if known or not self.head_addresses:
             return known
-        from ..system.network import reach  # only in need
+        from ..system.network import reachability  # only in need
 
-        return reach.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
+        return reachability.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
 
 
 def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None]) -> Joined:

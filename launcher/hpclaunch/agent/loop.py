@@ -32,18 +32,18 @@ from ..core.protocol.model import (
     Verdict,
 )
 from ..core.protocol.wording import signal_name
-from ..system.logs import errorfile
-from ..system.logs.directories import size, tail
+from ..system.logs import error_file
 from ..system.logs.journal import Journal
+from ..system.logs.log_directory import size, tail
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import report
+from . import post_mortem
 from .config import Config
-from .health_watch import Health
+from .gpu_sharing import GpuSharing
+from .health_watch import HealthWatch
 from .joining import join
 from .output import Output
 from .resuming import Resuming
-from .sharing import Sharing
 from .workers import is_warm, prepare, workers_of
 
 
@@ -55,7 +55,7 @@ class Agent:
         config: Config,
         environ: Mapping[str, str],
         signals: Signals,
-        server: fork_server_client.ForkServer,
+        server: fork_server_client.ForkServerClient,
     ) -> None:
         self.config = config
         self.environ = environ
@@ -74,8 +74,8 @@ class Agent:
         port = 0 if self.channels is None else self.channels.port
         self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
-        self.health = Health(config, self._poller, self.output.say, self._note)
-        self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
+        self.health = HealthWatch(config, self._poller, self.output.say, self._note)
+        self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
         self.round_dir: Path | None = None
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
@@ -305,7 +305,7 @@ class Agent:
         store = self._store_errors
         self._begins = {file: size(file) for file in (*files, store)}
         for worker in crew.workers:  # of an earlier launch: no word of this worker
-            Path(worker.env[errorfile.VARIABLE]).unlink(missing_ok=True)
+            Path(worker.env[error_file.VARIABLE]).unlink(missing_ok=True)
         self.output.follow(part, crew.workers, self.round_dir)
         self.forkserver.start(
             crew.workers,
@@ -338,7 +338,7 @@ class Agent:
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads
-            text = report.account(
+            text = post_mortem.account(
                 verdict,
                 code=self._exit_code(verdict),
                 host=self.place.host,
@@ -349,11 +349,11 @@ class Agent:
                 self.output.say(text)
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
-                errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+                error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         self.output.drain()
 
 
-def run(config: Config, signals: Signals, server: fork_server_client.ForkServer) -> int:
+def run(config: Config, signals: Signals, server: fork_server_client.ForkServerClient) -> int:
     """The caller starts these two, so that the one misses nothing and the other comes up while
     this module is still being imported.
     """

@@ -21,7 +21,14 @@ from ..core.protocol import events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
-from ..system.checkpoints.client import Failed, Looked, Reply, Searched, Service, Suggested
+from ..system.checkpoints.client import (
+    CheckpointServiceClient,
+    Failed,
+    Looked,
+    Reply,
+    Searched,
+    Suggested,
+)
 from .config import Checkpoints, Config
 
 MOST_ROUNDS = 256  # that are remembered
@@ -48,7 +55,7 @@ class Resuming:
         self._suggests = config.checkpoints is None  # at the first restart
         self._poller = poller
         self._look_at_disk = look_at_disk
-        self._service: Service | None = None
+        self._service: CheckpointServiceClient | None = None
         self._local = config.job.local
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
@@ -143,11 +150,11 @@ class Resuming:
         service.look(self._number, look, local=self._local)
         return []
 
-    def _served(self) -> Service:
+    def _served(self) -> CheckpointServiceClient:
         """By the process that there is, or a new one. Raises OSError."""
         if self._service is None:
             settings = self._settings or Checkpoints(".", (), "", "structure")
-            self._service = Service(
+            self._service = CheckpointServiceClient(
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
             self._poller.register(self._service.fileno(), zmq.POLLIN)

@@ -12,7 +12,7 @@ from ..core.placement import binding, contract, devices
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
 from ..system.network.route import interface_of
 from ..system.processes import affinity
-from ..system.processes.fork_server_client import SITE, ForkServer, Worker
+from ..system.processes.fork_server_client import SITE, ForkServerClient, Worker
 from .config import Config
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
@@ -36,7 +36,7 @@ def workers_of(
     directory: Path,
     pipes: Mapping[str, str],
 ) -> Crew:
-    """The workers of one agent in a round; `pipes` are MPS's, see `Sharing.directories`."""
+    """The workers of one agent in a round; `pipes` are MPS's, see `GpuSharing.directories`."""
     shared = contract.common(
         part,
         environ,
@@ -53,7 +53,7 @@ def workers_of(
     if part.preflight:
         command = [config.python, "-u", PREFLIGHT]
         shared["HPCLAUNCH_PREFLIGHT_RESULT"] = str(directory.parent / "preflight.json")
-    bindings, seats = _bindings_of(part, config)
+    bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
     workers = []
@@ -75,12 +75,12 @@ def workers_of(
                 cpus=bindings[offset].cpus if bound else (),
             )
         )
-    placed = binding.describe(bindings, seats, part.first_rank)
-    placed += binding.remarks(bindings, seats, config.cpus)
+    placed = binding.describe(bindings, localities, part.first_rank)
+    placed += binding.remarks(bindings, localities, config.cpus)
     return Crew(workers, shared, placed)
 
 
-def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
+def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]) -> None:
     """Have the template import torch, while the agents still find each other."""
     if config.trouble is not None:
         return
@@ -110,17 +110,17 @@ def _path(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _bindings_of(
     part: Assignment, config: Config
-) -> tuple[list[binding.Binding], list[binding.Seat]]:
+) -> tuple[list[binding.Binding], list[binding.Locality]]:
     """For each worker of this agent its CPUs, and what it wanted to be near to."""
     if config.cpus_are_shared:  # all tasks of this node have the same ones
-        seats = [binding.Seat()] * part.local_world_size
+        localities = [binding.Locality()] * part.local_world_size
         mine = slice(part.first_local_rank, part.first_local_rank + part.nproc)
     else:
         of = part.shares.of or (Share(()),) * part.nproc
-        seats = [binding.seat([config.gpus[i] for i in share.gpus]) for share in of]
+        localities = [binding.locality([config.gpus[i] for i in share.gpus]) for share in of]
         mine = slice(None)
-    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), seats)
-    return list(found[mine]), seats[mine]
+    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), localities)
+    return list(found[mine]), localities[mine]
 
 
 def _of_gpus(

@@ -13,7 +13,7 @@ SITES = Path(__file__).parent / "sites"
 PLACEHOLDERS = {"gpus": "{gpus}", "local_disk": "{gb}", "activate": "{venv}"}
 
 
-class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of node, by its GPUs."""
 
     per_node: Annotated[int, msgspec.Meta(ge=1)]
@@ -32,7 +32,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # lines of shell that lead to a hpclaunch, without --venv
     activate: str = "source {venv}/bin/activate"  # with --venv
-    gpu: tuple[Gpu, ...] = ()  # the first is what a job gets that names none
+    gpu: tuple[GpuProfile, ...] = ()  # the first is what a job gets that names none
 
 
 def known() -> list[str]:

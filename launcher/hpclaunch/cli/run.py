@@ -31,10 +31,10 @@ from hpclaunch.core.protocol.timing import DEFAULTS, Timing
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Checkpoints, Config
     from hpclaunch.core.placement import binding
-    from hpclaunch.system.logs.directories import LogDirectory
+    from hpclaunch.system.logs.log_directory import LogDirectory
 
-    from .count import Count
     from .program import Program
+    from .worker_count import Count
 
 
 def _log_dir(where: Allocation) -> Path:
@@ -56,7 +56,7 @@ def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory,
 
     torchrun's is a temporary one: its callers may stand where nothing can be written.
     """
-    from hpclaunch.system.logs.directories import LogDirectory
+    from hpclaunch.system.logs.log_directory import LogDirectory
 
     if options.log_dir is not None:
         return LogDirectory(options.log_dir), ""
@@ -115,7 +115,7 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from hpclaunch.system.processes.fork_server_client import ForkServer
+    from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
 
     try:
@@ -126,7 +126,9 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         ) from e
     more = _beyond_the_usual(options)
     signals = Signals(more)
-    server = ForkServer(more)  # should we not get as far as the agent, it ends with this process
+    server = ForkServerClient(
+        more
+    )  # should we not get as far as the agent, it ends with this process
     config = configure(options, environ)
     from hpclaunch.agent.workers import prepare
 
@@ -150,12 +152,12 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     from hpclaunch.core.health.host_rules import files_needed
     from hpclaunch.core.placement import binding, contract
     from hpclaunch.system.processes import affinity
-    from hpclaunch.system.shared import descriptors
+    from hpclaunch.system.shared import open_file_limit
 
-    from .count import Count, count_workers
     from .place import locate
     from .program import Program, program
-    from .start import start
+    from .warm_start import start
+    from .worker_count import Count, count_workers
 
     started = time.strftime("%Y%m%d-%H%M%S")
     where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
@@ -163,7 +165,9 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
     trouble, logs, what, count = None, None, Program((), sys.executable), Count(1)
     begin, why = Start(warm=False, ahead=False), ""
     mode, threads = binding.Mode(options.numa_binding or options.bind), 0
-    descriptors.take(files_needed(len(where.places), 0))  # the others come, whatever is wrong here
+    open_file_limit.raise_to(
+        files_needed(len(where.places), 0)
+    )  # the others come, whatever is wrong here
     try:
         what = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
@@ -248,10 +252,10 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
 def _take_files(agents: int, workers: int) -> None:
     from hpclaunch.core.health.host_rules import files_needed
     from hpclaunch.core.protocol.wording import count
-    from hpclaunch.system.shared import descriptors
+    from hpclaunch.system.shared import open_file_limit
 
     needed = files_needed(agents, workers)
-    if (most := descriptors.take(needed)) < needed:
+    if (most := open_file_limit.raise_to(needed)) < needed:
         others = f" in a job of {agents}" if agents > 1 else ""
         raise UsageError(
             f"a launcher of {count(workers, 'worker')}{others} has up to {needed} files open, and "
@@ -291,7 +295,7 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
         return 1
     there = affinity.topology(cpus)
-    return binding.threads(binding.bind(mode, cpus, there, [binding.Seat()] * workers), there)
+    return binding.threads(binding.bind(mode, cpus, there, [binding.Locality()] * workers), there)
 
 
 def _seconds(options: argparse.Namespace, key: str, default: float) -> float:

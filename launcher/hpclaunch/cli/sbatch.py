@@ -18,10 +18,10 @@ from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import jobscript, options, parser, profiles, program, requests, values
+from . import job_script, options, parser, profiles, program, slurm_values, values
 from . import run as launching
-from .jobscript import Job
-from .profiles import Gpu, Profile
+from .job_script import JobScript
+from .profiles import GpuProfile, Profile
 
 USAGE = "%(prog)s [options] [--] [options of the launcher] SCRIPT [arguments of the script]"
 
@@ -75,8 +75,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SITE|FILE",
         help=f"what the site wants: {', '.join(profiles.known())}, or a TOML file of your own",
     )
-    add("--account", type=requests.word, metavar="NAME", help="whose hours are used")
-    add("--partition", type=requests.word, metavar="NAME", help="default: the site's for GPUs")
+    add("--account", type=slurm_values.word, metavar="NAME", help="whose hours are used")
+    add("--partition", type=slurm_values.word, metavar="NAME", help="default: the site's for GPUs")
     add(
         "--nodes",
         type=values.integer(1),
@@ -85,13 +85,13 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--gpus-per-node",
-        type=requests.gpus,
+        type=slurm_values.gpus,
         metavar="[TYPE:]N",
         help="4, or a100:4 (default: all that a node of the site has; none without a profile)",
     )
     add(
         "--time",
-        type=requests.limit,
+        type=slurm_values.limit,
         default="1:00:00",
         help="minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
     )
@@ -103,7 +103,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mem",
-        type=requests.capacity,
+        type=slurm_values.capacity,
         metavar="SIZE",
         help="of a node, as 64G; 0: all of it (default: the site's for each GPU)",
     )
@@ -115,7 +115,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--signal",
-        type=requests.warning,
+        type=slurm_values.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: that long before the limit the workers get SIGUSR1 and keep running; "
         "TERM@120: the job ends in order. At the limit it does so anyway, within --grace",
@@ -142,9 +142,9 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
     job = _job(chosen, profile, _launch(chosen, environ))
     if chosen.submit:
-        _say(_submit(jobscript.script(job)) + "\n")
+        _say(_submit(job_script.script(job)) + "\n")
     else:
-        _say(jobscript.interactive(job) if chosen.interactive else jobscript.script(job))
+        _say(job_script.interactive(job) if chosen.interactive else job_script.script(job))
     return 0
 
 
@@ -158,7 +158,7 @@ def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.
     return launch
 
 
-def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> Job:
+def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> JobScript:
     site = os.path.basename(chosen.profile or "").removesuffix(".toml")
     if profile.account and not chosen.account:
         raise UsageError(f"jobs on {site} need an account: --account NAME")
@@ -175,8 +175,8 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     if not memory and count and profile.memory_per_gpu:
         memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
         share.append(profile.memory_per_gpu)
-    return Job(
-        name=jobscript.name_of(launch.training_script),
+    return JobScript(
+        name=job_script.name_of(launch.training_script),
         time=chosen.time,
         nodes=nodes,
         command=chosen.words,
@@ -195,13 +195,17 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     )
 
 
-def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, Gpu]:
+def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:
     """How many on each node, and of which kind."""
     if chosen.gpus_per_node is None:
-        return (profile.gpu[0].per_node, profile.gpu[0]) if profile.gpu else (0, Gpu(per_node=1))
+        return (
+            (profile.gpu[0].per_node, profile.gpu[0])
+            if profile.gpu
+            else (0, GpuProfile(per_node=1))
+        )
     type_, count = chosen.gpus_per_node
     if not profile.gpu:
-        return count, Gpu(per_node=count, type=type_)
+        return count, GpuProfile(per_node=count, type=type_)
     kinds = [kind for kind in profile.gpu if not type_ or kind.type in ("", type_)]
     if not kinds:
         there = ", ".join(kind.type for kind in profile.gpu)
@@ -211,11 +215,11 @@ def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int,
         raise UsageError(
             f"--gpus-per-node {count}: a node of {site} has {kind.per_node}; more --nodes have more"
         )
-    return count, Gpu(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
+    return count, GpuProfile(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
 
 
 def _request(
-    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: Gpu
+    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: GpuProfile
 ) -> tuple[str, str]:
     """Slurm's option for the GPUs, and a comment."""
     if chosen.local_disk and not (profile.local_disk and count):
@@ -236,12 +240,12 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
     modules: Sequence[str] = () if inside else profile.modules
     if chosen.modules is not None:
         modules = chosen.modules.replace(",", " ").split()
-    lines = [f"module load {jobscript.quoted(modules)}"] if modules else []
+    lines = [f"module load {job_script.quoted(modules)}"] if modules else []
     if chosen.venv is None:
         return lines if inside else [*lines, *profile.environment]
     if profile.activate == Profile().activate and not os.path.exists(f"{chosen.venv}/bin/activate"):
         raise UsageError(f"--venv {chosen.venv}: no virtual environment, it has no bin/activate")
-    return [*lines, profile.activate.replace("{venv}", jobscript.quoted([chosen.venv]))]
+    return [*lines, profile.activate.replace("{venv}", job_script.quoted([chosen.venv]))]
 
 
 def _submit(text: str) -> str:

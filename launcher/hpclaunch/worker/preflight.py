@@ -137,7 +137,7 @@ def cpu_model():
     return names[0] if names else platform.machine()
 
 
-class Meeting:
+class StoreChannel:
     """What the ranks tell each other, as JSON in the store."""
 
     def __init__(self):
@@ -302,7 +302,7 @@ def link_of(told):
 
 
 def main():
-    meeting, facts = Meeting(), identity()
+    meeting, facts = StoreChannel(), identity()
     first = meeting.rank == 0
     meeting.tell(f"here/{meeting.rank}", facts)
     if first:

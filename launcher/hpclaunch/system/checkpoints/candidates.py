@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from .places import Entry, Folder, Identity
+from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
 SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
@@ -99,7 +99,7 @@ class Facts:
 NOTHING_KNOWN = Facts()
 
 
-class Place:
+class Location:
     """A file or directory that may be a checkpoint; `root` is the directory that it lies in."""
 
     def __init__(self, entry: Entry, root: Folder, facts: Facts = NOTHING_KNOWN) -> None:
@@ -115,7 +115,7 @@ class Place:
         return self.entry.name
 
 
-class Kind:
+class FileKind:
     """What a file has to be."""
 
     TORCH = "torch"  # written by torch.save
@@ -144,17 +144,19 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Candidate:
+class CheckpointCandidate:
     """A place that a format has recognised, complete or not."""
 
-    place: Place
+    place: Location
     format: Format
     decides: Entry  # the file whose identity and time are the checkpoint's
     step: Step | None = None
     world: int | None = None  # how many ranks saved it, where the format tells
     export: str = ""  # why it is no resume point, whatever lies beside it
     bare: bool | None = False  # a model alone: it does not count beside others; None: not known
-    beside: Sequence[Candidate] = field(default=(), repr=False)  # others of the same directory
+    beside: Sequence[CheckpointCandidate] = field(
+        default=(), repr=False
+    )  # others of the same directory
 
     @property
     def path(self) -> str:
@@ -190,10 +192,10 @@ class Format(Protocol):
     name: str
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         """None for a file, or directory, that was not written this way. May raise OSError."""
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         """The files that have to be whole. Raises IncompleteError where one is missing, or is of
         another save than the rest."""
 

@@ -17,7 +17,7 @@ from . import ALL
 PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A checkpoint, complete or not (`told` in service.py)."""
 
     path: str
@@ -39,7 +39,7 @@ class Searched(NamedTuple):
     """All up to the newest complete one, the newest first."""
 
     id: int
-    found: tuple[Found, ...]
+    found: tuple[FoundCheckpoint, ...]
     disk: dict[str, Any]  # see `disk.look`
     others: tuple[str, ...]  # what is there, where no checkpoint is
 
@@ -70,7 +70,7 @@ class Begun(NamedTuple):
 Reply = Begun | Searched | Failed | Looked | Suggested
 
 
-class Service(Helper):
+class CheckpointServiceClient(Helper):
     """Asks; its descriptor becomes readable when a reply is there, or it has ended."""
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
@@ -119,7 +119,7 @@ def _reply(event: str, id: int, **told: Any) -> Reply:  # noqa: A002 - the proto
         case "begun":
             return Begun(id)
         case "found":
-            found = tuple(Found(**f) for f in told["found"])
+            found = tuple(FoundCheckpoint(**f) for f in told["found"])
             return Searched(id, found, told["disk"], tuple(told["others"]))
         case "suggested":
             return Suggested(id, **told)

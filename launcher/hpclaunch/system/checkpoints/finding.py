@@ -15,9 +15,18 @@ from typing import NamedTuple
 
 from hpclaunch.core.head.marks import checksum
 
-from .candidates import DRAFTS, NOTHING_KNOWN, Candidate, Facts, IncompleteError, Part, Place, Step
+from .candidates import (
+    DRAFTS,
+    NOTHING_KNOWN,
+    CheckpointCandidate,
+    Facts,
+    IncompleteError,
+    Location,
+    Part,
+    Step,
+)
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
-from .places import Entry, Folder, entry_at
+from .listing import Entry, Folder, entry_at
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
@@ -25,10 +34,10 @@ NOTHING: Mapping[int, str] = {}
 MOST_FOLDERS = 20_000  # that `**` goes through
 
 
-class Found(NamedTuple):
+class ExaminedCheckpoint(NamedTuple):
     """One of those that there are."""
 
-    candidate: Candidate
+    candidate: CheckpointCandidate
     rule: str  # by which it stands where it does in the order
     lacks: str | None  # why it is not to be used; None if it is complete
     quiet: bool  # and that it is not needs no word as long as there is another
@@ -43,10 +52,10 @@ def search(
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
-) -> list[Found]:
+) -> list[ExaminedCheckpoint]:
     """All up to the newest complete one, the newest first: what would be chosen is the last, if it
     lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
-    found: list[Found] = []
+    found: list[ExaminedCheckpoint] = []
     for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
         found.append(each)
         if each.lacks is None:
@@ -61,7 +70,7 @@ def examine(
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
-) -> Iterator[Found]:
+) -> Iterator[ExaminedCheckpoint]:
     """Each of those that there are, in the order in which they would be chosen. `opens`: files are
     opened to see whether they are whole; else it is enough that none is missing. `avoid` has the
     checksums of the marks of those that are not to be chosen, and why."""
@@ -74,16 +83,16 @@ def examine(
         elif candidate.bare and fuller:
             quiet = "no resume point: a model without an optimizer, beside checkpoints that have it"
         if quiet:
-            yield Found(candidate, rule, quiet, True, (), candidate.decides.size)
+            yield ExaminedCheckpoint(candidate, rule, quiet, True, (), candidate.decides.size)
         elif why := avoid.get(checksum(candidate.mark)):
-            yield Found(candidate, rule, why, False, (), candidate.decides.size)
+            yield ExaminedCheckpoint(candidate, rule, why, False, (), candidate.decides.size)
         elif found := _judged(candidate, rule, memory, opens=opens):
             yield found
 
 
 def look_at(
     where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
-) -> Found | None:
+) -> ExaminedCheckpoint | None:
     """One of those that there are, whichever comes before it; None if it is none of them. Raises
     OSError."""
     for candidate in candidates(where, facts):
@@ -92,7 +101,9 @@ def look_at(
     return None
 
 
-def _judged(candidate: Candidate, rule: str, memory: Memory, *, opens: bool) -> Found | None:
+def _judged(
+    candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
+) -> ExaminedCheckpoint | None:
     """None for one that rotation has deleted while we looked."""
     try:
         parts = tuple(candidate.format.parts(candidate))
@@ -104,7 +115,7 @@ def _judged(candidate: Candidate, rule: str, memory: Memory, *, opens: bool) -> 
             return None
         parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
     size = sum(part.entry.size for part in parts) or candidate.decides.size
-    return Found(candidate, rule, lacks or None, False, parts, size)
+    return ExaminedCheckpoint(candidate, rule, lacks or None, False, parts, size)
 
 
 # Where they are
@@ -161,13 +172,14 @@ def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[st
 def _is_checkpoint(path: str) -> bool:
     try:
         return (
-            _recognise(Place(entry_at(path), Folder(os.path.dirname(path))), known=True) is not None
+            _recognise(Location(entry_at(path), Folder(os.path.dirname(path))), known=True)
+            is not None
         )
     except OSError:
         return False
 
 
-def candidates(where: str, facts: Facts) -> Iterator[Candidate]:
+def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     searched = set(roots(where))
     for path in searched:
         try:
@@ -178,11 +190,11 @@ def candidates(where: str, facts: Facts) -> Iterator[Candidate]:
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
 
 
-def _in(path: str, facts: Facts) -> Iterator[Candidate]:
+def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     """What lies in a directory, and that itself: a script may save in one place."""
     root = Folder(path)
-    found: list[Candidate] = []
-    own = Place(entry_at(path), Folder(os.path.dirname(path)), facts)
+    found: list[CheckpointCandidate] = []
+    own = Location(entry_at(path), Folder(os.path.dirname(path)), facts)
     if not facts.excludes(own.name) and (itself := _recognise(own, known=True)):
         found.append(itself)
     seen = set()
@@ -193,7 +205,7 @@ def _in(path: str, facts: Facts) -> Iterator[Candidate]:
         if entry.is_link and key in seen:
             continue  # what it leads to has a name of its own
         seen.add(key)
-        if candidate := _recognise(Place(entry, root, facts)):
+        if candidate := _recognise(Location(entry, root, facts)):
             found.append(candidate)
     for candidate in found:
         candidate.beside = found
@@ -208,7 +220,7 @@ def _entries(root: Folder) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.is_link)
 
 
-def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
+def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate | None:
     """`known`: by a format of its own, and not just as something that looks saved."""
     formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
     if place.facts.complete and place.entry.is_folder:
@@ -225,7 +237,7 @@ def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
     return None
 
 
-def others(where: str, found: list[Found]) -> list[str]:
+def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
     """The names of what lies there, where nothing of it is a checkpoint."""
     if found:
         return []
@@ -243,7 +255,7 @@ def _is_draft(name: str) -> bool:
 # Which is the newest
 
 
-def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
+def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
     """The newest first, each with the rule by which it stands there.
 
     Of those in one directory whose step is known the one with the higher step is the newer,
@@ -251,12 +263,12 @@ def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
     those with lower steps. Between these and all others the time decides: the steps of two runs
     say nothing of each other.
     """
-    groups: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
     for candidate in found:
         if candidate.step is not None:
             groups[candidate.place.root.path, candidate.step.unit].append(candidate)
     times = {id(candidate): candidate.time for candidate in found}
-    ahead: dict[int, Candidate] = {}  # one with a lower step that was saved later
+    ahead: dict[int, CheckpointCandidate] = {}  # one with a lower step that was saved later
     for group in groups.values():
         group.sort(key=lambda c: (_value(c.step), c.time))
         latest = group[0]
@@ -267,11 +279,11 @@ def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
                 times[id(candidate)] = latest.time
                 ahead[id(candidate)] = latest
 
-    def key(candidate: Candidate) -> tuple[object, ...]:
+    def key(candidate: CheckpointCandidate) -> tuple[object, ...]:
         own = not candidate.place.entry.is_link
         return times[id(candidate)], _value(candidate.step), own, _natural(candidate.name)
 
-    def rule(candidate: Candidate) -> str:
+    def rule(candidate: CheckpointCandidate) -> str:
         step = candidate.step
         if step is None:
             return "by time"

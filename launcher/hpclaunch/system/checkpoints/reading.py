@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from . import archives
 from .archives import DamagedError, Window
-from .candidates import Kind, Part
-from .places import SLOW, Identity, of_each
+from .candidates import FileKind, Part
+from .listing import SLOW, Identity, of_each
 
 CHUNK = 4 << 20
 BATCH = 64 << 20
@@ -82,7 +82,7 @@ def structure(parts: Iterable[Part], memory: Memory) -> str:
 
 def _structure(part: Part, memory: Memory) -> str:
     entry = part.entry
-    if part.kind == Kind.PIECES:
+    if part.kind == FileKind.PIECES:
         end = max((start + length for start, length in part.pieces), default=0)
         wrong = archives.CUT if entry.size < end else ""
     else:
@@ -101,14 +101,14 @@ def _structure(part: Part, memory: Memory) -> str:
 
 def _check(kind: str, window: Window) -> None:
     match kind:
-        case Kind.TORCH:
+        case FileKind.TORCH:
             if not archives.check_torch(window):
                 raise DamagedError(archives.FOREIGN)
-        case Kind.TENSORS:
+        case FileKind.TENSORS:
             archives.check_tensors(window)
-        case Kind.JSON:
+        case FileKind.JSON:
             archives.check_json(window)
-        case Kind.ANY:
+        case FileKind.ANY:
             archives.check_torch(window)
         case _:
             archives.check_plain(window)
@@ -131,7 +131,7 @@ def _opened(part: Part) -> Iterator[Window]:
 # Every byte
 
 
-class Reading:
+class CheckpointReading:
     """Reads every byte of the parts of a checkpoint, as far as the time goes, with several
     threads. Progress is remembered: another reading of the same parts goes on from there.
 
@@ -240,7 +240,7 @@ def spans_of(part: Part) -> list[Span]:
     """Those of a file that have a checksum each, where it has any: else the whole file as one.
     Raises DamagedError."""
     with _opened(part) as window:
-        pieces = part.pieces if part.kind == Kind.PIECES else ((0, window.length),)
+        pieces = part.pieces if part.kind == FileKind.PIECES else ((0, window.length),)
         spans: list[Span] = []
         for start, length in pieces:
             if start + length > window.length:
@@ -259,7 +259,7 @@ def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
             stored = checked and member.method == archives.STORED
             yield Span(begin, member.size, member.crc if stored else None)
         return
-    if kind == Kind.PIECES and head and not head.strip(b"\0"):
+    if kind == FileKind.PIECES and head and not head.strip(b"\0"):
         raise DamagedError(archives.UNWRITTEN)
     for at in range(0, length, BATCH):  # so that several threads share a large file
         yield Span(window.start + at, min(BATCH, length - at), None)

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.system.shared import disk
-from hpclaunch.worker.requests import AgentGoneError, Requests
+from hpclaunch.worker.json_lines import AgentGoneError, Requests
 
 from . import AHEAD, ALL, READS
 from .candidates import SECOND, Facts, Round
-from .finding import NOTHING, Found, look_at, others, roots, search
-from .habits import newest, patterns
-from .reading import Memory, Reading
+from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
+from .reading import CheckpointReading, Memory
+from .suggestions import newest, patterns
 
 PR_SET_PDEATHSIG = 1
 PERIOD = 10.0  # seconds between two looks of its own, at least
@@ -43,14 +43,14 @@ NICE = 5
 Reply = Callable[..., None]
 
 
-class Server:
+class CheckpointService:
     """Answers requests about one directory, or pattern of directories."""
 
     def __init__(self, where: str, exclude: tuple[str, ...], complete: str, verify: str) -> None:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.memory = Memory()
-        self._known: dict[str, Found] = {}  # those complete, by path
+        self._known: dict[str, ExaminedCheckpoint] = {}  # those complete, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # the marks of those of which every byte was read
         self._rounds: list[list[int | None]] = []
@@ -60,7 +60,7 @@ class Server:
 
     def search(
         self, rounds: list[list[int | None]], avoid: Mapping[int, str] = NOTHING
-    ) -> list[Found]:
+    ) -> list[ExaminedCheckpoint]:
         """Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
@@ -74,7 +74,7 @@ class Server:
         known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
         return Facts(self.exclude, self.complete, known)
 
-    def is_read(self, found: Found) -> bool:
+    def is_read(self, found: ExaminedCheckpoint) -> bool:
         """Or is not to be."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
@@ -124,7 +124,7 @@ class Server:
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
         began = time.monotonic()
-        reading = Reading(
+        reading = CheckpointReading(
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
         )
         outcome = reading.run()
@@ -153,7 +153,7 @@ def _never() -> bool:
     return False
 
 
-def told(found: Found, *, is_read: bool = False) -> dict[str, Any]:
+def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
     """One of those found, as a reply has it."""
     candidate, step = found.candidate, found.candidate.step
     return {
@@ -178,7 +178,7 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
     if os.getppid() != int(agent):  # it died before that
         return
     os.nice(NICE)  # it reads ahead while the workers compute
-    server = Server(**json.loads(settings))
+    server = CheckpointService(**json.loads(settings))
     requests = Requests(fd)
 
     def is_asked() -> bool:
@@ -197,7 +197,7 @@ def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
 
 
 def _answer(
-    server: Server, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
+    server: CheckpointService, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
 ) -> None:
     match request:
         case {"do": "search", "id": number, "rounds": rounds, "avoid": avoid}:

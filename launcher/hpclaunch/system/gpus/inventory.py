@@ -21,7 +21,7 @@ _MODES = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class GpuSurvey:
     """What one look at the driver told. All empty: there is none."""
 
     gpus: tuple[Gpu, ...] = ()  # those of this task, in the order in which its programs see them
@@ -32,23 +32,23 @@ class Survey:
     models: str = ""  # "4 x NVIDIA H100, driver 550.54"
 
 
-def survey(environ: Mapping[str, str], nvml: Any) -> Survey:
+def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
     """`nvml` is the module `pynvml`, which the caller imports only when it needs this."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as e:
         absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return Survey(broken="" if e.value in absent else f"NVML cannot be initialised: {e}")
+        return GpuSurvey(broken="" if e.value in absent else f"NVML cannot be initialised: {e}")
     try:
         return _survey(environ.get("CUDA_VISIBLE_DEVICES"), nvml)
     except nvml.NVMLError as e:
-        return Survey(broken=f"NVML does not tell which GPUs there are: {e}")
+        return GpuSurvey(broken=f"NVML does not tell which GPUs there are: {e}")
     finally:
         nvml.nvmlShutdown()
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PhysicalGpu:
     """A whole GPU, and where MIG is enabled what it is divided into."""
 
     whole: Gpu
@@ -61,9 +61,9 @@ class Device:
         return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]
 
 
-def _survey(selection: str | None, nvml: Any) -> Survey:
+def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
     driver, cuda = str(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
-    devices: list[Device] = []
+    devices: list[PhysicalGpu] = []
     broken = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -74,7 +74,7 @@ def _survey(selection: str | None, nvml: Any) -> Survey:
     chosen, wrong = choose(selection, devices)
     models = Counter(device.whole.model for device in devices)
     said = [*(f"{n} x {model}" for model, n in models.items()), f"driver {driver}"]
-    return Survey(
+    return GpuSurvey(
         gpus=chosen,
         wrong=wrong,
         broken=", ".join(broken),
@@ -84,7 +84,7 @@ def _survey(selection: str | None, nvml: Any) -> Survey:
     )
 
 
-def _device(index: int, handle: Any, nvml: Any) -> Device:
+def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
     def ask(call: Any, otherwise: Any, *words: Any) -> Any:
         try:
             return call(handle, *words)
@@ -110,10 +110,10 @@ def _device(index: int, handle: Any, nvml: Any) -> Device:
         node=nodes[0] if nodes else _local_node(bus),
     )
     if not ask(nvml.nvmlDeviceGetMigMode, (0, 0))[0]:
-        return Device(whole)
+        return PhysicalGpu(whole)
     places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, 0))
     handles = (ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, None, place) for place in places)
-    return Device(whole, tuple(_instance(whole, i, nvml) for i in handles if i is not None))
+    return PhysicalGpu(whole, tuple(_instance(whole, i, nvml) for i in handles if i is not None))
 
 
 def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
@@ -122,7 +122,7 @@ def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
     return replace(whole, entry=f"MIG-{whole.uuid}/{gi}/{ci}", uuid=uuid, mig=True)
 
 
-def choose(selection: str | None, devices: Sequence[Device]) -> tuple[tuple[Gpu, ...], str]:
+def choose(selection: str | None, devices: Sequence[PhysicalGpu]) -> tuple[tuple[Gpu, ...], str]:
     """Those that CUDA_VISIBLE_DEVICES names, and what is wrong with it.
 
     CUDA's own rules: entries count up to the first that names no device, indices and UUIDs do not
@@ -153,7 +153,7 @@ def choose(selection: str | None, devices: Sequence[Device]) -> tuple[tuple[Gpu,
     return tuple(chosen), ""
 
 
-def _named(entry: str, devices: Sequence[Device]) -> list[Gpu] | None:
+def _named(entry: str, devices: Sequence[PhysicalGpu]) -> list[Gpu] | None:
     """None when it names nothing, or is short for several."""
     if entry.isdigit():
         return devices[int(entry)].usable(entry) if int(entry) < len(devices) else None
@@ -186,7 +186,7 @@ def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
     return f"names GPU {entry}, which is not there: this task has {there}"
 
 
-def amd(environ: Mapping[str, str], count: int) -> Survey:
+def amd(environ: Mapping[str, str], count: int) -> GpuSurvey:
     """For `count` GPUs of AMD's, which NVML knows nothing of: torch has counted them.
 
     ROCR_VISIBLE_DEVICES says which of the node's a process has at all, HIP_VISIBLE_DEVICES (and
@@ -199,7 +199,7 @@ def amd(environ: Mapping[str, str], count: int) -> Survey:
         entry = hip[position] if position < len(hip) else str(position)
         known = entry.isdigit() and int(entry) < len(rocr)
         gpus.append(Gpu(entry, rocr[int(entry)] if known else entry, position, "AMD GPU"))
-    return Survey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
+    return GpuSurvey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
 
 
 def _entries(selection: str | None) -> list[str]:

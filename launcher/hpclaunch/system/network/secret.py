@@ -1,7 +1,7 @@
-"""The file with the user's secret, from which a job's keys derive (`system.net`).
+"""The file with the user's secret, from which `zmq_channel.py` derives a job's keys.
 
-The file is the only thing that agents share beforehand. Who can read it can join the user's jobs,
-so it is refused when anybody else can.
+The file is the only thing that agents share beforehand. Whoever can read it can join the user's
+jobs, so it is refused when anybody else can read it.
 """
 
 from __future__ import annotations

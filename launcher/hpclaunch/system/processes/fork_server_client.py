@@ -1,4 +1,4 @@
-"""The agent's end of its fork server (`worker/forkserver.py`, where the protocol is)."""
+"""The agent's end of its fork server (`worker/fork_server.py`, where the protocol is)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Worker:
     cpus: Sequence[int] = ()  # those it is bound to; none: those of its agent
 
 
-class ForkServer(Helper):
+class ForkServerClient(Helper):
     has_children = True
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond the usual ones on which the agent acts."""
         self.handled = tuple(handled)
         # Workers have the standard input of whoever has started us.
-        super().__init__("hpclaunch.worker.forkserver", numbers(self.handled), stdin=None)
+        super().__init__("hpclaunch.worker.fork_server", numbers(self.handled), stdin=None)
 
-    def successor(self) -> ForkServer:
-        return ForkServer(self.handled)
+    def successor(self) -> ForkServerClient:
+        return ForkServerClient(self.handled)
 
     def prepare(
         self,

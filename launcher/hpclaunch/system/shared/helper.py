@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import descriptors
+from . import open_file_limit
 
 PR_SET_CHILD_SUBREAPER = 36
 ABANDON_LIMIT = 1.0  # seconds
@@ -63,7 +63,7 @@ class Helper:
             stdin=stdin,
             stdout=stdout,
         )
-        descriptors.restore(self._process.pid)
+        open_file_limit.restore(self._process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)

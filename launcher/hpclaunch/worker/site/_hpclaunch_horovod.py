@@ -99,7 +99,7 @@ def serve(address, places):
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
 
-    class Server(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+    class RendezvousServer(http_server.RendezvousHTTPServer):  # type: ignore[misc]
         daemon_threads = True
         request_queue_size = 4096
 
@@ -108,7 +108,7 @@ def serve(address, places):
             socketserver.TCPServer.server_bind(self)
 
     everywhere = "127.0.0.1" if address.startswith("127.") else ""
-    server = Server((everywhere, 0), http_server.RendezvousHandler, 0)
+    server = RendezvousServer((everywhere, 0), http_server.RendezvousHandler, 0)
     slots = []
     for rank in range(len(places)):
         values = assignment(places, rank)

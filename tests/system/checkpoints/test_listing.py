@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from hpclaunch.system.checkpoints import places
-from hpclaunch.system.checkpoints.places import AT_ONCE, PROBE, of_each
+from hpclaunch.system.checkpoints import listing
+from hpclaunch.system.checkpoints.listing import AT_ONCE, PROBE, of_each
 
 SLOW = 1.0
 ITEMS = range(4 * PROBE)
@@ -29,7 +29,7 @@ class Disk:
 
 def looked(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The threads that looked at all of them, in order."""
-    monkeypatch.setattr(places, "time", disk)
+    monkeypatch.setattr(listing, "time", disk)
     assert list(of_each(disk.look, ITEMS, SLOW)) == list(ITEMS)
     return disk.threads
 
@@ -53,11 +53,11 @@ def test_several_at_once_where_it_is_slow(monkeypatch):
             barrier.wait(60)
         return disk.look(item)
 
-    monkeypatch.setattr(places, "time", disk)
+    monkeypatch.setattr(listing, "time", disk)
     assert list(of_each(look, ITEMS, SLOW)) == list(ITEMS)
 
 
 def test_whoever_has_seen_enough_ends_it(monkeypatch):
     disk = Disk(1.1)
-    monkeypatch.setattr(places, "time", disk)
+    monkeypatch.setattr(listing, "time", disk)
     assert next(filter(lambda item: item > PROBE, of_each(disk.look, ITEMS, SLOW))) == PROBE + 1

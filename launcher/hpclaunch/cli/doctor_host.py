@@ -18,13 +18,13 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import Host, judge_host
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
-from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.gpus.inventory import GpuSurvey
 from hpclaunch.system.hosts import checks, host, slurm
 from hpclaunch.system.hosts.checks_torch import Question
 from hpclaunch.system.network import route, secret
 
-from . import diagnosis_gpus
-from .count import survey
+from . import doctor_gpus
+from .worker_count import survey
 
 ATTEMPTS = 2  # to resolve a name
 
@@ -133,9 +133,9 @@ def _checks(
     yield lambda: [checks.limits(agents, max(1, visible))]
     yield lambda: [checks.log_directory(log_dir)]
     yield lambda: _torch_and_gpus(question, limit, environ, seen)
-    yield lambda: diagnosis_gpus.health(seen)
-    yield lambda: diagnosis_gpus.cpus_of_workers(here.where, seen)
-    yield lambda: diagnosis_gpus.sharing(environ, seen)
+    yield lambda: doctor_gpus.health(seen)
+    yield lambda: doctor_gpus.cpus_of_workers(here.where, seen)
+    yield lambda: doctor_gpus.sharing(environ, seen)
 
 
 def _ours() -> Finding:
@@ -184,9 +184,9 @@ def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:
 
 
 def _torch_and_gpus(
-    question: Question | Finding, limit: float, environ: Mapping[str, str], seen: Survey
+    question: Question | Finding, limit: float, environ: Mapping[str, str], seen: GpuSurvey
 ) -> list[Finding]:
     if isinstance(question, Finding):
-        return [question, diagnosis_gpus.there(None, environ, seen)]
+        return [question, doctor_gpus.there(None, environ, seen)]
     finding, torch = question.answer(limit)
-    return [finding, diagnosis_gpus.there(torch, environ, seen)]
+    return [finding, doctor_gpus.there(torch, environ, seen)]

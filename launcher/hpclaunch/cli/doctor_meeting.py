@@ -1,7 +1,7 @@
-"""The tasks of a step meet as agents do: over the channel of `system.net`, with the step's keys.
+"""How the doctor's tasks meet: over a channel like that of the agents, with the step's keys.
 
-Each visits the head with what it found. The head calls it once more, to see its clock, and once
-all have answered or the time is over, tells everybody the exit code.
+Each task sends the head what it has found. The head asks it once more, to see its clock. Once all
+have answered or the time is over, the head tells everybody the exit code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zmq
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.visits import Call, Visit, clocks
 from hpclaunch.core.protocol.model import HEAD, Allocation
-from hpclaunch.system.network import net, reach, route, secret
+from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
 
 MAX_BYTES = 1 << 16
@@ -27,9 +27,9 @@ PARTING = 5.0  # seconds for the others to leave
 ATTEMPTS = 2  # to resolve a name
 
 
-def keys_of(where: Allocation, shared: bytes) -> net.Keys:
+def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
     """Not those of a launch in the same step: the two must not meet."""
-    return net.derive(shared, f"{where.identity} doctor")
+    return zmq_channel.derive(shared, f"{where.identity} doctor")
 
 
 # The head
@@ -41,7 +41,7 @@ class Meeting:
     def __init__(self, where: Allocation, shared: bytes) -> None:
         """UsageError when there is no port to listen on."""
         self.where = where
-        self.channel = net.HeadChannel(keys_of(where, shared), len(where.places), MAX_BYTES)
+        self.channel = zmq_channel.HeadChannel(keys_of(where, shared), len(where.places), MAX_BYTES)
         self._present: set[int] = set()
 
     def hold(self, timeout: float) -> tuple[list[Visit], list[Finding]]:
@@ -70,7 +70,7 @@ class Meeting:
         _wait(self.channel, left)
         found = []
         for item in self.channel.receive():
-            if isinstance(item, net.Arrived):
+            if isinstance(item, zmq_channel.Arrived):
                 with contextlib.suppress(msgspec.MsgspecError):  # of another version
                     found.append((item.sender, packing.unpack(item.data, Visit)))
         return found
@@ -102,9 +102,9 @@ class Meeting:
         while self._present and (left := deadline - time.monotonic()) > 0:
             _wait(self.channel, left)
             for item in self.channel.receive():
-                if isinstance(item, net.Closed):
+                if isinstance(item, zmq_channel.Closed):
                     self._present.discard(item.index)
-                elif isinstance(item, net.Arrived):
+                elif isinstance(item, zmq_channel.Arrived):
                     self.channel.send(item.sender, word)
         self.channel.close()
 
@@ -124,7 +124,7 @@ def visit_head(
         found = f"not tried: {head.host} has no address here"
         return None, Finding("meeting", found, Grade.FAIL, "see the route")
     keys = keys_of(where, shared)
-    channel = net.MemberChannel(keys, where.index, addresses, MAX_BYTES)
+    channel = zmq_channel.MemberChannel(keys, where.index, addresses, MAX_BYTES)
     try:
         code = _stay(channel, visit, timeout)
         known = channel.reached or channel.refused
@@ -137,13 +137,13 @@ def visit_head(
     elif known:
         why = f"something answers on {head.host}, but does not know our secret"
     else:
-        why = reach.explain(head.host, addresses, keys.ports)
+        why = reachability.explain(head.host, addresses, keys.ports)
     mine = secret.fingerprint(shared)
     advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
     return None, Finding("meeting", why, Grade.FAIL, advice)
 
 
-def _stay(channel: net.MemberChannel, visit: Visit, timeout: float) -> int | None:
+def _stay(channel: zmq_channel.MemberChannel, visit: Visit, timeout: float) -> int | None:
     """Visit again and again, and answer the head's calls, until it lets us go."""
     speak_at = time.monotonic()
     deadline = speak_at + timeout
@@ -153,11 +153,11 @@ def _stay(channel: net.MemberChannel, visit: Visit, timeout: float) -> int | Non
             speak_at = now + REPEAT
         _wait(channel, min(speak_at, deadline) - now)
         for item in channel.receive():
-            if isinstance(item, net.Reached):
+            if isinstance(item, zmq_channel.Reached):
                 # It may be looking at its own host, and then wait for others.
                 deadline = max(deadline, time.monotonic() + 2 * timeout)
                 speak_at = 0.0
-            elif isinstance(item, net.Arrived):
+            elif isinstance(item, zmq_channel.Arrived):
                 with contextlib.suppress(msgspec.MsgspecError):
                     call = packing.unpack(item.data, Call)
                     if call.code is not None:
@@ -167,7 +167,7 @@ def _stay(channel: net.MemberChannel, visit: Visit, timeout: float) -> int | Non
     return None
 
 
-def _wait(channel: net.Channel, seconds: float) -> None:
+def _wait(channel: zmq_channel.Channel, seconds: float) -> None:
     poller = zmq.Poller()
     for s in channel.sockets:
         poller.register(s, zmq.POLLIN)

@@ -28,10 +28,10 @@ agent's life: at its end of file everything is killed. Should this process be ki
 children die by their parent-death signal. It is a subreaper, so that a grandchild whose parent is
 gone becomes its own child, whatever session it moved to: "no children" means nothing is left.
 
-Workers are forked from the template (`template.py`) when they start warm, and fresh interpreters
-otherwise. "store" is where the process that holds the round's TCPStore writes its errors, "" when
-another node has it; the template forks it as well, and is started on its first connection if not
-before. "store-exit" says that there is none any more; "why" is empty where the process itself has
+Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
+interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
+errors, "" when another node has it; the template forks it as well, and is started on its first
+connection if not before. "store-exit" says that there is none any more; "why" is empty where the process itself has
 written it. With "learn" the template imports what the script did, for the next round. This process
 itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock)
 it kills what runs, whatever the agent does: others may be about to go on without this node.
@@ -45,6 +45,7 @@ import signal
 import time
 from typing import Any
 
+from .json_lines import AgentGoneError, Requests
 from .lease import Lease
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -61,9 +62,8 @@ from .processes import (
     to_group,
     written,
 )
-from .requests import AgentGoneError, Requests
 from .store import Store
-from .template import UNSAFE, Lessons, State, Template
+from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
 
 SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
@@ -91,7 +91,7 @@ class ForkServer:
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
         self.spawner = Spawner(handlers, blocked)
-        self.template = Template(self.spawner, deaf=spared)
+        self.template = TemplateClient(self.spawner, deaf=spared)
         # The agent blocked them for the moments until here.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self.wakeup = Wakeup()

@@ -18,7 +18,7 @@ from nvml import GIB, Driver, Gpu, Instance, Link, Process
 
 from hpclaunch.core.health.findings import Grade
 from hpclaunch.core.placement import devices
-from hpclaunch.system.gpus.gpu_watcher import Watcher
+from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 
 NEVER = 10**6  # seconds: it looks only when it is asked
 
@@ -36,7 +36,7 @@ class Watching:
         vars(self.driver).update(state)
         self.driver.tell()
         uuids = wanted or [nvml.uuid(i) for i in range(len(gpus))]
-        self.watcher = Watcher(
+        self.watcher = GpuWatcherClient(
             [devices.Gpu(str(i), uuid, i, mig="MIG" in uuid) for i, uuid in enumerate(uuids)],
             self.period,
         )
@@ -291,7 +291,7 @@ def test_it_dies_with_the_agent(watching, hang):
     watching.driver.tell()
     program = (
         "import sys, time; from hpclaunch.core.placement.devices import Gpu\n"
-        "from hpclaunch.system.gpus.gpu_watcher import Watcher\n"
+        "from hpclaunch.system.gpus.gpu_watcher_client import Watcher\n"
         "watcher = Watcher([Gpu('0', sys.argv[1])])\n"
         "print(watcher._process.pid, flush=True); time.sleep(600)"
     )

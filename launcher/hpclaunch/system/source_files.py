@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 
-from hpclaunch.core.source.loading import TORCH, Module, Opaque, Reading
+from hpclaunch.core.source.loading import TORCH, Module, Opaque, SourceReading
 
 MOST_FILES = 100
 MOST_BYTES = 1 << 20
@@ -28,7 +28,7 @@ NEEDS_TORCH = re.compile(rb"^Requires-Dist: *torch(vision|audio|text)?(?![\w.-])
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SourceSurvey:
     """What a command does with torch."""
 
     torch: bool  # it may import it
@@ -47,28 +47,28 @@ class _Call:
     program: str = "-"
 
 
-def survey(command: Sequence[str], environ: Mapping[str, str]) -> Survey:
+def survey(command: Sequence[str], environ: Mapping[str, str]) -> SourceSurvey:
     """Of a command that starts with this process's interpreter, and the environment it gets.
 
     What Python itself will refuse (no such file, a syntax error) imports no torch.
     """
     call = _parse(command[1:])
     if call.flags & {"h", "?", "V"}:
-        return Survey(False, "")
+        return SourceSurvey(False, "")
     cold = _needs_own_imports(call, environ)
     if call.kind == "m" and call.program.partition(".")[0] in TORCH:
-        return Survey(True, cold)
+        return SourceSurvey(True, cold)
     files = _Files(call, environ)
     try:
         program, package = files.program(call)
     except Opaque as e:
-        return Survey(True, cold or str(e))
+        return SourceSurvey(True, cold or str(e))
     if program is None:
-        return Survey(False, "")
-    reading = Reading(files.find, environ)
+        return SourceSurvey(False, "")
+    reading = SourceReading(files.find, environ)
     reading.run(program, package=package)
     torch = reading.torch or files.need_torch()
-    return Survey(torch, (cold or reading.cold) if torch else "")
+    return SourceSurvey(torch, (cold or reading.cold) if torch else "")
 
 
 def _parse(words: Sequence[str]) -> _Call:

@@ -20,7 +20,7 @@ class State(enum.Enum):
     DEAD = "dead"  # could not import torch
 
 
-class Template:
+class TemplateClient:
     """At most one at a time; `start` makes it, again when the last one was killed."""
 
     def __init__(self, spawner, deaf):

@@ -12,7 +12,7 @@ TO_THE_WORKERS = ("USR1", "USR2")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobScript:
     name: str
     time: str
     nodes: int
@@ -31,11 +31,11 @@ class Job:
     pyxis: str = ""  # an image for Slurm's own plugin
 
 
-def script(job: Job) -> str:
+def script(job: JobScript) -> str:
     return _lines(["#!/bin/bash", *(_directive(*r) for r in _requests(job)), *_shell(job)])
 
 
-def interactive(job: Job) -> str:
+def interactive(job: JobScript) -> str:
     asked = " ".join(options for options, _ in _requests(job))
     return _lines([f"salloc {asked}", "# and in the shell that it opens:", *_shell(job)])
 
@@ -59,7 +59,7 @@ def _directive(options: str, comment: str) -> str:
     return f"{line:<{COMMENTS}} # {comment}" if comment else line
 
 
-def _requests(job: Job) -> list[tuple[str, str]]:
+def _requests(job: JobScript) -> list[tuple[str, str]]:
     """Options of sbatch and salloc, by lines, with a comment or none."""
     where = [f"--account={job.account}"] * bool(job.account)
     where += [f"--partition={job.partition}"] * bool(job.partition)
@@ -82,7 +82,7 @@ def _requests(job: Job) -> list[tuple[str, str]]:
     return [line for line in lines if line[0]]
 
 
-def _shell(job: Job) -> list[str]:
+def _shell(job: JobScript) -> list[str]:
     step = ["srun"]
     # The last two: a launcher that is killed shall not end the others, whatever the site has set.
     step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from .candidates import NOTHING_KNOWN
-from .finding import Found, search
+from .finding import ExaminedCheckpoint, search
 
 # Lightning's, the HF Trainer's (of several versions), torchtitan's and Hydra's own, and what
 # tutorials and examples use; the narrow before the wide.
@@ -25,9 +25,9 @@ def patterns(arguments: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*there, *(os.path.join(word, "**") for word in there), *DEFAULTS]))
 
 
-def newest(places: Iterable[str], since: int) -> tuple[str, Found] | None:
+def newest(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoint] | None:
     """The last that was saved since then, in ns, and the first place that has it."""
-    best: tuple[str, Found] | None = None
+    best: tuple[str, ExaminedCheckpoint] | None = None
     for place in places:
         try:
             found = search(place, NOTHING_KNOWN)

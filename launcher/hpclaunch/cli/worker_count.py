@@ -31,17 +31,17 @@ class Count:
     notes: tuple[str, ...] = ()
 
 
-def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.Survey:
+def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.GpuSurvey:
     """NVIDIA's GPUs, and what is wrong with the choice of them, within `limit` seconds."""
     try:
         ctypes.CDLL(NVML)
     except OSError:
-        return inventory.Survey()  # most machines without a GPU: nothing is imported
+        return inventory.GpuSurvey()  # most machines without a GPU: nothing is imported
     import threading
 
     import pynvml
 
-    answers: list[inventory.Survey] = []
+    answers: list[inventory.GpuSurvey] = []
     # A GPU that has fallen off the bus may keep it from ever answering.
     thread = threading.Thread(
         target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
@@ -51,11 +51,11 @@ def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory
     return (
         answers[0]
         if answers
-        else inventory.Survey(broken=f"NVML did not answer within {limit:g} s")
+        else inventory.GpuSurvey(broken=f"NVML did not answer within {limit:g} s")
     )
 
 
-def version(found: inventory.Survey) -> tuple[int, int]:
+def version(found: inventory.GpuSurvey) -> tuple[int, int]:
     """Of CUDA."""
     major, _, minor = found.cuda.partition(".")
     return (int(major), int(minor)) if found.cuda else (0, 0)
@@ -112,7 +112,7 @@ def count_workers(
     return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))
 
 
-def _broken(found: inventory.Survey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     if not found.broken:
         return ()
     from hpclaunch.core.health.gpu_rules import judge_survey

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from hpclaunch.core.protocol.model import Failure
-from hpclaunch.system.logs.errorfile import VARIABLE, hand_on
+from hpclaunch.system.logs.error_file import VARIABLE, hand_on
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
 

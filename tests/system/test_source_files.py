@@ -11,16 +11,18 @@ import zipfile
 import pytest
 
 from hpclaunch.cli.program import RUN_PATH
-from hpclaunch.system import scripts
-from hpclaunch.system.scripts import Survey
+from hpclaunch.system import source_files
+from hpclaunch.system.source_files import SourceSurvey
 
-NO_TORCH = Survey(False, "")
-WARM = Survey(True, "")
+NO_TORCH = SourceSurvey(False, "")
+WARM = SourceSurvey(True, "")
 SET = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\n"
 
 
 def sets(file, line=2):
-    return Survey(True, f"{file} sets OMP_NUM_THREADS in line {line}, before it imports torch")
+    return SourceSurvey(
+        True, f"{file} sets OMP_NUM_THREADS in line {line}, before it imports torch"
+    )
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def here(tmp_path, monkeypatch):
 
 
 def survey(*words, **environ):
-    return scripts.survey((sys.executable, "-u", *map(str, words)), environ)
+    return source_files.survey((sys.executable, "-u", *map(str, words)), environ)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,8 @@ def survey(*words, **environ):
         ("import numpy, scipy.linalg, sklearn, yaml", NO_TORCH),
         ("def main():\n  import torchvision", WARM),
         ("import importlib; importlib.import_module(x)",
-         Survey(True, "train.py imports a module that only the run knows in line 1, before it "
-                      "imports torch")),
+         SourceSurvey(True, "train.py imports a module that only the run knows in line 1, before "
+                      "it imports torch")),
         ("import torch (", NO_TORCH),  # a syntax error: Python says so
         ("import torch\n\0", NO_TORCH),
         (b"# coding: latin-1\n# \xe9\nimport torch", WARM),
@@ -166,9 +168,9 @@ def test_a_directory_and_an_archive(here):
 def test_what_can_be_read_only_once(here):
     os.mkfifo("pipe")
     once = " can be read only once"
-    assert survey("pipe") == Survey(True, f"pipe{once}")
-    assert survey("/dev/null") == Survey(True, f"/dev/null{once}")
-    assert survey("-") == survey() == Survey(True, f"standard input{once}")
+    assert survey("pipe") == SourceSurvey(True, f"pipe{once}")
+    assert survey("/dev/null") == SourceSurvey(True, f"/dev/null{once}")
+    assert survey("-") == survey() == SourceSurvey(True, f"standard input{once}")
 
 
 def test_what_is_not_there_or_closed(here):
@@ -182,7 +184,7 @@ def test_compiled_files(here):
     here({"a.py": SET, "train.py": "import a, torch"})
     py_compile.compile("a.py", "a.pyc")
     os.unlink("a.py")
-    assert survey("train.py") == Survey(True, "a.pyc has no source to look into")
+    assert survey("train.py") == SourceSurvey(True, "a.pyc has no source to look into")
     assert survey("a.pyc") == NO_TORCH
 
 
@@ -202,9 +204,9 @@ def test_compiled_files(here):
 )
 def test_options_of_the_interpreter(here, words, cold):
     here({"train.py": "import torch", "plain.py": ""})
-    assert survey(*words.split(), "train.py") == Survey(True, cold)
-    assert survey(*words.split(), "-c", "import torch") == Survey(True, cold)
-    assert survey(*words.split(), "--", "train.py") == Survey(True, cold)
+    assert survey(*words.split(), "train.py") == SourceSurvey(True, cold)
+    assert survey(*words.split(), "-c", "import torch") == SourceSurvey(True, cold)
+    assert survey(*words.split(), "--", "train.py") == SourceSurvey(True, cold)
     assert survey(*words.split(), "plain.py") == NO_TORCH
 
 
@@ -223,7 +225,7 @@ def test_the_first_line_may_be_another_languages(here):
 @pytest.mark.parametrize("name", ["PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME"])
 def test_variables_of_the_interpreter(here, name):
     here({"train.py": "import torch", "plain.py": ""})
-    assert survey("train.py", **{name: "1"}) == Survey(True, f"{name} is to show all imports")
+    assert survey("train.py", **{name: "1"}) == SourceSurvey(True, f"{name} is to show all imports")
     assert survey("train.py", **{name: ""}) == WARM
     assert survey("plain.py", **{name: "1"}) == NO_TORCH
 
@@ -265,7 +267,7 @@ def test_a_distribution_that_needs_torch(here, requires, torch):
     """Its modules are another's: they are not looked into."""
     here({"train.py": "import lightly", "site-packages/lightly/__init__.py": f"{SET}import torch"})
     here(distribution("Lightly", *requires))
-    assert survey("train.py", PYTHONPATH="site-packages") == Survey(torch, "")
+    assert survey("train.py", PYTHONPATH="site-packages") == SourceSurvey(torch, "")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,9 @@ def test_an_installed_program_is_a_program(here, monkeypatch):
     path = {"PYTHONPATH": "site-packages"}
     assert survey("-m", "tool", **path) == found
     assert survey("site-packages/tool/run.py", **path) == found
-    assert survey("bin/tool", **path) == Survey(True, "")  # of nobody's: not known what it needs
+    assert survey("bin/tool", **path) == SourceSurvey(
+        True, ""
+    )  # of nobody's: not known what it needs
     monkeypatch.setattr(sys, "prefix", str(root))
     assert survey("bin/tool", **path) == found
 
@@ -346,8 +350,8 @@ def test_a_project_that_pip_put_into_the_path_by_a_finder(here, tmp_path):
 @pytest.mark.parametrize(
     "files",
     [
-        {f"m{n}.py": f"import m{n + 1}" for n in range(scripts.MOST_FILES + 1)},
-        {"m0.py": "#" * scripts.MOST_BYTES},
+        {f"m{n}.py": f"import m{n + 1}" for n in range(source_files.MOST_FILES + 1)},
+        {"m0.py": "#" * source_files.MOST_BYTES},
     ],
     ids=["files", "bytes"],
 )
@@ -360,7 +364,7 @@ def test_too_much(here, files):
     )
     here({"train.py": "import torch\nimport m0"})
     assert survey("train.py") == WARM
-    here({"train.py": "#" * (scripts.MOST_BYTES + 1)})
+    here({"train.py": "#" * (source_files.MOST_BYTES + 1)})
     assert survey("train.py").cold == found.cold
 
 
@@ -380,4 +384,4 @@ def test_nothing_is_run(here):
 
 
 def test_the_stdlib_is_where_it_is_looked_for():
-    assert sysconfig.get_path("stdlib") == scripts.LIB
+    assert sysconfig.get_path("stdlib") == source_files.LIB

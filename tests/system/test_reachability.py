@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from hpclaunch.system.network import reach
-from hpclaunch.system.network.reach import Answer
+from hpclaunch.system.network import reachability
+from hpclaunch.system.network.reachability import Answer
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def silent():
 
 
 def test_each_answer(listener, closed, silent):
-    found = reach.probe(["127.0.0.1"], [listener, closed, silent], timeout=0.3)
+    found = reachability.probe(["127.0.0.1"], [listener, closed, silent], timeout=0.3)
     assert found == {
         ("127.0.0.1", listener): Answer.OPEN,
         ("127.0.0.1", closed): Answer.REFUSED,
@@ -53,11 +53,11 @@ def test_each_answer(listener, closed, silent):
 
 
 def test_words_for_each(listener, closed, silent):
-    said = reach.explain("n1", ["127.0.0.1"], [listener, closed])
+    said = reachability.explain("n1", ["127.0.0.1"], [listener, closed])
     assert said.startswith(f"something listens on n1 (127.0.0.1, port {listener})")
-    said = reach.explain("n1", ["127.0.0.1"], [closed, silent], timeout=0.1)
+    said = reachability.explain("n1", ["127.0.0.1"], [closed, silent], timeout=0.1)
     assert said.startswith("n1 (127.0.0.1) is up, but nothing listens there")
-    said = reach.explain("n1", ["127.0.0.1"], [silent], timeout=0.1)
+    said = reachability.explain("n1", ["127.0.0.1"], [silent], timeout=0.1)
     assert said.startswith("n1 (127.0.0.1) does not answer at all")
 
 
@@ -67,7 +67,7 @@ def test_ipv6(closed):
     except OSError as e:
         pytest.skip(f"no IPv6 here: {e}")
     with s:
-        assert set(reach.probe(["::1"], [s.getsockname()[1]], 2).values()) == {Answer.OPEN}
+        assert set(reachability.probe(["::1"], [s.getsockname()[1]], 2).values()) == {Answer.OPEN}
 
 
 def test_no_route():
@@ -86,7 +86,7 @@ def test_no_route():
 
 @pytest.mark.parametrize("addresses", [[], ["n1"], [""], ["1.2.3.4:5"], ["\0"], ["x" * 300]])
 def test_what_cannot_be_tried_says_nothing(addresses):
-    assert reach.explain("n1", addresses, [22]) == ""
+    assert reachability.explain("n1", addresses, [22]) == ""
 
 
 def test_without_descriptors_it_says_nothing():
@@ -101,13 +101,13 @@ def test_without_descriptors_it_says_nothing():
 
 def test_many_ports_are_not_all_named():
     found = {("10.0.0.1", port): Answer.SILENT for port in range(20000, 20008)}
-    said = reach.in_words("n1", found)
+    said = reachability.in_words("n1", found)
     assert "port 20000, 20001, 20002, 20003 and 4 more" in said
 
 
 def findings(asked, seconds=1.0):
     """What a witness finds in that time; `asked` are the ports of each agent."""
-    witness = reach.Witness()
+    witness = reachability.Witness()
     began = time.monotonic()
     found = []
     try:

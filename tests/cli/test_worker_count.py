@@ -6,17 +6,17 @@ import os
 import pytest
 from launching import hpclaunch, script
 
-from hpclaunch.cli import count, run
+from hpclaunch.cli import run, worker_count
 from hpclaunch.cli.options import build_parser
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
-from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
 
 def so_many(gpus):
-    return Survey(tuple(Gpu(str(i), f"GPU-{i}", i) for i in range(gpus)))
+    return GpuSurvey(tuple(Gpu(str(i), f"GPU-{i}", i) for i in range(gpus)))
 
 
 def allocation(tasks=1):
@@ -42,17 +42,17 @@ def allocation(tasks=1):
     ],
 )
 def test_the_number_of_workers(monkeypatch, nproc, tasks, gpus, workers):
-    monkeypatch.setattr(count, "survey", lambda environ: so_many(gpus))
-    found = count.count_workers(nproc, allocation(tasks), {}, python="python3", cpus=16)
+    monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
+    found = worker_count.count_workers(nproc, allocation(tasks), {}, python="python3", cpus=16)
     assert found.nproc == workers
 
 
 @pytest.mark.parametrize("kind", ["gpu", "xpu"])
 def test_a_kind_of_device_that_is_not_there(monkeypatch, kind):
-    monkeypatch.setattr(count, "survey", lambda environ: so_many(0))
-    monkeypatch.setattr(count, "_ask_torch", lambda python, device: 0)
+    monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(0))
+    monkeypatch.setattr(worker_count, "_ask_torch", lambda python, device: 0)
     with pytest.raises(UsageError, match=f"--nproc {kind}, but no {kind.upper()} is visible here"):
-        count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
+        worker_count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
 
 
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
@@ -66,7 +66,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
     """What the head says at the start."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(count, "survey", lambda environ: so_many(gpus))
+    monkeypatch.setattr(worker_count, "survey", lambda environ: so_many(gpus))
     script(tmp_path, "")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
     step = {

@@ -2,8 +2,8 @@
 
 Started by `system/shared/helper.py` with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
 JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
-list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is what a process that uses CUDA has
-open, and FIRST the seconds until the first look at the workers.
+list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is the file that every process
+that uses CUDA has open, and FIRST the seconds until the first look at the workers.
 
     from the agent                                 to the agent
                                                    {"event": "swept", "names": [...]}
@@ -34,9 +34,20 @@ import time
 import zlib
 from typing import Any
 
-from .mpsdaemon import TICK, Daemon, FrontEnd, MpsError, enter, leave, make, ready_for, stop, sweep
+from .json_lines import AgentGoneError, Requests
+from .mps_daemon import (
+    TICK,
+    FrontEnd,
+    MpsDaemon,
+    MpsError,
+    enter,
+    leave,
+    make,
+    ready_for,
+    stop,
+    sweep,
+)
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
-from .requests import AgentGoneError, Requests
 
 OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end: the fork server is killing them
@@ -48,7 +59,7 @@ class OvertakenError(Exception):
     """The agent asks for something else already."""
 
 
-class Keeper:
+class MpsKeeper:
     def __init__(self, channel, spawner, control, places, prefix, job):
         self.channel = channel
         self.spawner = spawner
@@ -137,7 +148,7 @@ class Keeper:
         why = ""
         daemon = self.daemons.get(key)
         if daemon is None:
-            daemon = Daemon(self.control, self.directory(key), uuids, self.spawner)
+            daemon = MpsDaemon(self.control, self.directory(key), uuids, self.spawner)
             self.daemons[key] = daemon
         else:
             why = daemon.unfit(self.pause)
@@ -252,7 +263,7 @@ def main(fd, blocked, spared, control, places, prefix, job, device, first):
     spawner = Spawner({}, numbers(blocked))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = Keeper(Requests(fd), spawner, control, json.loads(places), prefix, job)
+    keeper = MpsKeeper(Requests(fd), spawner, control, json.loads(places), prefix, job)
     try:
         keeper.run(device, float(first))
     except AgentGoneError:

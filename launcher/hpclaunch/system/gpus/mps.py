@@ -1,4 +1,4 @@
-"""The agent's end of its MPS keeper (`worker/mpskeeper.py`, where the protocol is)."""
+"""The agent's end of its MPS keeper (`worker/mps_keeper.py`, where the protocol is)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ...core.placement.mps_shares import CONTROL, PIPES, Found, Group
+from ...core.placement.mps_shares import CONTROL, PIPES, Group, MpsSupport
 from ..shared.helper import Helper, numbers
 
 ANSWER_LIMIT = 3.0  # seconds for a daemon that is not ours
@@ -26,12 +26,12 @@ DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
 LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
-def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> Found:
+def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
     """What this node has of MPS; `cuda` is the driver's version of it, from NVML."""
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
     foreign = pipes if control and _trusted(f"{pipes}/control") and _answers(control, pipes) else ""
-    return Found(control, foreign, cuda)
+    return MpsSupport(control, foreign, cuda)
 
 
 def _trusted(path: str) -> bool:
@@ -95,7 +95,7 @@ def _short(name: str) -> str:
     return f"{plain[: LONGEST_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
 
 
-class Keeper(Helper):
+class MpsKeeperClient(Helper):
     """Once it is lost, its daemons are gone too."""
 
     has_children = True
@@ -115,11 +115,11 @@ class Keeper(Helper):
         self._again = (job, control, tuple(handled), device, first_look)
         where = (json.dumps(_places(os.environ)), _prefix(), _short(job))
         words = (numbers(self._again[2]), control, *where, device, str(first_look))
-        super().__init__("hpclaunch.worker.mpskeeper", *words)
+        super().__init__("hpclaunch.worker.mps_keeper", *words)
 
-    def successor(self) -> Keeper:
+    def successor(self) -> MpsKeeperClient:
         job, control, handled, device, first_look = self._again
-        return Keeper(job, control, handled, device=device, first_look=first_look)
+        return MpsKeeperClient(job, control, handled, device=device, first_look=first_look)
 
     def prepare(self, number: int, groups: Sequence[Group], foreign: str = "") -> None:
         """Have all daemons fit for a round: answered by "ready" or "failed" with its number.

@@ -16,18 +16,18 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.placement import binding
 from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares
-from hpclaunch.system.gpus import mps_client
-from hpclaunch.system.gpus.gpu_watcher import Watcher
-from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.gpus import mps
+from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
+from hpclaunch.system.gpus.inventory import GpuSurvey
 from hpclaunch.system.hosts.checks_torch import Torch
 from hpclaunch.system.processes import affinity
 
-from .count import ROCM, version
+from .worker_count import ROCM, version
 
 ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
 
 
-def there(torch: Torch | None, environ: Mapping[str, str], seen: Survey) -> Finding:
+def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> Finding:
     check, visible = "GPUs", len(seen.gpus)
     if seen.wrong:
         return Finding(check, seen.wrong, Grade.FAIL)
@@ -58,11 +58,11 @@ def _why_not(torch: Torch) -> str:
     return f"the driver may be too old for CUDA {torch.cuda}: install a torch for an older CUDA"
 
 
-def health(seen: Survey) -> list[Finding]:
+def health(seen: GpuSurvey) -> list[Finding]:
     """What a launch would find before its first round, by the same process."""
     if not seen.gpus:
         return []
-    watcher = Watcher(seen.gpus)
+    watcher = GpuWatcherClient(seen.gpus)
     watcher.check(0)
     found: list[Finding] = []
     while (deadline := watcher.next_deadline()) < math.inf:  # it is not answered yet
@@ -76,12 +76,12 @@ def health(seen: Survey) -> list[Finding]:
     return [replace(f, check="health", found=f"{f.check}: {f.found}") for f in found] or [nothing]
 
 
-def sharing(environ: Mapping[str, str], seen: Survey) -> list[Finding]:
+def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
     """What would come of more workers than GPUs."""
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
-    found = mps_client.find(environ, version(seen))
+    found = mps.find(environ, version(seen))
     two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
     planned = plan(Settings(), two_on_each, seen.gpus, found)
     if planned.error:
@@ -95,7 +95,7 @@ def sharing(environ: Mapping[str, str], seen: Survey) -> list[Finding]:
     return [Finding(check, "; ".join([ready, *alone, *planned.notes]))]
 
 
-def cpus_of_workers(where: Allocation, seen: Survey) -> list[Finding]:
+def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
     """As a launch without options would bind its workers; nothing where no GPU is.
 
     One of several tasks on a host does not know whose the CPUs beside its own are: it tells those
@@ -107,11 +107,11 @@ def cpus_of_workers(where: Allocation, seen: Survey) -> list[Finding]:
     topology = affinity.topology(cpus)
     alone = where.tasks_here == 1
     each = [[gpu] for gpu in seen.gpus] if alone else [list(seen.gpus)]
-    seats = [binding.seat(group) for group in each]
+    localities = [binding.locality(group) for group in each]
     mode = binding.Mode.AUTO if alone else binding.Mode.NONE
-    bindings = binding.bind(mode, cpus, topology, seats)
-    lines = [binding.placed(b, s) for b, s in zip(bindings, seats, strict=True)]
-    far = binding.remarks(bindings, seats, cpus)
+    bindings = binding.bind(mode, cpus, topology, localities)
+    lines = [binding.placed(b, s) for b, s in zip(bindings, localities, strict=True)]
+    far = binding.remarks(bindings, localities, cpus)
     few = binding.advice(binding.threads(bindings, topology))
     grade = Grade.WARN if far or few else Grade.OK
     advice = "; ".join(filter(None, [binding.NEARER if far else "", few]))

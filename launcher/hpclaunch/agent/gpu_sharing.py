@@ -14,7 +14,7 @@ from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.placement.mps_shares import Plan
-    from ..system.gpus.mps_client import Keeper
+    from ..system.gpus.mps import MpsKeeperClient
 
 UNVERIFIED = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
@@ -22,7 +22,7 @@ UNVERIFIED = (
 )
 
 
-class Sharing:
+class GpuSharing:
     """The daemons of one agent, through its keeper. They end with `close`, after the workers."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Sharing:
         here = config.job.places[config.allocation.index]
         self._host = here.host
         self._is_head = here.index == HEAD
-        self._keeper: Keeper | None = None
+        self._keeper: MpsKeeperClient | None = None
         self._part: Assignment | None = None
         self._plan: Plan | None = None
         self._waits = False  # for the keeper's answer
@@ -57,11 +57,11 @@ class Sharing:
         if self._config.selector != contract.CUDA:
             return [events.GpusReady(part.round)]
         from ..core.placement import mps_shares
-        from ..system.gpus.mps_client import Keeper, find, stale
+        from ..system.gpus.mps import MpsKeeperClient, find, stale
 
         settings = mps_shares.Settings(*self._config.mps)
         wanted = mps_shares.wanted(settings, part.shares)
-        found = find(self._environ, self._config.cuda) if wanted else mps_shares.Found()
+        found = find(self._environ, self._config.cuda) if wanted else mps_shares.MpsSupport()
         self._plan = mps_shares.plan(settings, part.shares, self._config.gpus, found)
         if self._plan.error:
             return self._cannot(self._plan.error)
@@ -70,7 +70,7 @@ class Sharing:
             return [events.GpusReady(part.round)]
         if self._keeper is None:
             name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
-            self._keeper = Keeper(name, control, self._config.handled)
+            self._keeper = MpsKeeperClient(name, control, self._config.handled)
             self._poller.register(self._keeper.fileno(), zmq.POLLIN)
         self._ask()
         return []
@@ -122,7 +122,7 @@ class Sharing:
                 self._say(f"{names} on {self._host} {UNVERIFIED}")
         return []
 
-    def _on_loss(self, keeper: Keeper) -> list[events.Event]:
+    def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
         """Its daemons ended with it, and so their clients will fail, if there are any."""
         self._poller.unregister(keeper.fileno())
         keeper.close()

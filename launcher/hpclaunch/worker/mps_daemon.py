@@ -1,4 +1,4 @@
-"""MPS control daemons as their keeper (`mps.py`) has them: directories, start, answers, end."""
+"""The MPS control daemons of a keeper (`mps_keeper.py`): their directories, start, answers, end."""
 
 import fcntl
 import os
@@ -202,7 +202,7 @@ class FrontEnd:
         return {int(line) for lines in answers for line in lines if line.isdigit()}
 
 
-class Daemon:
+class MpsDaemon:
     """A daemon of ours for one group of GPUs, in a directory of its own."""
 
     def __init__(self, control, directory, uuids, spawner):

@@ -16,7 +16,7 @@ def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
     """And a line for the user who might have expected another one."""
-    from hpclaunch.system.scripts import survey
+    from hpclaunch.system.source_files import survey
 
     if options.no_python:  # it may well use torch, in whatever language
         return Start(warm=False, ahead=head), ""
