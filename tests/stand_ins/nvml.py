@@ -170,12 +170,12 @@ class Driver:
 
 
 class Surveyor:
-    """`gpus.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
+    """`inventory.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
 
     PROGRAM = (
-        "import dataclasses, json, sys, pynvml; from hpclaunch.system import gpus\n"
+        "import dataclasses, json, sys, pynvml; from hpclaunch.system.gpus import inventory\n"
         "for line in sys.stdin:\n"
-        "    found = gpus.survey(json.loads(line), pynvml)\n"
+        "    found = inventory.survey(json.loads(line), pynvml)\n"
         "    print(json.dumps(dataclasses.asdict(found)), flush=True)\n"
     )
 

@@ -291,8 +291,8 @@ def test_it_dies_with_the_agent(watching, hang):
     watching.driver.tell()
     program = (
         "import sys, time; from hpclaunch.core.placement.devices import Gpu\n"
-        "from hpclaunch.system.gpus.gpu_watcher_client import Watcher\n"
-        "watcher = Watcher([Gpu('0', sys.argv[1])])\n"
+        "from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient\n"
+        "watcher = GpuWatcherClient([Gpu('0', sys.argv[1])])\n"
         "print(watcher._process.pid, flush=True); time.sleep(600)"
     )
     agent = subprocess.Popen(

@@ -280,10 +280,10 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(
         helper, "_PROGRAM",
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.worker import mpsdaemon, mpskeeper; "
-        "mpsdaemon.SETTLE_LIMIT = mpskeeper.LAST_CLIENTS_LIMIT = 0.3; "
-        "mpsdaemon.ANSWER_LIMIT = 0.7; "
-        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mpskeeper.main(*sys.argv[3:])",
+        "from hpclaunch.worker import mps_daemon, mps_keeper; "
+        "mps_daemon.SETTLE_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
+        "mps_daemon.ANSWER_LIMIT = 0.7; "
+        "mps_daemon.FrontEnd.ask.__defaults__ = (0.7,); mps_keeper.main(*sys.argv[3:])",
     )  # fmt: skip
 
 
@@ -584,7 +584,7 @@ def foreign(base, monkeypatch):
 def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, foreign):
     pipes = foreign()
     found = find(os.environ, (12, 4))
-    assert found == mps.Found(CONTROL, pipes, (12, 4))
+    assert found == mps.MpsSupport(CONTROL, pipes, (12, 4))
     agent = agents()
     assert agent.prepare(0, foreign=pipes) == {"": pipes}
     client = clients(pipes, "")
@@ -621,7 +621,7 @@ def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
 
 def test_a_node_without_mps(tmp_path):
     assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, (0, 0)) == (
-        mps.Found()
+        mps.MpsSupport()
     )
 
 

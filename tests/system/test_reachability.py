@@ -72,7 +72,10 @@ def test_ipv6(closed):
 
 def test_no_route():
     """On a host whose only interface, loopback, is down."""
-    program = "from hpclaunch.system import reach; print(reach.explain('n1', ['192.0.2.7'], [22]))"
+    program = (
+        "from hpclaunch.system.network import reachability\n"
+        "print(reachability.explain('n1', ['192.0.2.7'], [22]))"
+    )
     command = ["unshare", "--net", sys.executable, "-c", program]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -91,9 +94,9 @@ def test_what_cannot_be_tried_says_nothing(addresses):
 
 def test_without_descriptors_it_says_nothing():
     program = (
-        "import resource; from hpclaunch.system import reach\n"
+        "import resource; from hpclaunch.system.network import reachability\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
-        "print([reach.explain('n1', ['127.0.0.1'], [22])])"
+        "print([reachability.explain('n1', ['127.0.0.1'], [22])])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "['']\n", done.stderr

@@ -340,8 +340,8 @@ def test_a_project_that_pip_put_into_the_path_by_a_finder(here, tmp_path):
     assert done.returncode == 0, done.stderr
     code = (
         f"import site; site.addsitedir({str(tmp_path / 'site')!r})\n"
-        "import sys; from hpclaunch.system import scripts\n"
-        "print(scripts.survey((sys.executable, 'train.py'), {}).cold)"
+        "import sys; from hpclaunch.system import source_files\n"
+        "print(source_files.survey((sys.executable, 'train.py'), {}).cold)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == f"{sets('project/code/__init__.py').cold}\n"
