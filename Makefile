@@ -34,7 +34,7 @@ test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... a
 
 # What decides or simulates starts nothing and reads nothing, and is the same anywhere.
 $(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
-	$(RUN) -m 'not horovod' --surroundings $* tests/system tests/worker tests/cli tests/docs tests/slurm
+	$(RUN) -m 'not horovod' --surroundings $* tests/agent tests/system tests/worker tests/cli tests/docs tests/slurm
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod

@@ -15,7 +15,7 @@ from typing import Any
 from story import a_job
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.head.restarts import checksum
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import Assignment, Look, Seen, Verdict
 

@@ -101,7 +101,7 @@ class Checker:
             self.lost.add(control.member.round)
         elif isinstance(event, events.HealthFound) and event.unfit:
             self.lost |= {control.member.round, control.member.round + 1}
-        if control.head is not None and control.head.grows:
+        if control.head is not None and control.head.is_growing:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
         elif isinstance(event, events.LeaseOver):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.head.restarts import checksum
 from hpclaunch.core.protocol.model import Assignment
 
 if TYPE_CHECKING:

@@ -173,7 +173,8 @@ class Surveyor:
     """`inventory.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
 
     PROGRAM = (
-        "import dataclasses, json, sys, pynvml; from hpclaunch.system.gpus import inventory\n"
+        "import dataclasses, json, sys, pynvml\n"
+        "from hpclaunch.system.gpus import inventory\n"
         "for line in sys.stdin:\n"
         "    found = inventory.survey(json.loads(line), pynvml)\n"
         "    print(json.dumps(dataclasses.asdict(found)), flush=True)\n"

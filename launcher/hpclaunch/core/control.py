@@ -50,7 +50,7 @@ class Control:
         self.index = index
         self.member = Member(job, index, nproc, address, incarnation, gpus, port)
         self.head = Head(job) if index == HEAD else None
-        self._candidate = Candidate(self.member.follower)
+        self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self.exited = False
 
     @property
@@ -62,7 +62,7 @@ class Control:
         if self.head is None:
             return mine
         deadlines = [mine, self.head.next_deadline()]
-        if not self.member.follower.deposed:
+        if not self.member.follower.is_deposed:
             deadlines.append(self.head.deposed_at)
         return min(deadlines)
 
@@ -111,7 +111,6 @@ class Control:
         follower = self.member.follower
         if follower.term > self.head.term:  # another leads, since it has a quorum
             self.head = None
-            follower.deposed = False
             here, there = self.job.places[self.index].host, follower.host
             effects.append(Say(f"{here} leads no more: {there} does, with those who were cut off"))
         return effects
@@ -121,19 +120,20 @@ class Control:
         assert self.head is not None, "only a head searches"
         if self.head.stage is Stage.CHOOSING:
             return self._route(TroubleFound(trouble), now)
-        self.head.growing.failed()
+        self.head.growth.failed()
         return []
 
     # Who leads
 
     def _depose(self, now: float) -> list[Effect]:
-        """A head without a quorum may meet one that has it; until then it stays in tenure."""
+        """A head without a quorum may meet one that has it; until then it goes on to lead."""
         follower = self.member.follower
         if self.head is None:
             return []
-        deposed, was = now >= self.head.deposed_at, follower.deposed
-        follower.deposed = deposed
-        return follower.found() if was and not deposed else []
+        if now >= self.head.deposed_at:
+            follower.depose()
+            return []
+        return follower.reinstate() if follower.is_deposed else []
 
     def _succeed(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)

@@ -31,9 +31,9 @@ gone becomes its own child, whatever session it moved to: "no children" means no
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
 errors, "" when another node has it; the template forks it as well, and is started on its first
-connection if not before. "store-exit" says that there is none any more; "why" is empty where the process itself has
-written it. With "learn" the template imports what the script did, for the next round. This process
-itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock)
+connection if not before. "store-exit" says that there is none any more; "why" is empty where the
+process itself has written it. With "learn" the template imports what the script did, for the next
+round. This process itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock)
 it kills what runs, whatever the agent does: others may be about to go on without this node.
 """
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from ..head.roster import Peer, Roster
-from ..protocol.configuration import Configuration, voters
-from ..protocol.effects import Effect, KeepWorkers
-from ..protocol.messages import Report
-from ..protocol.model import Job, Tally
-from ..protocol.ranges import parsed
+from ..protocol.configuration import Configuration, Record, voters
+from ..protocol.timing import Timing
+from .presence import PeerState, Presence
 from .quorum import replaces_old, supported_since
-from .rotation import Line
+from .rotation import Rotation
 
 
 class LeaderLease:
@@ -20,108 +18,126 @@ class LeaderLease:
     report, since it is a look at all agents."""
 
     def __init__(
-        self, job: Job, line: Line, me: int, roster: Roster, configuration: Configuration | None
+        self,
+        rotation: Rotation,
+        timing: Timing,
+        me: int,
+        presences: Sequence[Presence],  # by agent; our own is not looked at
+        configuration: Configuration | None = None,
     ) -> None:
-        self.job, self.line, self.me, self.roster = job, line, me, roster
-        self.configuration = configuration or Configuration(0, voters(me, line.agents))
+        self.rotation, self.timing, self.me = rotation, timing, me
+        self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
         self.until = -math.inf
         self.dead_head: int | None = None  # whom we have replaced, if it is proven dead
+        self._presences = presences
         self._first = configuration is None
         self._answered: set[int] = set()  # who has since the last look, and may make a quorum
-        self._has_it: set[int] = set()  # of those on the configuration, who have this version
+        self._has_it: set[int] = set()  # who has this version of the configuration
 
-    def renew(self, now: float) -> list[Effect]:
-        """What follows for the workers of this very agent."""
-        if self.job.alone:
+    @property
+    def is_alone(self) -> bool:
+        return len(self._presences) == 1
+
+    def renew(self, now: float) -> float | None:
+        """Until when our own workers may run, if that is later than before."""
+        if self.is_alone:
             self.until = math.inf
-            return []
+            return None
 
         def at(agent: int) -> float:
-            return now if agent == self.me else min(now, self._promised_at(self.roster[agent]))
+            return now if agent == self.me else min(now, self._leased_at(agent))
 
-        others = (self.roster[agent] for agent in self.line.agents if agent != self.me)
-        alone = all(peer.gone for peer in others)
-        voted = now if alone else supported_since(self.configuration, at, self.me, self.dead_head)
-        until = voted + self.job.timing.vote_lease - self.job.timing.killing
+        others = (self._presences[agent] for agent in self.rotation.agents if agent != self.me)
+        nobody_else = all(other.is_dead for other in others)
+        votes = supported_since(self.configuration, at, self.me, self.dead_head)
+        since = now if nobody_else else votes
+        until = since + self.timing.vote_lease - self.timing.killing
         later, self.until = until > self.until, until
-        return [KeepWorkers(until)] if later and not math.isinf(until) else []
+        return until if later and not math.isinf(until) else None
 
     def holds(self, now: float) -> bool:
         return now < self.until
 
-    def lasts(self, now: float) -> bool:
-        """It is worth beginning something: it will not be over before those are lost who keep it
-        from lasting."""
-        return now < self.until - self.job.timing.loss + self.job.timing.beat
+    def will_hold(self, now: float) -> bool:
+        """For as long as it takes to give up those who may keep it from being renewed: what begins
+        now is not over before."""
+        return now < self.until - self.timing.loss + self.timing.beat
 
-    def lease(self, peer: Peer, now: float) -> float:
-        """For how many seconds since its last report the peer's workers may run."""
-        if peer.lost or peer.muted is not None:
+    def for_workers(self, other: Presence, now: float) -> float:
+        """For how many seconds since its last report the workers of another agent may run."""
+        if other.is_given_up or other.state is PeerState.UNANSWERED:
             return 0.0
-        return max(0.0, min(self.job.timing.loss - self.job.timing.killing, self.until - now))
+        return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
-    def _promised_at(self, peer: Peer) -> float:
-        """When we sent the newest order that this one has answered as a follower of ours."""
-        if peer.kept_word or self._knows_nothing(peer):
+    def _leased_at(self, agent: int) -> float:
+        """When we sent the newest message that it has answered as a follower of ours: its vote
+        lease is counted from then."""
+        other = self._presences[agent]
+        if other.state is PeerState.LOYAL or self._knows_nothing(other):
             return math.inf
-        follows = peer.report is not None and self.follows(peer.report)
-        return -math.inf if not follows or peer.echo.at is None else peer.echo.at
+        answered = other.answered.at
+        return -math.inf if answered is None or not self.is_followed_by(other) else answered
 
-    def _knows_nothing(self, peer: Peer) -> bool:
-        """One that no head has told of a configuration cannot decide anything."""
-        return self._first and peer.report is None
+    def _knows_nothing(self, other: Presence) -> bool:
+        """One that no head has told of a configuration cannot vote."""
+        return self._first and other.term < 0
 
-    def follows(self, report: Report) -> bool:
-        return self.line.head_of(report.term) == self.me
+    def is_followed_by(self, other: Presence) -> bool:
+        return other.term >= 0 and self.rotation.head_of(other.term) == self.me
 
     # The configuration
 
-    def write(self, number: int, tally: Tally) -> None:
-        """Anew, with those who are there."""
-        there = [a for a in self.line.agents if self.roster[a].report and not self.roster[a].lost]
+    def reconfigure(self, record: Record) -> None:
+        """Those who are there vote from now on, and have this record."""
+        there = [a for a in self.rotation.agents if self._is_there(a)]
         new, settled = voters(self.me, there), self.configuration.old or self.configuration.voters
         old = None if new == settled else settled
-        configuration = replace(self.configuration, voters=new, round=number, tally=tally)
+        configuration = replace(self.configuration, voters=new, record=record)
         if configuration != self.configuration:
             self._next(replace(configuration, version=configuration.version + 1, old=old))
+
+    def _is_there(self, agent: int) -> bool:
+        other = self._presences[agent]
+        return other.term >= 0 and not other.is_given_up
 
     def _next(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self._has_it = {self.me}
-        for peer in self.roster:
-            peer.kept_word = peer.kept_word and configuration.old is not None
+        if configuration.old is None:
+            for other in self._presences:
+                other.bury()
 
-    def note(self, peer: Peer, now: float) -> list[Effect]:
-        """It has reported. What that says of the quorum is worked out when it may be enough."""
-        report, agent = peer.report, peer.place.index
-        if report is None or agent not in self.line or not self.follows(report):
-            return []
-        if report.version >= self.configuration.version:
+    def note(self, agent: int, version: int, now: float) -> float | None:
+        """It has answered, and has this version of the configuration. What that says of the quorum
+        is worked out when it may be enough. Returns what `renew` does."""
+        other = self._presences[agent]
+        if agent not in self.rotation or not self.is_followed_by(other):
+            return None
+        if version >= self.configuration.version:
             self._has_it.add(agent)
-        if peer.echo.at is None or self.holds(now):
-            return []
+        if other.answered.at is None or self.holds(now):
+            return None
         self._answered.add(agent)
-        if 2 * (len(self._answered) + 1) < len(parsed(self.configuration.voters.agents)):
-            return []
+        if 2 * (len(self._answered) + 1) < len(self.configuration.voters.members):
+            return None
         self._answered.clear()
         return self.renew(now)
 
     def settle(self) -> None:
-        """The configuration is the only one that counts once a quorum has it."""
-        configuration = self.configuration
-        if configuration.old is None:
+        """The old configuration no longer counts once a quorum has the new one."""
+        if self.configuration.old is None:
             return
-        here = self.roster
 
         def has_it(agent: int) -> bool:
-            nobody = here[agent].gone or self._knows_nothing(here[agent])  # it votes no more
-            return agent in self._has_it or nobody
+            other = self._presences[agent]  # who votes no more does not count
+            return agent in self._has_it or other.is_dead or self._knows_nothing(other)
 
-        if replaces_old(configuration, has_it, self.dead_head):
-            self._next(replace(configuration, version=configuration.version + 1, old=None))
+        if replaces_old(self.configuration, has_it, self.dead_head):
+            version = self.configuration.version + 1
+            self._next(replace(self.configuration, version=version, old=None))
 
-    def missing(self, now: float) -> list[Peer]:
-        """Those on the configuration who have not answered for so long that they may follow another."""
-        before = now - self.job.timing.vote_lease
+    def missing(self, now: float) -> list[int]:
+        """The voters that have not answered for so long that they may follow another head."""
+        before = now - self.timing.vote_lease
         others = sorted(self.configuration.agents - {self.me})
-        return [p for a in others if self._promised_at(p := self.roster[a]) <= before]
+        return [agent for agent in others if self._leased_at(agent) <= before]

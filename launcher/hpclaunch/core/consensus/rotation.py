@@ -1,7 +1,7 @@
-"""Who leads, and who would be next: known to all beforehand.
+"""Who leads in which term: known to all beforehand, as in Viewstamped Replication.
 
 Terms are numbered from 0. The first agent of each node can lead, and they take turns in Slurm's
-order: that of term `t` is number `t` of them, modulo their count. So no term has two heads.
+order: the head of term `t` is number `t mod n` of the `n` of them. So no term has two heads.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from ..protocol.model import Place
 
 
-class Line:
+class Rotation:
     def __init__(self, places: tuple[Place, ...]) -> None:
         first: dict[int, int] = {}
         for place in places:
             first.setdefault(place.node, place.index)
         self.agents = tuple(first.values())
         self._turn = {agent: turn for turn, agent in enumerate(self.agents)}
+        self._hosts = tuple(place.host for place in places)
 
     def __contains__(self, agent: int) -> bool:
         return agent in self._turn
@@ -25,6 +26,9 @@ class Line:
 
     def head_of(self, term: int) -> int:
         return self.agents[term % len(self.agents)]
+
+    def host_of(self, agent: int) -> str:
+        return self._hosts[agent]
 
     def next_term(self, after: int, agent: int) -> int:
         """The first term after this one that is the agent's."""

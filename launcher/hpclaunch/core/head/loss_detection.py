@@ -1,61 +1,62 @@
-"""What the head learns of the agents: who is there, who is lost, who is back."""
+"""Where it is decided that an agent is lost, and its node with it, and that it is back.
+
+The rules for one agent are in consensus/presence.py.
+"""
 
 from __future__ import annotations
 
 import math
 
-from ..protocol.effects import Effect, Say
 from ..protocol.messages import Report
-from ..protocol.model import Job, Phase
-from . import cordon
+from ..protocol.model import Phase
 from .roster import Peer, Roster
 
 
 class LossDetector:
-    def __init__(self, job: Job, roster: Roster) -> None:
-        self.job, self.roster = job, roster
-        self.look_at = math.inf  # nobody is lost before
-        self.hit = False  # a node with workers was: then their end is not the program's fault
-        self.ending = False  # who is lost now has left, and its last word did not arrive
-        self._announced: set[int] = set()  # the nodes that were set aside
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.check_at = math.inf  # nobody is lost before
 
     def expect(self, peer: Peer) -> None:
+        """Something of it, before it counts as lost."""
         if peer.place.index != self.roster.me:
-            self.look_at = min(self.look_at, peer.deadline(self.job))
+            self.check_at = min(self.check_at, peer.presence.deadline())
 
-    def note(self, peer: Peer, report: Report, number: int) -> list[Effect]:
-        """A report that is news, while round `number` is on."""
+    def note(self, peer: Peer, report: Report, *, ending: bool) -> str:
+        """A report that is news. Returns what the user is to know of it."""
+        said = ""
         self.roster.absent.discard(peer.place.index)
-        if peer.assignment is not None:
-            fenced = report.fenced and report.round == number
-            self.hit = self.hit or fenced or bool(peer.unfit)
         if report.unfit:
             self.roster.changed()
-        effects: list[Effect] = []
-        if peer.unfit and peer.place.node not in self._announced and not self.job.alone:
-            self._announced.add(peer.place.node)
-            effects.append(Say(cordon.announce(peer, self.job)))
-        if report.phase is Phase.ENDED and not self.ending and not peer.lost:
-            peer.gone = True
-            effects += self._lose(peer, f"the agent on {peer.host} has left: it did not hear us")
-        if peer.come_back():
+        if report.phase is Phase.ENDED and not ending and not peer.lost:
+            said = f"the agent on {peer.host} has left: it did not hear us"
+            peer.presence.leave(said)
+            self._give_up(peer)
+        if peer.can_come_back:
+            peer.presence.come_back()
             self.roster.changed()
-            effects.append(Say(f"{peer.host} is back"))
+            said = f"{peer.host} is back"
         self.expect(peer)  # from now on, should this have been its last word
-        return effects
+        return said
 
-    def look(self, now: float) -> list[Effect]:
-        """For those who are lost by now."""
-        effects: list[Effect] = []
+    def check(self, now: float) -> list[Peer]:
+        """Those who are lost by now, and were not before."""
+        lost = []
         for peer in self.roster.others:
-            if peer.look(now, self.job):
-                effects += self._lose(peer, peer.lost)
-        self.look_at = min((p.deadline(self.job) for p in self.roster.others), default=math.inf)
-        return effects
+            if why := peer.presence.check(now):
+                peer.presence.give_up(f"the agent on {peer.host} was lost: {why}")
+                self._give_up(peer)
+                lost.append(peer)
+        self.check_at = min((p.presence.deadline() for p in self.roster.others), default=math.inf)
+        return lost
 
-    def _lose(self, peer: Peer, why: str) -> list[Effect]:
-        peer.lost = why
-        self.hit = self.hit or peer.assignment is not None
+    def died(self, peer: Peer, now: float) -> list[Peer]:
+        """Its host says so. Returns it if it was not lost before."""
+        was, evidence = peer.lost, peer.presence.contact.evidence(now, dead=True)
+        peer.presence.die(now, f"the agent on {peer.host} was lost: {evidence}")
+        self._give_up(peer)
+        return [] if was else [peer]
+
+    def _give_up(self, peer: Peer) -> None:
         self.roster.absent.discard(peer.place.index)
         self.roster.changed()
-        return [] if self.ending else [Say(why)]

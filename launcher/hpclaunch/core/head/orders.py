@@ -1,4 +1,4 @@
-"""The head's side of the messages: what it tells each agent."""
+"""What the head tells each agent: one order, which is all that it wants of it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Orders:
         peer: Peer,
         goal: Goal,
         number: int,
-        verdict: Verdict | None,
         now: float,
+        *,
+        verdict: Verdict | None = None,
         look: Look | None = None,
     ) -> Send:
-        """`goal` for round `number`, with an END or a STOP for good the verdict, and with a WAIT
-        the checkpoint to look at."""
-        report = peer.report
+        """`goal` for round `number`; with an END, or a STOP for good, goes the verdict, and with a
+        WAIT the checkpoint to look at."""
+        report, presence = peer.report, peer.presence
         assert report is not None, "an agent is answered once it has been heard"
         self._serial += 1
         if peer.lost and goal is not Goal.END:
@@ -43,10 +44,10 @@ class Orders:
             verdict=verdict if goal is Goal.END else None,
             lost=goal is Goal.STOP and verdict is None,
             heard=report.serial,
-            keep=self.lease.lease(peer, now),
+            keep=self.lease.for_workers(presence, now),
             configuration=configuration if report.version < configuration.version else None,
             tenure=self._tenure,
             look=look if goal is Goal.WAIT else None,
         )
-        peer.echo.send(self._serial, now)
+        presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

@@ -2,88 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
-from ..consensus.contact import Contact, Echo, evidence, lost_at
+from ..consensus.presence import Presence
 from ..protocol.messages import Report
 from ..protocol.model import Assignment, Job, Phase, Place
+from ..protocol.timing import Timing
 from ..protocol.wording import some
 
 NAMES = 8  # hosts named in a line before it says "and so many more"
 
 
-@dataclass(slots=True)
 class Peer:
-    """One agent; `report` is None until it is heard, `lost` says why it was given up, and `gone`
-    that it will not come back."""
+    """One agent as the head knows it; `report` is None until it is heard."""
 
-    place: Place
-    contact: Contact = field(default_factory=Contact)
-    report: Report | None = None
-    assignment: Assignment | None = None
-    cordoned: str = ""  # why a spare is to be preferred to it
-    lost: str = ""
-    gone: bool = False
-    kept_word: bool = False  # it died while it followed us, and has followed nobody else
-    muted: float | None = None  # since when its lease is not renewed: nothing reaches it
-    echo: Echo = field(default_factory=Echo)  # of the orders
+    def __init__(self, place: Place, timing: Timing) -> None:
+        self.place = place
+        self.presence = Presence(timing)
+        self.report: Report | None = None
+        self.assignment: Assignment | None = None
+        self.cordoned = ""  # why a spare is to be preferred to its node
+
+    @property
+    def lost(self) -> str:
+        """Why it was given up; "" while it was not."""
+        return self.presence.why
 
     @property
     def unfit(self) -> str:
-        """Why its node is to be set aside."""
+        """Why its node is cordoned for good."""
         return "" if self.report is None else self.report.unfit
 
     @property
     def out(self) -> str:
         """Why its node can have no workers."""
         return self.lost or self.unfit or self.cordoned
-
-    def deadline(self, job: Job) -> float:
-        """When to look at it again, if nothing more is heard: `inf` for one that was never."""
-        if self.lost:
-            return math.inf
-        if self.gone:
-            return -math.inf
-        at = lost_at(self.contact, job)
-        if self.muted is not None:
-            return min(at, self.muted + job.timing.loss)
-        return min(at, self._unanswered_at(job))
-
-    def look(self, now: float, job: Job) -> bool:
-        """Whether it has just been lost. One that is heard, but answers nothing, is lost as well,
-        once its lease is over: it is renewed no more.
-        """
-        if now < self.deadline(job):
-            return False
-        silent = self.gone or now >= lost_at(self.contact, job)
-        if not silent and self.muted is None:
-            self.muted = now
-            return False
-        self.lost = f"the agent on {self.host} was lost: {self._evidence(now, job)}"
-        return True
-
-    def die(self, now: float, job: Job) -> bool:
-        """It is proven dead; returns whether that is news."""
-        if self.gone or not (self.lost or self.contact.closed is not None or self.report is None):
-            return False  # it has been heard since
-        promised = self.echo.at is not None and now < self.echo.at + job.timing.vote_lease
-        self.gone, self.kept_word = True, promised
-        return True
-
-    def _unanswered_at(self, job: Job) -> float:
-        """An answer comes with a beat of its own."""
-        return (
-            math.inf
-            if self.echo.at is None
-            else self.echo.at + job.timing.loss + 2 * job.timing.beat
-        )
-
-    def _evidence(self, now: float, job: Job) -> str:
-        if not self.gone and now < lost_at(self.contact, job):
-            return "nothing reaches it"
-        return evidence(self.contact, self.gone, now)
 
     @property
     def host(self) -> str:
@@ -101,12 +54,11 @@ class Peer:
         if known is not None and report.incarnation != known.incarnation:
             if not self.lost:
                 return False
-            self.contact, self.echo, known = Contact(), Echo(), None
+            self.presence.start_anew()
+            known = None
         if known is not None and report.serial <= known.serial:
             return False
-        self.contact.hear(now)
-        if follows and self.echo.hear(report.heard):
-            self.muted = None
+        self.presence.hear(now, term=report.term, answers=report.heard if follows else None)
         self.report = report
         return True
 
@@ -116,13 +68,11 @@ class Peer:
         busy = (Phase.RUNNING, Phase.STOPPING)
         return self.report is None or self.report.phase in busy
 
-    def come_back(self) -> bool:
-        """One that was lost is heard again, and has no workers any more."""
+    @property
+    def can_come_back(self) -> bool:
+        """It was given up, is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
-        if not self.lost or not idle:
-            return False
-        self.lost, self.gone, self.kept_word, self.muted = "", False, False, None
-        return True
+        return bool(self.lost) and idle
 
     def settled(self, number: int) -> bool:
         """Whether it has no worker of this round, or none that could be ended."""
@@ -138,7 +88,7 @@ class Roster:
 
     def __init__(self, job: Job, me: int) -> None:
         self.me = me
-        self._peers = [Peer(place) for place in job.places]
+        self._peers = [Peer(place, job.timing) for place in job.places]
         self.absent = {place.index for place in job.places}  # those who were never heard
         self._possible: frozenset[int] | None = None  # of nodes; None: to be worked out
 
@@ -165,7 +115,7 @@ class Roster:
     def has_left(self) -> bool:
         """All who are not proven dead have ended. One that is only silent would take us for dead
         once we are gone, and go on by itself."""
-        living = (p.report for p in self._peers if not p.gone)
+        living = (p.report for p in self._peers if not p.presence.is_dead)
         return all(report and report.phase is Phase.ENDED for report in living)
 
     @property
@@ -186,8 +136,8 @@ class Roster:
         self._possible = None
 
     @property
-    def missing(self) -> list[Peer]:
-        """Those who have never been heard."""
+    def unheard(self) -> list[Peer]:
+        """Those who have never been."""
         return [self._peers[i] for i in sorted(self.absent)]
 
 

@@ -1,7 +1,7 @@
 """One agent's own side: it obeys the head's orders and reports where it stands.
 
-What its workers are at is the matter of work.py; which head it obeys, or who else is asked to lead,
-that of follower.py.
+What its workers do is in worker_group.py; which head it follows, and whom it asks to lead once that
+head is lost, in consensus/follower.py.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from ..consensus.follower import Follower
-from ..consensus.rotation import Line
+from ..consensus.rotation import Rotation
 from ..protocol.configuration import NOBODY
-from ..protocol.effects import Effect, Probe, Send
+from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send
 from ..protocol.events import (
     AgentGone,
     CheckpointSeen,
@@ -26,8 +26,7 @@ from ..protocol.events import (
     TroubleFound,
 )
 from ..protocol.messages import Hint, Order, Report
-from ..protocol.model import FORWARDED, Job, Phase, Verdict
-from .looking import Looking
+from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict
 from .waiting import Waiting
 from .worker_group import WorkerGroup
 
@@ -54,7 +53,7 @@ class Member:
         self.incarnation = incarnation
         self.gpus = gpus
         self.port = port
-        self.follower = Follower(job, Line(job.places), index)
+        self.follower = Follower(Rotation(job.places), job.timing, index, fixed_head=job.one_head)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)
@@ -109,8 +108,8 @@ class Member:
                 self.follower.link.close(now)
                 effects.append(Probe(index))
             case AgentGone(index=index) if self.verdict is None:
-                effects += self.follower.agent_gone(index, now)
-                effects += self.work.stop(now, lost=True) if self.follower.link.gone else []
+                effects += self.follower.agent_died(index, now)
+                effects += self.work.stop(now, lost=True) if self.follower.link.is_dead else []
             case Diagnosed(text=text):
                 effects += self._waiting.explain(text, now)
             case CheckpointSeen(seen=seen):
@@ -133,7 +132,8 @@ class Member:
         self._waiting.end()
         effects = follower.found()
         effects += self.work.leave_world(now) if follower.tenure != before else []
-        effects += [] if self._is_head else follower.link.lease(order)
+        until = None if self._is_head else follower.link.lease(order)
+        effects += [] if until is None else [KeepWorkers(until)]
         effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
         return effects + self.work.obey(order, now, willing=willing)
@@ -155,7 +155,8 @@ class Member:
         if self.verdict is not None or not ticked:
             return effects
         effects += self.follower.tick(now)
-        verdict = self.follower.verdict(now)
+        hopeless = self.follower.gives_up(now)
+        verdict = Verdict(EXIT_LOST, hopeless) if hopeless else None
         if self._waiting.given_up(now):
             # The head never came, so nothing of ours is running.
             verdict = self._waiting.verdict(now, self._signum, self.work.trouble)
@@ -202,3 +203,24 @@ class Member:
         self._told = report.news
         follower.link.told(report.serial, now)
         return [Send(agent, report) for agent in follower.asked]
+
+
+class Looking:
+    """Whether this agent sees the checkpoint that was chosen. On a parallel file system that may
+    take a moment; in a directory of the node's own it may not be there at all."""
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None  # of what was asked for last
+        self._look: Look | None = None
+
+    def obey(self, look: Look | None) -> list[Effect]:
+        """What an order has."""
+        if look == self._look:
+            return []
+        self._look, self.seen = look, None
+        return [LookAt(look)]
+
+    def saw(self, seen: Seen) -> None:
+        look = self._look
+        if look is not None and (seen.mark, seen.share) == (look.mark, look.share):
+            self.seen = seen

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
-from hpclaunch.core.head.marks import checksum
+from hpclaunch.core.head.restarts import checksum
 
 from .candidates import (
     DRAFTS,

@@ -65,7 +65,7 @@ def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
     effects = tell(head, 0.2, report(1, IDLE, unfit=ILL))
     (text,) = said(effects)
     first, second = text.splitlines()
-    assert first == f"n1 is set aside: {ILL}"
+    assert first == f"n1 is cordoned: {ILL}"
     words = shlex.split(second.partition(": ")[2])
     assert words == ["scontrol", "update", "NodeName=n1", f"Comment=job 71: {ILL}"]
     effects = tell(head, 0.3, CheckpointChosen(""))
@@ -75,11 +75,11 @@ def test_a_node_that_is_unfit_from_the_start_gets_no_workers():
     assert {parts[i].group_world_size for i in (0, 2)} == {2}
 
 
-def test_several_agents_of_a_node_are_set_aside_once():
+def test_several_agents_of_a_node_are_cordoned_once():
     head = a_head("n0 n1 n1", fewest=1, health=True)
     effects = tell(head, 0.1, report(0, IDLE), report(1, IDLE, unfit=ILL, host="n1"))
     effects += tell(head, 0.2, report(2, IDLE, unfit=ILL, host="n1"))
-    assert said(effects) == [f"n1 is set aside: {ILL}"]
+    assert said(effects) == [f"n1 is cordoned: {ILL}"]
     assert ChooseCheckpoint() in deeds(effects)
 
 

@@ -67,7 +67,7 @@ def test_a_search_that_takes_long_is_not_begun_again():
 def test_a_search_that_failed_is_begun_again():
     head = smaller(Grow.CHECKPOINT)
     assert ChooseCheckpoint() in beat(head, 1.1)
-    head.growing.failed()
+    head.growth.failed()
     assert ChooseCheckpoint() not in beat(head, 2.1)
     assert ChooseCheckpoint() in beat(head, 6.2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
-from hpclaunch.core.consensus.contact import Echo
 from hpclaunch.core.head.rounds import Head
 from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
@@ -263,7 +262,7 @@ def test_a_node_whose_workers_alone_fail_makes_place_for_a_spare():
     head = running("n0 n1 n2", most=2, fewest=2, loss=100.0)
     assert set(parts(fail(head, 0, 1, 2, (0, 1)))) == {0, 1}
     effects = fail(head, 1, 1, 2, (0, 1))
-    assert "n1 is set aside: its workers have failed again, and there is a spare" in said(effects)
+    assert "n1 is cordoned: its workers have failed again, and there is a spare" in said(effects)
     assert set(parts(effects)) == {0, 2}
 
 
@@ -314,14 +313,3 @@ def test_at_the_end_of_the_lease_the_workers_are_gone_and_the_member_waits():
     (told,) = reports(tell(member, 4.2, StoreListening(4002)))
     assert (told.phase, told.round, told.fenced) == (IDLE, 0, True)
     assert all(e.stopped for e in told.exits)
-
-
-def test_an_echo_is_of_the_newest_that_was_answered():
-    echo = Echo()
-    for serial, now in ((1, 0.0), (2, 1.0), (4, 2.0)):
-        echo.send(serial, now)
-    assert echo.hear(3)
-    assert echo.at == 1.0
-    assert not echo.hear(2)
-    assert echo.hear(4)
-    assert echo.at == 2.0

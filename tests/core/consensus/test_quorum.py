@@ -49,7 +49,7 @@ def test_what_is_written_is_read(agents):
     assert parsed(written(agents)) == agents
 
 
-# Who may have a new head: those on the configuration and its head, the votes, a dead head if there is one.
+# Who may have a new head: the voters, the head until now, the votes, a dead head if there is one.
 TABLE = {
     "alone": (1, 0, {0}, None, True),
     "nobody": (1, 0, set(), None, False),

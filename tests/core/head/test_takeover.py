@@ -6,7 +6,7 @@ import pytest
 from crew import Crew
 from story import a_job
 
-from hpclaunch.core.consensus.rotation import Line
+from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.events import WorkerExited
 from hpclaunch.core.protocol.model import EXIT_LOST
@@ -32,7 +32,7 @@ def groups(crew, number):
 
 
 def test_the_first_agent_of_each_node_can_lead_and_they_take_turns():
-    line = Line(a_job("n0 n0 n1 n2 n2").places)
+    line = Rotation(a_job("n0 n0 n1 n2 n2").places)
     assert [line.head_of(term) for term in range(5)] == [0, 2, 3, 0, 2]
     assert [agent in line for agent in range(5)] == [True, False, True, True, False]
     assert len(line) == 3
@@ -42,7 +42,7 @@ def test_the_first_agent_of_each_node_can_lead_and_they_take_turns():
     ("after", "agent", "term"), [(0, 1, 1), (0, 2, 2), (0, 0, 3), (1, 0, 3), (7, 1, 10), (7, 2, 8)]
 )
 def test_the_next_term_of_an_agent(after, agent, term):
-    line = Line(a_job("n0 n1 n2").places)
+    line = Rotation(a_job("n0 n1 n2").places)
     assert line.next_term(after, agent) == term
     assert line.head_of(term) == agent
 
@@ -222,7 +222,7 @@ def test_a_new_head_knows_whose_fault_the_last_failures_were():
     crew.until(6.0)
     assert 1 in crew.running
     fail(crew, 1, "another boom")
-    assert "n1 is set aside: its workers have failed again, and there is a spare" in crew.said
+    assert "n1 is cordoned: its workers have failed again, and there is a spare" in crew.said
     assert set(crew.running) == {2, 3}
 
 

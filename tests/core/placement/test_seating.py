@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.placement.seating import seated
+from hpclaunch.core.placement.ranks import seated
 
 
 @pytest.mark.parametrize(

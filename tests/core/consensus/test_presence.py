@@ -1,0 +1,153 @@
+"""Whether another agent is there: what is heard of it, and the states that follow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpclaunch.core.consensus.contact import Acknowledged, Contact
+from hpclaunch.core.consensus.presence import GIVEN_UP, TRANSITIONS, PeerState, Presence
+from hpclaunch.core.protocol.timing import Timing
+
+TIMING = Timing(loss=10.0, beat=1.0)
+LEASE = TIMING.vote_lease  # 13 s
+
+
+def contact(*history):
+    """A contact after "heard" and "closed" at some times."""
+    one = Contact()
+    for what, when in history:
+        (one.hear if what == "heard" else one.close)(when)
+    return one
+
+
+def heard(at=0.0, *, answered=None):
+    """One that was heard then, and has answered what was sent then."""
+    one = Presence(TIMING)
+    if answered is not None:
+        one.answered.send(1, answered)
+    one.hear(at, term=0, answers=1)
+    return one
+
+
+def test_evidence():
+    open_, closed = contact(("heard", 5.0)), contact(("heard", 5.0), ("closed", 7.0))
+    silent = "it has been silent for 10 s"
+    assert open_.evidence(15.0, dead=False) == silent
+    assert closed.evidence(15.0, dead=False) == silent
+    dead = "its connection was closed and cannot be made again"
+    assert closed.evidence(8.0, dead=True) == dead
+    assert contact().evidence(8.0, dead=True) == "it is down"
+
+
+def test_the_newest_message_that_was_answered():
+    mine = Acknowledged()
+    for serial, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
+        mine.send(serial, at)
+    assert mine.at is None
+    assert mine.hear(2)
+    assert mine.at == 11.0
+    assert not mine.hear(1), "that is old"
+    assert mine.at == 11.0
+
+
+# What was known of an agent, and when it is looked at again.
+DEADLINES = {
+    "never heard": ([], math.inf),
+    "never heard, and closed": ([("closed", 3.0)], math.inf),
+    "heard": ([("heard", 5.0)], 15.0),
+    "heard again": ([("heard", 5.0), ("heard", 6.0)], 16.0),
+    "a closed connection says little": ([("heard", 5.0), ("closed", 7.0)], 15.0),
+    "closed, then heard": ([("heard", 5.0), ("closed", 7.0), ("heard", 7.5)], 17.5),
+}
+
+
+@pytest.mark.parametrize(("history", "expected"), DEADLINES.values(), ids=DEADLINES)
+def test_when_it_is_looked_at_again(history, expected):
+    one = Presence(TIMING)
+    for what, when in history:
+        if what == "heard":
+            one.hear(when, term=0, answers=0)
+        else:
+            one.contact.close(when)
+    assert one.deadline() == expected
+
+
+def test_one_that_is_silent_is_lost():
+    one = heard(5.0)
+    assert not one.check(14.9)
+    assert one.check(15.0) == "it has been silent for 10 s"
+
+
+def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
+    one = heard(0.0, answered=0.0)
+    for at in range(1, 30):
+        one.hear(float(at), term=0, answers=1)  # it goes on to report, and hears nothing new
+        if why := one.check(float(at)):
+            break
+        assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
+    assert (at, why) == (22, "nothing reaches it")
+
+
+def test_an_answer_in_time_is_as_good_as_ever():
+    one = heard(0.0, answered=0.0)
+    one.hear(12.0, term=0, answers=1)
+    assert not one.check(12.0)
+    assert one.state is PeerState.UNANSWERED
+    one.answered.send(2, 12.5)
+    one.hear(13.0, term=0, answers=2)
+    assert one.state is PeerState.HEARD
+    assert one.deadline() == 23.0
+
+
+def test_one_that_is_expected_has_less_time():
+    one = Presence(TIMING)
+    one.expect(100.0, within=1.0)
+    assert one.deadline() == 101.0
+    assert one.check(101.0)
+    one = Presence(TIMING)
+    one.expect(100.0, within=1.0)
+    one.hear(100.5, term=0, answers=None)
+    assert (one.state, one.deadline()) == (PeerState.HEARD, 110.5)
+
+
+@pytest.mark.parametrize(("at", "state"), [(LEASE - 0.1, PeerState.LOYAL), (LEASE, PeerState.DEAD)])
+def test_who_dies_within_its_vote_lease_follows_nobody_else(at, state):
+    one = heard(0.0, answered=0.0)
+    one.contact.close(at - 1.0)
+    assert one.can_be_dead()
+    one.die(at, "killed")
+    assert (one.state, one.why) == (state, "killed")
+    one.bury()
+    assert one.state is PeerState.DEAD
+
+
+def test_one_that_was_heard_since_is_not_dead():
+    one = heard(5.0)
+    assert not one.can_be_dead()
+    one.contact.close(6.0)
+    assert one.can_be_dead()
+    one.hear(6.5, term=0, answers=None)
+    assert not one.can_be_dead()
+
+
+@pytest.mark.parametrize("state", PeerState)
+def test_from_every_state_an_agent_can_be_heard_and_can_die(state):
+    assert TRANSITIONS[state] | {state} >= {PeerState.HEARD, PeerState.DEAD}
+
+
+@pytest.mark.parametrize("state", GIVEN_UP, ids=str)
+def test_who_was_given_up_stays_so_until_it_comes_back(state):
+    one = heard(0.0, answered=0.0)
+    one.contact.close(1.0)
+    if state is PeerState.LOST:
+        one.give_up("silent")
+    else:
+        one.die(1.0 if state is PeerState.LOYAL else 50.0, "killed")
+    assert one.deadline() == math.inf
+    one.hear(60.0, term=0, answers=1)
+    assert one.state is state
+    assert one.why
+    one.come_back()
+    assert (one.state, one.why) == (PeerState.HEARD, "")
