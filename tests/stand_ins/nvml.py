@@ -170,7 +170,7 @@ class Driver:
 
 
 class Surveyor:
-    """`inventory.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
+    """`inventory.survey` in a process of its own, which finds NVML, real or not, by `environ`."""
 
     PROGRAM = (
         "import dataclasses, json, sys, pynvml\n"

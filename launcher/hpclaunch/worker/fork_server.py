@@ -33,8 +33,9 @@ interpreters otherwise. "store" is where the process that holds the round's TCPS
 errors, "" when another node has it; the template forks it as well, and is started on its first
 connection if not before. "store-exit" says that there is none any more; "why" is empty where the
 process itself has written it. With "learn" the template imports what the script did, for the next
-round. This process itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, the monotonic clock)
-it kills what runs, whatever the agent does: others may be about to go on without this node.
+round. This process itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T,
+on the monotonic clock) it kills what runs, whatever the agent does: others may be about to go on
+without this node.
 """
 
 import collections
@@ -45,7 +46,7 @@ import signal
 import time
 from typing import Any
 
-from .json_lines import AgentGoneError, Requests
+from .json_lines import AgentChannel, AgentGoneError
 from .lease import Lease
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -419,7 +420,7 @@ class ForkServer:
 
 
 def main(fd, blocked, spared):
-    server = ForkServer(Requests(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
+    server = ForkServer(AgentChannel(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
     try:
         server.run()
     except AgentGoneError:

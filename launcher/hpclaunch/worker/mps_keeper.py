@@ -34,7 +34,7 @@ import time
 import zlib
 from typing import Any
 
-from .json_lines import AgentGoneError, Requests
+from .json_lines import AgentChannel, AgentGoneError
 from .mps_daemon import (
     TICK,
     FrontEnd,
@@ -263,7 +263,7 @@ def main(fd, blocked, spared, control, places, prefix, job, device, first):
     spawner = Spawner({}, numbers(blocked))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    keeper = MpsKeeper(Requests(fd), spawner, control, json.loads(places), prefix, job)
+    keeper = MpsKeeper(AgentChannel(fd), spawner, control, json.loads(places), prefix, job)
     try:
         keeper.run(device, float(first))
     except AgentGoneError:

@@ -1,11 +1,12 @@
 """The fork server's end of its template (`site/_hpclaunch_template.py`, where the protocol is)."""
 
 import enum
-import json
 import os
 import select
 import socket
 from typing import Any
+
+from .json_lines import JsonLines
 
 MOST_ENDS = 10  # of a template that has no part in anything but forking: something kills them
 UNSAFE = "exit code 0"  # it leaves its place to one without the module that it has just named
@@ -32,7 +33,6 @@ class TemplateClient:
         self._own = []  # variables of which each worker has a value of its own
         self._avoided = set()  # those that it cannot import
         self._channel: Any = None
-        self._buffer = b""
         self._output: Any = ()
         self._ends = 0
         self.pid = 0
@@ -58,7 +58,8 @@ class TemplateClient:
         self._avoided.add(module)
 
     def start(self):
-        self._channel, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._channel = JsonLines(ours)
         # What an import writes is written for every worker, as if each had imported it.
         self._output = [os.memfd_create(name) for name in ("out", "err")]
         fds = [theirs.fileno(), *self._output]
@@ -70,7 +71,6 @@ class TemplateClient:
         for fd in self._output:
             os.set_inheritable(fd, False)
         theirs.close()
-        self._buffer = b""
         self.load()
 
     def load(self):
@@ -81,12 +81,8 @@ class TemplateClient:
         self.ask("load", modules=self._modules, env=env, own=own, blocked=blocked)
 
     def ask(self, op, fds=(), **fields):
-        data = json.dumps({"op": op, **fields}).encode() + b"\n"
         try:
-            if fds:
-                sent = socket.send_fds(self._channel, [data], fds)
-                data = data[sent:]
-            self._channel.sendall(data)
+            self._channel.send({"op": op, **fields}, fds)
         except OSError:
             pass  # it is dead: its exit tells
 
@@ -95,11 +91,9 @@ class TemplateClient:
         if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
             return []
         try:
-            data = self._channel.recv(1 << 16)
-        except OSError:
-            data = b""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+            return self._channel.receive()
+        except (EOFError, OSError):
+            return []
 
     def fits(self, workers):
         return all(worker["argv"][: len(self.words)] == self.words for worker in workers)

@@ -8,13 +8,14 @@ still reaches the file. It ends once all terminals are closed.
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
 import socket
 import time
 from typing import Any
+
+from .json_lines import JsonLines
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes of one terminal at a flush: more than it holds
@@ -87,8 +88,8 @@ class Terminals:
     def flushed(self):
         """How many flushes are done; None if the process that copies is gone."""
         try:
-            return len(self._channel.recv(CHUNK)) or None
-        except OSError:
+            return len(self._channel.receive())
+        except (EOFError, OSError):
             return None
 
     def close(self):
@@ -100,10 +101,11 @@ class Terminals:
     def _ask(self, fds, **request):
         if self._channel is None:
             self._start()
-        socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], fds)
+        self._channel.send(request, fds)
 
     def _start(self):
-        self._channel, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._channel = JsonLines(ours)
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -139,23 +141,20 @@ class Copier:
     """From terminals to files, until there are neither terminals nor somebody to ask for more."""
 
     def __init__(self, channel):
-        self._channel = channel
+        self._channel: Any = JsonLines(channel)  # None once the fork server is gone
         self._files = {}  # our end of a terminal -> the file
         self._end = None  # of this process at the latest, once the fork server is gone
 
     def run(self):
-        buffer, fds = b"", []
         while self._channel is not None or self._files:
             ready = self._wait()
             for terminal in [fd for fd in self._files if fd in ready]:
                 self._copy(terminal, CHUNK)
             if self._channel is not None and self._channel.fileno() in ready:
-                data, more, _, _ = socket.recv_fds(self._channel, CHUNK, 16)
-                fds += more
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    self._do(json.loads(line), fds)
-                if not data:
+                try:
+                    for request in self._channel.receive():
+                        self._do(request)
+                except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
 
     def _wait(self):
@@ -169,9 +168,9 @@ class Copier:
             os._exit(0)
         return {fd for fd, _ in poll.poll(left)}
 
-    def _do(self, request, fds):
+    def _do(self, request):
         if "file" in request:
-            terminal = fds.pop(0)
+            terminal = self._channel.descriptors.pop(0)
             os.set_blocking(terminal, False)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._files[terminal] = os.open(request["file"], flags, 0o600)
@@ -179,7 +178,7 @@ class Copier:
         for terminal in [*self._files]:
             self._copy(terminal, MOST)
         with contextlib.suppress(OSError):
-            self._channel.send(b".")
+            self._channel.send({"flushed": True})
 
     def _copy(self, terminal, most):
         """At most so many bytes. What a file takes no more is lost: nobody waits for it."""

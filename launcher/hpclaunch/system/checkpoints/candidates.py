@@ -56,7 +56,7 @@ def step_of(name: str) -> Step | None:
     return Step(int(stem), "number", "its name") if stem.isdecimal() else None
 
 
-class Round(NamedTuple):
+class RoundPeriod(NamedTuple):
     """A round of this job; the times are the wall clock's, in nanoseconds."""
 
     begun: int
@@ -70,9 +70,9 @@ class Facts:
 
     exclude: tuple[str, ...] = ()  # patterns of what is no checkpoint
     complete: str = ""  # pattern of the file that seals a directory; "": the format's own rule
-    rounds: tuple[Round, ...] = ()  # of this job, the oldest first
+    rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
-    def round_at(self, time: int) -> Round | None:
+    def round_at(self, time: int) -> RoundPeriod | None:
         """The round in which something was written; None: before this job, or it is not known."""
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None

@@ -15,26 +15,24 @@ Whatever it is busy with by itself, it leaves for a request. Standard library on
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpclaunch.system.shared import disk
-from hpclaunch.worker.json_lines import AgentGoneError, Requests
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 from . import AHEAD, ALL, READS
-from .candidates import SECOND, Facts, Round
+from .candidates import SECOND, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
 from .reading import CheckpointReading, Memory
 from .suggestions import newest, patterns
 
-PR_SET_PDEATHSIG = 1
 PERIOD = 10.0  # seconds between two looks of its own, at least
 SHARE = 0.01  # of the time, that these looks take at most
 MOST = 64  # of those passed over, that are told
@@ -71,7 +69,9 @@ class CheckpointService:
 
     def _facts(self, rounds: list[list[int | None]]) -> Facts:
         now = time.time_ns()
-        known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
+        known = tuple(
+            RoundPeriod(begun or 0, ended or now, world or 0) for begun, ended, world in rounds
+        )
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
@@ -174,24 +174,23 @@ def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
 
 
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(agent):  # it died before that
+    if not die_with(int(agent)):
         return
     os.nice(NICE)  # it reads ahead while the workers compute
     server = CheckpointService(**json.loads(settings))
-    requests = Requests(fd)
+    channel = AgentChannel(fd)
 
     def is_asked() -> bool:
-        return bool(select.select([requests], [], [], 0)[0])
+        return bool(select.select([channel], [], [], 0)[0])
 
     try:
         while True:
             wait = server.period if server.watches else None
-            if not select.select([requests], [], [], wait)[0]:
+            if not select.select([channel], [], [], wait)[0]:
                 server.read_ahead(is_asked)
                 continue
-            for request in requests.read():
-                _answer(server, request, requests.tell, is_asked)
+            for request in channel.read():
+                _answer(server, request, channel.tell, is_asked)
     except AgentGoneError:
         pass
 

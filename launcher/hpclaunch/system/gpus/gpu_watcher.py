@@ -22,8 +22,6 @@ import json
 import os
 import pwd
 import select
-import signal
-import socket
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -42,8 +40,9 @@ from hpclaunch.core.health.gpu_rules import (
 )
 from hpclaunch.core.health.xids import xid
 from hpclaunch.core.protocol.wording import plain
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-PR_SET_PDEATHSIG = 1
 MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
 MEMORY_STEP = 0.05  # NVML has no event for that
 EVENT_WAIT = 3_600_000  # milliseconds; then it is asked again
@@ -226,7 +225,7 @@ def _address(handle: Any) -> int | None:
 
 class GpuWatcher:
     def __init__(
-        self, channel: socket.socket, wanted: list[tuple[str, str]], period: float, nvml: Any
+        self, channel: AgentChannel, wanted: list[tuple[str, str]], period: float, nvml: Any
     ) -> None:
         """`period` is the seconds between two looks while the workers run."""
         self.channel = channel
@@ -239,7 +238,7 @@ class GpuWatcher:
         self.seen: list[Any] = []  # by the thread, for a byte in the pipe each
 
     def run(self) -> None:
-        buffer = b""
+        """Until the agent is gone: then it raises AgentGoneError."""
         self.open()
         due = time.monotonic() + self.period
         while True:
@@ -250,12 +249,8 @@ class GpuWatcher:
                 os.read(self.events, 1)
                 self.on_event(self.seen.pop(0))
             if self.channel in ready:
-                data = self.channel.recv(1 << 16)
-                if not data:
-                    return
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    self.check(**json.loads(line))
+                for request in self.channel.read():
+                    self.check(**request)
             if time.monotonic() >= due:
                 self.look()
                 due = time.monotonic() + self.period
@@ -330,18 +325,17 @@ class GpuWatcher:
 
     def tell(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
         told = {"findings": [asdict(f) for f in findings], "xids": [asdict(x) for x in xids]}
-        with contextlib.suppress(BrokenPipeError):  # the agent is gone: run() sees it too
-            self.channel.sendall(json.dumps({"round": of, **told}).encode() + b"\n")
+        with contextlib.suppress(AgentGoneError):  # run() sees it too
+            self.channel.send({"round": of, **told})
 
 
 def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
     """Signals stay blocked, as the agent has left them: they are for the agent."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(agent):  # it died before that
+    if not die_with(int(agent)):
         return
     import pynvml
 
-    channel = socket.socket(fileno=int(fd))
     names = [(uuid, name) for uuid, name in json.loads(wanted)]
-    GpuWatcher(channel, names, float(period), pynvml).run()
+    with contextlib.suppress(AgentGoneError):
+        GpuWatcher(AgentChannel(fd), names, float(period), pynvml).run()
     os._exit(0)  # the thread may be within NVML

@@ -11,7 +11,6 @@ had blocked ("12,25"). All signals are blocked when it begins: one for the agent
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -23,9 +22,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import open_file_limit
+from hpclaunch.worker.json_lines import JsonLines
 
-PR_SET_CHILD_SUBREAPER = 36
+from . import open_file_limit
+from .prctl import adopt_orphans
+
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 ROOT = str(Path(__file__).parents[3])  # where this package lies
@@ -52,9 +53,9 @@ class Helper:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = None,
     ) -> None:
-        # Should it be killed, what it has started becomes our child.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._socket, theirs = socket.socketpair()
+        adopt_orphans()  # what it has started, should it be killed
+        ours, theirs = socket.socketpair()
+        self._lines = JsonLines(ours)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         own = [json.dumps([ROOT, *paths]), module, str(theirs.fileno()), numbers(mask)]
         self._process = subprocess.Popen(
@@ -67,33 +68,29 @@ class Helper:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)
-        self._buffer = b""
         self.heard = False  # it did come up
         self.lost = False
         self.survivors = False
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._lines.fileno()
 
     def ask(self, **request: Any) -> None:
         with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._lines.send(request)
 
     def receive(self) -> list[dict[str, Any]]:
         """The replies that are there; call it when the descriptor is readable."""
         try:
-            data = self._socket.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
+            replies = self._lines.receive()
+        except EOFError:
             self.lost = True
             if self.has_children:
                 self._end_orphans()
             _own.discard(self._process.pid)
             return []
         self.heard = True
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return replies
 
     def spare(self, pid: int) -> None:
         """This process below the helper outlives it for a moment, and ends by itself."""
@@ -118,7 +115,7 @@ class Helper:
             self._process.wait(ABANDON_LIMIT)
 
     def _leave(self) -> None:
-        self._socket.close()
+        self._lines.close()
         _own.discard(self._process.pid)
 
     def _end_orphans(self) -> None:

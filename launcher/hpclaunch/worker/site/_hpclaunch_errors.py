@@ -21,7 +21,7 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
     del sys.modules["atexit"]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-PR_GET_PDEATHSIG = 2
+PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
 
 _process = None  # whose exception is recorded; forks of it know nothing
 

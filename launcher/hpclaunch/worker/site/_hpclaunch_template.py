@@ -46,7 +46,7 @@ import socket
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NO_TORCH = 3  # exit code
 SHARED = (  # what must not be
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
@@ -95,7 +95,10 @@ class Template:
         set_name(b"hpclaunch-torch")  # its command line is that of a worker
 
     def run(self):
-        """None at the end; in a worker that was forked, what `become` needs."""
+        """None at the end; in a worker that was forked, what `become` needs.
+
+        The lines are those of worker/json_lines.py, of which nothing can be imported here.
+        """
         buffer = b""
         fds = []
         while True:
