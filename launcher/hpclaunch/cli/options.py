@@ -15,8 +15,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
 
 from . import values
-from .completion import SHELLS, PrintCompletion
-from .parser import LaunchParser
+from .parser import SHELLS, LaunchParser, PrintCompletion
 
 DESCRIPTION = """\
 Launch the workers of a distributed training, restart them when one fails.

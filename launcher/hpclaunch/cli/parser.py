@@ -44,6 +44,7 @@ ALIKE = 0.7  # from 0 to 1: how near a word must be to an option that it may hav
 TAKES_OPTIONS = "--resume-with"
 # Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
 NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "use_env"})
+SHELLS = ("bash", "zsh", "tcsh", "fish")  # for which shtab writes completions
 
 
 class Parser(argparse.ArgumentParser):
@@ -200,3 +201,17 @@ class LaunchParser(Parser):
         if action.choices is not None and value not in action.choices:
             self.error(f"{variable}: {text!r} is none of {', '.join(action.choices)}")
         return value
+
+
+class PrintCompletion(argparse.Action):
+    """`--print-completion SHELL`: prints what shtab derives from the parser, and exits."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _space: Any, shell: Any, _spelling: Any = None
+    ) -> None:
+        import shtab  # nobody else pays for it
+
+        script = parser.add_argument("script", help=argparse.SUPPRESS)
+        script.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=shell))
+        parser.exit()

@@ -40,6 +40,7 @@ without this node.
 
 import collections
 import contextlib
+import math
 import os
 import select
 import signal
@@ -47,7 +48,6 @@ import time
 from typing import Any
 
 from .json_lines import AgentChannel, AgentGoneError
-from .lease import Lease
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SPARED,
@@ -73,6 +73,26 @@ FLUSH_LIMIT = 5.0  # seconds that the end of a worker waits for its last words t
 NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
 
 
+class WorkerLease:
+    """Until when the workers may run, on the monotonic clock; the head renews it."""
+
+    def __init__(self):
+        self.until = math.inf
+
+    def left(self):
+        """Milliseconds for poll(), None without an end."""
+        if self.until == math.inf:
+            return None
+        return max(0, math.ceil(1000 * (self.until - time.monotonic())))
+
+    def ends(self):
+        """Whether it is over; True once, since the next round comes with a new one."""
+        over = time.monotonic() >= self.until
+        if over:
+            self.until = math.inf
+        return over
+
+
 class ForkServer:
     def __init__(self, channel, spared, blocked):
         self.channel = channel
@@ -82,7 +102,7 @@ class ForkServer:
         self.asked = False  # the template is forking it
         self.early = {}  # pid -> how it ended, before the template has told whose it is
         self.warm = self.curious = False  # how it starts
-        self.lease = Lease()
+        self.lease = WorkerLease()
         self.written = {}  # by the workers up to the last look
         self.store = Store()
         self.terminals = Terminals()
