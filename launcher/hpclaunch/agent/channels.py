@@ -1,4 +1,4 @@
-"""One agent's ends of all its channels: those who report to it, and those whom it reports to."""
+"""One agent's channels: to the agents that report to it, and to those that it reports to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 class Channels:
-    """Sends what the core sends, and makes events of what comes. With `addresses` of the first
-    head, which the caller has looked up; [] for the head itself."""
+    """Sends the core's messages, and turns what arrives into events.
+
+    `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Channels:
         self._shared = shared
         self._poller: zmq.Poller | None = None
         self._witness: Witness | None = None
-        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # whom we report to
+        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         agents = len(where.places)
         self.server: zmq_channel.HeadChannel | None = None
         if where.seated:
@@ -91,7 +93,7 @@ class Channels:
                 self._poller.register(socket, zmq.POLLIN)
 
     def _addresses(self, agent: int) -> list[str]:
-        """Of one that may come to lead; [] if its name is not known just now."""
+        """Of an agent that may come to lead; [] if its name cannot be resolved now."""
         place = self.where.places[agent]
         if place.node == self.here.node:
             return [route.LOOPBACK]
@@ -101,7 +103,7 @@ class Channels:
             return []
 
     def send(self, to: int, message: Message) -> None:
-        """Reports go to those whom we have dialled, everything else to those who have us."""
+        """Reports go to agents that we have dialled, all else to agents that have dialled us."""
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
         if channel is not None:
             channel.send(to, wire.encode(message))
@@ -149,14 +151,14 @@ class Channels:
                 yield events.Received(item.sender, wire.decode(item.data), item.address)
             except wire.VersionError as e:
                 if self.server is not None and reported_to:
-                    self.server.send(item.sender, wire.hello())  # it learns the same in its turn
+                    self.server.send(item.sender, wire.hello())  # so that it learns the same
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(EXIT_LOST, reason))
             except wire.WireError as e:
                 self._say(f"ignored from {item.address}: {e}")
 
     def diagnosis(self, fingerprint: str) -> str:
-        """Why others may not be heard, as far as this end can tell; "" if it cannot."""
+        """Why nothing is heard of the others, as far as this end can tell; "" if it cannot."""
         if self.server is not None and self.server.refused:
             return (
                 f"{self.server.refused} connections were refused, since they did not know this "
@@ -177,7 +179,7 @@ class Channels:
         return ""
 
     def close(self) -> None:
-        """Returns once the last messages are out, or their time is over."""
+        """Returns once the last messages are sent, or their time is over."""
         for channel in self._all():
             channel.close()
         if self._witness is not None:

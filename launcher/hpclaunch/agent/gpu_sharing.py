@@ -1,4 +1,4 @@
-"""GPUs that workers share: MPS for them, started before a round and verified within it."""
+"""MPS for GPUs that workers share: started before a round, and verified while it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNVERIFIED = (
 
 
 class GpuSharing:
-    """The daemons of one agent, through its keeper. They end with `close`, after the workers."""
+    """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class GpuSharing:
         self._tries = 0
         self._pids: dict[int, int] = {}  # of the round's workers, by rank
         self._said: set[str] = set()
-        self.directories: dict[str, str] = {}  # of pipes, by the GPUs that they lead to
+        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
 
     def prepare(self, part: Assignment) -> list[events.Event]:
         """Answered by GpusReady, here or later, or by trouble."""
@@ -76,7 +76,7 @@ class GpuSharing:
         return []
 
     def started(self, rank: int, pid: int) -> None:
-        """Once all workers are there, the keeper looks whether they are clients."""
+        """Once all workers are there, the keeper checks that they are clients of MPS."""
         self._pids[rank] = pid
         part, keeper = self._part, self._keeper
         complete = part is not None and len(self._pids) == part.nproc
@@ -123,12 +123,12 @@ class GpuSharing:
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
-        """Its daemons ended with it, and so their clients will fail, if there are any."""
+        """The daemons have ended with their keeper, so their clients, if there are any, will fail."""
         self._poller.unregister(keeper.fileno())
         keeper.close()
         self._keeper = keeper.successor()
         self._poller.register(self._keeper.fileno(), zmq.POLLIN)
-        self._say(f"the process that keeps MPS on {self._host} was killed; here is another")
+        self._say(f"the process that keeps MPS on {self._host} was killed and replaced")
         if not self._waits:
             return []
         if self._tries > 1:
@@ -160,7 +160,7 @@ class GpuSharing:
         return f"MPS runs for {', '.join(sorted(gpus))}; --mps off does without"
 
     def _say_all(self, notes: Any) -> None:
-        """Each once, though every round has them."""
+        """Each note once, although every round has them."""
         for note in notes:
             if note and note not in self._said:
                 self._said.add(note)

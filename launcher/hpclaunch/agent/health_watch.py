@@ -1,4 +1,4 @@
-"""Whether this agent's node is fit for workers: looked at before every round, watched meanwhile."""
+"""Whether this agent's node is fit for workers: checked before every round, watched during it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
 
 
 class HealthWatch:
-    """What speaks against this node becomes an event, the rest a line for the user, once."""
+    """What makes the node unfit becomes an event. Anything less is told to the user, once."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class HealthWatch:
         self._note = note
         here = config.job.places[config.allocation.index]
         self._host = here.host
-        # One agent tells what is the same for all of its node.
+        # What concerns the whole node is told by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == contract.CUDA else ()
         self._watcher: GpuWatcherClient | None = None
@@ -84,17 +84,17 @@ class HealthWatch:
         return self._watcher
 
     def look_at_checkpoints(self, disk: Disk) -> None:
-        """Where there is a directory for them; whoever looks for the newest has seen it."""
+        """Judges the disk of the checkpoint directory, as the search for the newest has seen it."""
         if self._config.job.health:
             self._warn(judge_checkpoints(disk))
 
-    # Meanwhile
+    # During a round
 
     def started(self, rank: int, pid: int) -> None:
         self._ranks[pid] = rank
 
     def faults_of(self, rank: int) -> list[str]:
-        """What the driver has reported of a worker's own faults."""
+        """The Xids that the driver has reported for a worker, and that are its own fault."""
         return [str(seen) for of, seen in self._faults if of in (rank, None)]
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:

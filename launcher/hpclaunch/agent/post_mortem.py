@@ -1,4 +1,4 @@
-"""What the user is told: the verdict in a few lines."""
+"""What the user is told at the end of a job that failed: who failed, how, and what to do."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..core.head.advice import advise
 from ..core.head.restarts import how, who
 from ..core.protocol.model import EXIT_USAGE, Culprit, Verdict
 
-CONSEQUENCES = 4  # named in full; the rest is counted
+CONSEQUENCES = 4  # that are named; the rest is counted
 WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
 
 
 def account(verdict: Verdict, *, code: int, host: str, at_head: bool, log_dir: str) -> str:
     """What one agent says at the end of a job that failed; "" when the head says it for all.
 
-    `code` is the one that it exits with.
-    The head gives the whole story, the others one line, since their output may go elsewhere.
+    `code` is the exit code of this agent. The head gives the whole account. The others say one
+    line, since their output may go elsewhere.
     """
     if verdict.code == EXIT_USAGE and verdict.cause is None:
         return f"error: {verdict.reason}" if at_head else ""
@@ -51,7 +51,7 @@ def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
 
 
 def _paragraph(label: str, text: str) -> str:
-    """Wrapped between words only: no option or path is torn."""
+    """Wrapped between words only, so that no option or path is split."""
     return textwrap.fill(
         text,
         WIDTH,

@@ -1,9 +1,9 @@
-"""What torch.save and safetensors write: whether a file has all of it, by its structure alone, and
-where in it the parts with a checksum lie.
+"""Files by torch.save and safetensors: whether one is whole, judged by its structure alone, and
+where in it the parts with a checksum are.
 
-torch.save writes a zip archive without compression from front to back, its directory last; its
-older form, pickles and then the storages that these name, without any checksum. safetensors writes
-the sizes first. A file that was cut short is known by its size then, without reading it.
+torch.save writes a zip archive without compression, from front to back, with its directory last.
+Its older form is a few pickles and then the storages that they name, without any checksum.
+safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
 
 CUT = "cut short or still being written"
 EMPTY = "empty"
-UNWRITTEN = "not written out"  # zeros, where the file system has lost what was to be there
+UNWRITTEN = "not written out"  # zeros: the file system has lost the data
 FOREIGN = "not written by torch.save"
 
 # Bytes of an element, by the type of a storage in torch's older form.

@@ -1,5 +1,6 @@
-"""Which checkpoints there are below a directory, which of them is the newest, and which is
-complete. Reads only, and nothing is ever changed.
+"""The search: which checkpoints are below a directory, which is the newest, and which is complete.
+
+Nothing is ever changed.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ MOST_FOLDERS = 20_000  # that `**` goes through
 
 
 class ExaminedCheckpoint(NamedTuple):
-    """One of those that there are."""
+    """A candidate, and whether it can be resumed from."""
 
     candidate: CheckpointCandidate
-    rule: str  # by which it stands where it does in the order
+    rule: str  # that decided its position in the order
     lacks: str | None  # why it is not to be used; None if it is complete
-    quiet: bool  # and that it is not needs no word as long as there is another
+    quiet: bool  # that it is not used is not worth a line as long as there is another
     parts: tuple[Part, ...]  # of a complete one
     size: int  # bytes
 
@@ -53,8 +54,8 @@ def search(
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
 ) -> list[ExaminedCheckpoint]:
-    """All up to the newest complete one, the newest first: what would be chosen is the last, if it
-    lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
+    """The newest first, up to the first that is complete: the last one is chosen, if it lacks
+    nothing. Raises OSError if the directory cannot be read; one that is yet to come is empty."""
     found: list[ExaminedCheckpoint] = []
     for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
         found.append(each)
@@ -71,9 +72,11 @@ def examine(
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
 ) -> Iterator[ExaminedCheckpoint]:
-    """Each of those that there are, in the order in which they would be chosen. `opens`: files are
-    opened to see whether they are whole; else it is enough that none is missing. `avoid` has the
-    checksums of the marks of those that are not to be chosen, and why."""
+    """All candidates, in the order in which they would be chosen.
+
+    With `opens`, files are opened to see whether they are whole; otherwise it is enough that none
+    is missing. `avoid` maps the checksums of the marks of those not to be chosen to the reasons.
+    """
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
     for candidate, rule in ordered:
@@ -93,8 +96,7 @@ def examine(
 def look_at(
     where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
 ) -> ExaminedCheckpoint | None:
-    """One of those that there are, whichever comes before it; None if it is none of them. Raises
-    OSError."""
+    """The candidate at `path`, whatever comes before it; None if there is none. Raises OSError."""
     for candidate in candidates(where, facts):
         if candidate.path == path:
             return _judged(candidate, "", memory, opens=opens)
@@ -104,7 +106,7 @@ def look_at(
 def _judged(
     candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
 ) -> ExaminedCheckpoint | None:
-    """None for one that rotation has deleted while we looked."""
+    """None for a candidate that rotation has deleted meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
         lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
@@ -122,7 +124,7 @@ def _judged(
 
 
 def roots(where: str) -> list[str]:
-    """The directories that a path or a pattern means. A path that exists is no pattern."""
+    """The directories that a path or a pattern stands for. A path that exists is no pattern."""
     where = os.path.abspath(where)
     if os.path.lexists(where) or not glob.has_magic(where):
         return [where] if os.path.isdir(where) else _refuse(where)
@@ -139,7 +141,7 @@ def _refuse(where: str) -> list[str]:
 
 
 def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[str]:
-    """Directories below `base`. What is itself a checkpoint has nothing of ours in it."""
+    """Directories below `base`; nothing inside a checkpoint is searched."""
     if not names:
         yield base
         return
@@ -184,14 +186,14 @@ def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     for path in searched:
         try:
             found = list(_in(path, facts))
-        except FileNotFoundError:  # one run's directory is deleted as another looks
+        except FileNotFoundError:  # deleted meanwhile
             continue
-        # What looks saved, and nobody knows how, may just have the checkpoints in it.
+        # A searched directory of no known format may just be where the checkpoints are.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
 
 
 def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
-    """What lies in a directory, and that itself: a script may save in one place."""
+    """The candidates in a directory, and the directory itself: a script may save right there."""
     root = Folder(path)
     found: list[CheckpointCandidate] = []
     own = Location(entry_at(path), Folder(os.path.dirname(path)), facts)
@@ -203,7 +205,7 @@ def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
             continue
         key = (entry.stat.st_dev, entry.stat.st_ino)
         if entry.is_link and key in seen:
-            continue  # what it leads to has a name of its own
+            continue  # the same file has been seen under its own name
         seen.add(key)
         if candidate := _recognise(Location(entry, root, facts)):
             found.append(candidate)
@@ -221,7 +223,7 @@ def _entries(root: Folder) -> list[Entry]:
 
 
 def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate | None:
-    """`known`: by a format of its own, and not just as something that looks saved."""
+    """`known`: only by a real format, not just because it looks like something saved."""
     formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
     if place.facts.complete and place.entry.is_folder:
         formats = (SEAL, UNKNOWN)  # the user has said what seals a directory
@@ -238,7 +240,7 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
 
 
 def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
-    """The names of what lies there, where nothing of it is a checkpoint."""
+    """The names that are there, if none of them is a checkpoint."""
     if found:
         return []
     names: list[str] = []
@@ -256,12 +258,11 @@ def _is_draft(name: str) -> bool:
 
 
 def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
-    """The newest first, each with the rule by which it stands there.
+    """The newest first, each with the rule that decided its position.
 
-    Of those in one directory whose step is known the one with the higher step is the newer,
-    whatever their times are: a copy may not have kept them. So each counts as saved no earlier than
-    those with lower steps. Between these and all others the time decides: the steps of two runs
-    say nothing of each other.
+    In one directory, a higher step is newer than a lower one, whatever their times are: a copy may
+    not have kept these. So a checkpoint counts as saved no earlier than those with lower steps.
+    Otherwise the time decides, since steps of different runs cannot be compared.
     """
     groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
     for candidate in found:

@@ -1,6 +1,7 @@
-"""What lies in a directory, listed once and looked at many times. Reads names, sizes and times
-only, and those of a file once somebody asks for them: on a parallel file system each takes a
-message to a server and back.
+"""What is in a directory, listed once and then looked at many times.
+
+Only names, sizes and times are read, and a file's size and time only once somebody asks for them:
+on a parallel file system each costs a message to a server and back.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
-SLOW = 1e-4  # seconds for one look at a file, from which on several are under way at once
-PROBE = 32  # of the looks, that are timed
+SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
+PROBE = 32  # looks that are timed first
 AT_ONCE = 16
 
 Identity = tuple[int, ...]
@@ -22,7 +23,7 @@ R = TypeVar("R")
 
 
 class Entry(NamedTuple):
-    """A file or directory as it was seen; of a link, what it leads to."""
+    """A file or directory as it was seen; for a link, what it leads to."""
 
     name: str
     path: str
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Differs once the file was written again, even if somebody has set its time back."""
+        """Changes when the file is written again, even if its time is then set back."""
         s = self.stat
         return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
@@ -59,7 +60,7 @@ def entry_at(path: str) -> Entry:
 
 
 class Entries(Mapping[str, Entry]):
-    """By name. To ask for one that has vanished since the directory was listed is an OSError."""
+    """By name. Asking for one that has vanished since the listing raises OSError."""
 
     def __init__(self, listed: Iterable[os.DirEntry[str]]) -> None:
         self._listed = {entry.name: entry for entry in listed}
@@ -80,7 +81,7 @@ class Entries(Mapping[str, Entry]):
         return self._seen[name]
 
     def look(self) -> Mapping[str, Entry]:
-        """At all of them, several at once where that takes long. What vanishes is not there."""
+        """Look at all, several at once where that is slow. What has vanished is left out."""
         todo = [entry for name, entry in self._listed.items() if name not in self._seen]
         for _ in of_each(self._try, todo, SLOW):
             pass
@@ -128,9 +129,11 @@ class Folder:
 
 
 def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
-    """What `work` returns for each, in order; several are under way at once where one usually takes
-    more than `slow` seconds. The median tells: one that had to wait for a CPU says nothing of the
-    file system, and threads would only make it slower."""
+    """What `work` returns for each item, in order; in threads if an item takes over `slow` seconds.
+
+    The median of the first items decides: a single one that had to wait for a CPU says nothing
+    about the file system, and threads would only make it slower.
+    """
     took = []
     for item in items[:PROBE]:
         began = time.monotonic()

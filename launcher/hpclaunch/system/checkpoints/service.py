@@ -1,16 +1,17 @@
-"""The process that looks for checkpoints, of the agent that leads. It lives as long as that does,
-and remembers what it has verified.
+"""The process that searches for checkpoints. It lives as long as its agent, and remembers what it
+has verified.
 
 Requests, each with an `id` that the reply has too:
 
-    search   what there is, the newest first, up to the first that is complete; not what is to
+    search   what there is, the newest first, up to the first that is complete, without what is to
              be avoided
-    look     at one that another node has found: whether it is the same here. Its bytes are read, or
-             a share of them, for some seconds
-    suggest  what to give as --checkpoint-dir, for a launch without
-    watch    look by yourself now and then, and read what was saved; no reply. `on`: or no more
+    look     whether a checkpoint that another node has found is the same here. Its bytes, or a
+             share of them, are read for some seconds
+    suggest  what to give as --checkpoint-dir, for a launch without it
+    watch    search now and then without being asked, and read what was saved; `on` is false to
+             stop that. No reply
 
-Whatever it is busy with by itself, it leaves for a request. Standard library only.
+A request interrupts whatever it is doing unasked. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from . import AHEAD, ALL, READS
 from .candidates import SECOND, Facts, RoundPeriod
 from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
-from .reading import CheckpointReading, Memory
+from .reading import CheckpointReading, Memory, Outcome
 from .suggestions import newest, patterns
 
-PERIOD = 10.0  # seconds between two looks of its own, at least
-SHARE = 0.01  # of the time, that these looks take at most
-MOST = 64  # of those passed over, that are told
+PERIOD = 10.0  # seconds between two searches without being asked, at least
+SHARE = 0.01  # of its time that these searches may take
+MOST = 64  # checkpoints in one reply
 NICE = 5
 
 Reply = Callable[..., None]
@@ -75,7 +76,7 @@ class CheckpointService:
         return Facts(self.exclude, self.complete, known)
 
     def is_read(self, found: ExaminedCheckpoint) -> bool:
-        """Or is not to be."""
+        """Whether all of it was read, or none of it is to be."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
     def see(
@@ -87,7 +88,7 @@ class CheckpointService:
         rounds: list[list[int | None]],
         is_asked: Callable[[], bool],
     ) -> tuple[str, str]:
-        """(why it is not the same here, what is wrong with its bytes)."""
+        """(why it is not here or not the same, what is wrong with its bytes); "" for nothing."""
         opens = self.verify != "off"
         try:
             found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
@@ -117,8 +118,8 @@ class CheckpointService:
         is_asked: Callable[[], bool],
         *,
         share: tuple[int, int] = ALL,
-    ) -> tuple[str, int, int]:
-        """(what is wrong, bytes read, bytes left) of one that a search has found complete."""
+    ) -> Outcome:
+        """Read one that a search has found complete."""
         found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
@@ -136,7 +137,7 @@ class CheckpointService:
         return outcome
 
     def read_ahead(self, is_asked: Callable[[], bool]) -> None:
-        """What was saved since is read before anybody needs it."""
+        """Read what was saved meanwhile, before anybody needs it."""
         began = time.monotonic()
         try:
             newest = self.search(self._rounds, self._avoid)[-1:]
@@ -154,7 +155,7 @@ def _never() -> bool:
 
 
 def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
-    """One of those found, as a reply has it."""
+    """A checkpoint as it stands in a reply."""
     candidate, step = found.candidate, found.candidate.step
     return {
         "path": candidate.path,

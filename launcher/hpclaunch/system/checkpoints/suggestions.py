@@ -1,4 +1,4 @@
-"""Where scripts save that were not told to: for a launch without --checkpoint-dir."""
+"""What to suggest as --checkpoint-dir to a launch without it: where scripts save by default."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from .candidates import NOTHING_KNOWN
 from .finding import ExaminedCheckpoint, search
 
-# Lightning's, the HF Trainer's (of several versions), torchtitan's and Hydra's own, and what
-# tutorials and examples use; the narrow before the wide.
+# The defaults of Lightning, the HF Trainer (several versions), torchtitan and Hydra, and what
+# tutorials and examples use; narrow ones before wide ones.
 DEFAULTS = (
     *("lightning_logs/**", "trainer_output", "tmp_trainer", "outputs/**", "runs/**"),
     *("checkpoints", "checkpoint", "ckpts", "ckpt", "snapshots", "saved", "output", "out"),
@@ -18,15 +18,15 @@ DEFAULTS = (
 
 
 def patterns(arguments: Iterable[str]) -> list[str]:
-    """Of the script, each as --checkpoint-dir would take it: directories that its arguments name
-    come first."""
+    """Where a script with these arguments may save, in the form that --checkpoint-dir takes:
+    directories that the arguments name come first."""
     named = [word.partition("=")[2] or word for word in arguments]
     there = [os.path.normpath(word) for word in named if word and os.path.isdir(word)]
     return list(dict.fromkeys([*there, *(os.path.join(word, "**") for word in there), *DEFAULTS]))
 
 
 def newest(places: Iterable[str], since: int) -> tuple[str, ExaminedCheckpoint] | None:
-    """The last that was saved since then, in ns, and the first place that has it."""
+    """The newest checkpoint saved since then (in ns), after the first pattern that finds it."""
     best: tuple[str, ExaminedCheckpoint] | None = None
     for place in places:
         try:

@@ -9,9 +9,10 @@ and [[UUID, NAME], ...].
     {"round": R, "dead": [PID, ...]}                {"round": R or null, "findings": [...],
                                                         "xids": [...]}
 
-A round is answered once, with all that is wrong before it begins. In between, what is new is told
-with null: Xids as they come, the rest as it is read. It lives as long as the agent: its end is the
-end of the file, and a parent-death signal, should a call never come back.
+Each request for a round is answered once, with all that is wrong before the round begins. Between
+requests, news comes with a null round: Xids as they happen, the rest as it is read. The process
+lives as long as its agent: it ends at the end of the socket, or by its parent-death signal, should a
+call never return.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
 MEMORY_STEP = 0.05  # NVML has no event for that
-EVENT_WAIT = 3_600_000  # milliseconds; then it is asked again
-NOBODY = 0xFFFFFFFF  # the GPU instance of an event that is of the whole GPU
+EVENT_WAIT = 3_600_000  # milliseconds of one wait for events
+NOBODY = 0xFFFFFFFF  # the GPU instance in an event that concerns the whole GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class Gpus:
         return self._read_memory(reading, target, dead or ())
 
     def read_again(self, readings: list[GpuReading], dead: Collection[int]) -> list[GpuReading]:
-        """What changes within moments of a worker's end."""
+        """Read again what changes within moments of a worker's end."""
         targets = {target.name: target for target in self.targets}
         return [r if r.lost else self._read_memory(r, targets[r.name], dead) for r in readings]
 
@@ -151,7 +152,7 @@ class Gpus:
         return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running)
 
     def events(self) -> Any:
-        """A set that tells of Xids from now on; None where the driver has no events."""
+        """An event set that reports Xids from now on; None if the driver has no events."""
         nvml = self.nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -163,7 +164,7 @@ class Gpus:
         return events
 
     def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
-        """What a GPU or its driver does not tell is no reason to complain; its loss is."""
+        """`otherwise`, where the GPU or its driver does not tell. Raises Lost if the GPU is lost."""
         nvml = self.nvml
         try:
             return call(*words)
@@ -205,7 +206,7 @@ class Gpus:
 
 
 def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
-    """NVML's pid may be of another namespace of processes: then nothing is known here."""
+    """NVML's pid may belong to another pid namespace: then nothing else is known here."""
     try:
         uid = os.stat(f"/proc/{pid}").st_uid
         with open(f"/proc/{pid}/comm", "rb") as f:
@@ -256,7 +257,7 @@ class GpuWatcher:
                 due = time.monotonic() + self.period
 
     def open(self) -> str:
-        """What keeps NVML from being read, "" when nothing does."""
+        """Why NVML cannot be read, or ""."""
         if self.gpus is not None:
             return ""
         try:
@@ -286,7 +287,7 @@ class GpuWatcher:
             self.tell(fresh, None)
 
     def listen(self, events: Any) -> None:
-        """A thread of its own, since NVML's events have no descriptor to select on."""
+        """In a thread of its own, since NVML's events have no descriptor to select on."""
         nvml = self.nvml
         while True:
             event = None
@@ -315,7 +316,7 @@ class GpuWatcher:
             self.tell(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Of ours on this GPU, now or lately. A broken one is not asked, since it may hang."""
+        """Pids of our processes on this GPU, now or lately. A broken GPU is not asked: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:
@@ -330,7 +331,7 @@ class GpuWatcher:
 
 
 def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
-    """Signals stay blocked, as the agent has left them: they are for the agent."""
+    """Signals stay blocked, as the agent has left them: they are meant for the agent."""
     if not die_with(int(agent)):
         return
     import pynvml
@@ -338,4 +339,4 @@ def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
     names = [(uuid, name) for uuid, name in json.loads(wanted)]
     with contextlib.suppress(AgentGoneError):
         GpuWatcher(AgentChannel(fd), names, float(period), pynvml).run()
-    os._exit(0)  # the thread may be within NVML
+    os._exit(0)  # the thread may be inside NVML

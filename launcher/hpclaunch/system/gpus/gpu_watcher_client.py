@@ -20,12 +20,12 @@ from hpclaunch.core.placement.devices import Gpu
 from ..shared.helper import Helper
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
-ANSWER_LIMIT = 10.0  # seconds, of which the memory of dead workers may take five
+ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """The answer to a check of a round; without one, what has come up since."""
+    """The answer to the check of a round; without a round, news."""
 
     findings: tuple[Finding, ...] = ()
     round: int | None = None
@@ -33,8 +33,8 @@ class GpuReport:
 
 
 class GpuWatcherClient(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or in its place once
-    `next_deadline` has come or it is gone. `lost` is set when it can answer no more.
+    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf once
+    `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
     """
 
     def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
@@ -60,7 +60,7 @@ class GpuWatcherClient(Helper):
         return self._deadline
 
     def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
-        """Ask for all that is wrong, before a round begins; no worker of ours is running.
+        """Ask for all that is wrong before a round begins, while no worker of ours is running.
 
         `dead` are the pids of the last round's workers, whose memory is waited for.
         """
@@ -68,7 +68,7 @@ class GpuWatcherClient(Helper):
         self.ask(round=round, dead=sorted(dead))
 
     def reports(self) -> Iterator[GpuReport]:
-        """Those that are there; call it when the descriptor is readable."""
+        """The reports that are there; call it when the descriptor is readable."""
         for told in self.receive():
             report = _report(**told)
             if report.round is not None and report.round == self._round:
@@ -80,7 +80,7 @@ class GpuWatcherClient(Helper):
             yield self._answer(Finding("NVML", why, Grade.WARN, advice))
 
     def expire(self) -> GpuReport:
-        """Call it when `next_deadline` has come: a hang of NVML is the answer."""
+        """Call it when `next_deadline` has come: the answer is that NVML hangs."""
         self.lost = True
         self._process.kill()
         found = f"does not answer within {ANSWER_LIMIT:.0f} s"
@@ -88,7 +88,7 @@ class GpuWatcherClient(Helper):
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 
     def _answer(self, finding: Finding) -> GpuReport:
-        """In the watcher's place, to whatever waits for it."""
+        """On the watcher's behalf, to whatever waits for an answer."""
         report = GpuReport((finding,), self._round)
         self._round, self._deadline = None, math.inf
         return report

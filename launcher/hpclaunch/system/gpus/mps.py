@@ -1,4 +1,7 @@
-"""The agent's end of its MPS keeper (`worker/mps_keeper.py`, where the protocol is)."""
+"""What this node has of MPS, and the agent's client of its MPS keeper.
+
+The keeper, and the protocol, are in `worker/mps_keeper.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from pathlib import Path
 from ...core.placement.mps_shares import CONTROL, PIPES, Group, MpsSupport
 from ..shared.helper import Helper, numbers
 
-ANSWER_LIMIT = 3.0  # seconds for a daemon that is not ours
-CLOSE_LIMIT = 30.0  # seconds for the end of all daemons; usually less than one
+ANSWER_LIMIT = 3.0  # seconds for an answer of a daemon that is not ours
+CLOSE_LIMIT = 30.0  # seconds until all daemons have ended; usually it is less than one
 UVM = "/dev/nvidia-uvm"  # a process that uses CUDA has it open
 FIRST_LOOK = 1.0  # seconds
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
@@ -35,7 +38,7 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
 
 
 def _trusted(path: str) -> bool:
-    """A daemon of a stranger could give the workers whatever it likes."""
+    """A stranger's daemon could give the workers whatever it likes."""
     try:
         found = os.stat(path)
     except OSError:
@@ -96,7 +99,7 @@ def _short(name: str) -> str:
 
 
 class MpsKeeperClient(Helper):
-    """Once it is lost, its daemons are gone too."""
+    """Once the keeper is lost, its daemons are gone too."""
 
     has_children = True
 
@@ -130,7 +133,7 @@ class MpsKeeperClient(Helper):
         self.ask(op="prepare", number=number, groups=described, foreign=foreign)
 
     def watch(self, workers: Mapping[int, int]) -> None:
-        """Pids by rank, each the leader of its session, of workers that should be clients."""
+        """The pids, by rank, of workers that should be clients; each leads its session."""
         self.ask(op="watch", workers=workers)
 
     def close(self) -> None:
