@@ -83,7 +83,7 @@ def test_no_route():
         pytest.skip("no unshare here")
     if "unshare" in done.stderr:
         pytest.skip(done.stderr.strip())
-    assert done.stdout.startswith("no way from here to n1 (192.0.2.7)"), done.stderr
+    assert done.stdout.startswith("there is no route from here to n1 (192.0.2.7)"), done.stderr
     assert done.stdout.endswith("ip route get 192.0.2.7\n")
 
 

@@ -123,7 +123,7 @@ class GpuSharing:
         return []
 
     def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
-        """The daemons have ended with their keeper, so their clients, if there are any, will fail."""
+        """The daemons have ended with their keeper, so their clients, if any, will fail."""
         self._poller.unregister(keeper.fileno())
         keeper.close()
         self._keeper = keeper.successor()

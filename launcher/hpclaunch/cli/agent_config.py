@@ -187,7 +187,7 @@ def _examine(
 
 
 def _check_checkpoint_dir(directory: Path | None) -> None:
-    """One that is not there yet is fine, and so is a pattern: the script makes it."""
+    """A directory that does not exist yet is fine, and so is a pattern: the script creates it."""
     if directory is None or not os.path.exists(directory):
         return
     if not os.path.isdir(directory):
@@ -215,10 +215,10 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
 
 
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
-    """Of an equal share of the CPUs, which is about what each worker will have.
+    """OMP_NUM_THREADS: the cores in an equal share of the CPUs, about what each worker will have.
 
-    1 as under torchrun for workers that are not kept apart. One number for all of a node, since
-    they may be forked from one process, whose threads were counted when it loaded torch.
+    It is 1, as under torchrun, for workers that are not kept apart. All workers of a node get the
+    same number, since they may be forked from one process, which has read it with torch.
     """
     if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
         return 1
@@ -227,7 +227,7 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
 
 
 def _log_dir(where: Allocation) -> Path:
-    """Of this launch alone: a batch script without srun may have several, at once too."""
+    """For this launch only: a batch script without srun may have several, even at the same time."""
     directory = Path("hpclaunch-logs") / where.name
     for number in itertools.count(2) if where.alone else ():
         try:
@@ -236,14 +236,14 @@ def _log_dir(where: Allocation) -> Path:
         except FileExistsError:
             directory = directory.with_name(f"{where.name}-{number}")
         except OSError:
-            break  # LogDirectory has the words for it
+            break  # LogDirectory says what is wrong
     return directory
 
 
 def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory, str]:
-    """And a line when it is not where the user would look for it.
+    """The log directory, and a line if it is not where the user would look for it.
 
-    torchrun's is a temporary one: its callers may stand where nothing can be written.
+    In place of torchrun, whose own is temporary, the working directory may not be writable.
     """
     if options.log_dir is not None:
         return LogDirectory(options.log_dir), ""
@@ -291,7 +291,7 @@ def _notes(
 
 
 def _without_effect(options: argparse.Namespace) -> list[str]:
-    """Options of torchrun's that were given and have nothing to do here, and why."""
+    """Options of torchrun's that were given and have no effect here, and why."""
     idle = []
     if options.monitor_interval is not None:
         idle.append("--monitor-interval (failures are seen at once)")

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
 
 def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], ExaminedCheckpoint | None]:
-    """All that there are, the newest first, and the one that a launch would choose."""
+    """All checkpoints that are there, the newest first, and the one that a launch would choose."""
     from hpclaunch.system.checkpoints import AHEAD, READS
     from hpclaunch.system.checkpoints.candidates import Facts
     from hpclaunch.system.checkpoints.finding import examine

@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(visits: Sequence[Visit]) -> None:
-    """Written in one piece, since other tasks of the step may write as well."""
+    """Written in one piece, since other tasks of the step may be writing, too."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     data = memoryview(as_bytes(_table(visits)))

@@ -1,7 +1,7 @@
-"""The doctor's rows about GPUs: which there are, how they are, and what workers can have of them.
+"""What the doctor checks of GPUs: which there are, their health, MPS, and the workers' CPUs.
 
-The driver is looked at once. It may hang, as one does whose GPU has fallen off the bus, and the
-doctor is there to say so.
+The driver is asked once. It may hang, as when a GPU has fallen off the bus, and the doctor has to
+say so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> F
         advice = "start a container with --nv, and leave CUDA_VISIBLE_DEVICES as Slurm sets it"
         found += f", but Slurm has given {granted}"
         return Finding(check, found, Grade.WARN, advice)
-    # Of MIG's instances a process has one.
+    # A process can use one MIG instance.
     usable = 1 if any(gpu.mig for gpu in seen.gpus) else visible
     if torch is not None and torch.gpus < usable:
         return Finding(check, f"{found}; torch can use {torch.gpus}", Grade.FAIL, _why_not(torch))
@@ -59,7 +59,7 @@ def _why_not(torch: Torch) -> str:
 
 
 def health(seen: GpuSurvey) -> list[Finding]:
-    """What a launch would find before its first round, by the same process."""
+    """What a launch would find before its first round, in the same way."""
     if not seen.gpus:
         return []
     watcher = GpuWatcherClient(seen.gpus)
@@ -77,7 +77,7 @@ def health(seen: GpuSurvey) -> list[Finding]:
 
 
 def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
-    """What would come of more workers than GPUs."""
+    """What would happen with more workers than GPUs."""
     if not seen.gpus:
         return []
     check, count = "MPS", len(seen.gpus)
@@ -96,10 +96,9 @@ def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
 
 
 def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
-    """As a launch without options would bind its workers; nothing where no GPU is.
+    """How a launch without options would bind its workers; nothing without a GPU.
 
-    One of several tasks on a host does not know whose the CPUs beside its own are: it tells those
-    of its task.
+    One of several tasks on a host does not know who has the other CPUs: it tells those of its task.
     """
     if not seen.gpus:
         return []

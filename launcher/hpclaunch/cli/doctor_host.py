@@ -1,4 +1,4 @@
-"""What the doctor looks at on one host, in the order of the table."""
+"""What the doctor checks on one host, in the order of its table."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ATTEMPTS = 2  # to resolve a name
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where this task stands. `secret` is None where there is none to be had, or no need."""
+    """Where this task is. `secret` is None if there is none, or no need for one."""
 
     environ: Mapping[str, str]
     where: Allocation
-    findings: tuple[Finding, ...]  # of how that was found out
+    findings: tuple[Finding, ...]  # made on the way
     secret: bytes | None = None
 
     @property
@@ -48,7 +48,7 @@ class Surroundings:
 
 
 def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """What Slurm says comes first, since everything else depends on it."""
+    """What Slurm says comes first, since all else depends on it."""
     unique = str(os.getpid())
     try:
         where = slurm.allocation(environ, unique=unique)
@@ -81,7 +81,7 @@ def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
 
 
 def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
-    """It is made when it is missing, as a launch would do."""
+    """A missing file is created, as by a launch."""
     try:
         path = secret.secret_path(environ)
         shared = secret.load_or_create(path)
@@ -93,7 +93,7 @@ def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
 
 
 def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
-    """One agent alone has nobody to share it with, but the user's next job may."""
+    """A single agent shares it with nobody, but the user's next job may need it."""
     with contextlib.suppress(UsageError):
         path = secret.secret_path(environ)
         if not os.path.lexists(path):
@@ -103,7 +103,7 @@ def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
 
 
 def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
-    """Everything but the meeting; `limit` seconds for the workers' torch."""
+    """All checks but the meeting; `limit` seconds for the workers' torch."""
     findings = list(here.findings)
     for check in _checks(here, log_dir, limit):
         try:
@@ -144,7 +144,7 @@ def _ours() -> Finding:
 
 
 def _route(here: Surroundings) -> Finding:
-    """To the head, or from the head to another host: the way that its connections will take."""
+    """The route to the head, or from the head to another host."""
     places, index = here.where.places, here.where.index
     if not here.several:
         return Finding("route", "one host: nothing leaves it")
@@ -170,7 +170,7 @@ def _port() -> Finding:
 
 
 def _load() -> list[Finding]:
-    """Others that compute on this host; no word where nobody does."""
+    """Whether others compute on this host; nothing if nobody does."""
     return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
 
 

@@ -28,7 +28,7 @@ ATTEMPTS = 2  # to resolve a name
 
 
 def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
-    """Not those of a launch in the same step: the two must not meet."""
+    """Other keys than those of a launch in the same step: the two must not meet."""
     return zmq_channel.derive(shared, f"{where.identity} doctor")
 
 
@@ -36,7 +36,7 @@ def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
 
 
 class Meeting:
-    """The head's side; begin early, since the others knock until somebody answers."""
+    """The head's side; create it early, since the others try until somebody answers."""
 
     def __init__(self, where: Allocation, shared: bytes) -> None:
         """UsageError when there is no port to listen on."""
@@ -45,7 +45,7 @@ class Meeting:
         self._present: set[int] = set()
 
     def hold(self, timeout: float) -> tuple[list[Visit], list[Finding]]:
-        """The visits of all who came, and what there is to say about the meeting itself."""
+        """The visits of all who came, and the findings about the meeting itself."""
         visits: dict[int, Visit] = {}
         skews: dict[int, float] = {}
         awaited = set(range(len(self.where.places))) - {HEAD}
@@ -56,7 +56,7 @@ class Meeting:
                 visits[sender] = visit
                 self._present.add(sender)
                 if visit.echo and sender not in skews:
-                    # The member's clock stood at this half-way between our call and now.
+                    # The member read its clock half-way between our call and now.
                     skews[sender] = visit.clock - (time.time() - (now - visit.echo) / 2)
                 elif sender not in skews:
                     self.channel.send(sender, packing.pack(Call(now)))
@@ -93,7 +93,7 @@ class Meeting:
     def close(self, code: int) -> None:
         """Returns once everybody who came has left, or PARTING is over.
 
-        To close with messages unread would cut the connections, and with them our last word.
+        Closing with unread messages would cut the connections, and our last message with them.
         """
         word = packing.pack(Call(0.0, code))
         for index in self._present:
@@ -144,7 +144,7 @@ def visit_head(
 
 
 def _stay(channel: zmq_channel.MemberChannel, visit: Visit, timeout: float) -> int | None:
-    """Visit again and again, and answer the head's calls, until it lets us go."""
+    """Visit repeatedly, and answer the head's calls, until it lets us go."""
     speak_at = time.monotonic()
     deadline = speak_at + timeout
     while (now := time.monotonic()) < deadline:
@@ -154,7 +154,7 @@ def _stay(channel: zmq_channel.MemberChannel, visit: Visit, timeout: float) -> i
         _wait(channel, min(speak_at, deadline) - now)
         for item in channel.receive():
             if isinstance(item, zmq_channel.Reached):
-                # It may be looking at its own host, and then wait for others.
+                # It may still be checking its own host, and then waiting for others.
                 deadline = max(deadline, time.monotonic() + 2 * timeout)
                 speak_at = 0.0
             elif isinstance(item, zmq_channel.Arrived):

@@ -1,4 +1,4 @@
-"""The text of a job: a script for sbatch, or the line for salloc and what to type after it."""
+"""The text of a job script for sbatch, or of the lines to type for salloc."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class JobScript:
     name: str
     time: str
     nodes: int
-    command: Sequence[str]  # of the launcher: its options, the script, the script's arguments
+    command: Sequence[str]  # the launcher's options, the script, and the script's arguments
     account: str = ""
     partition: str = ""
-    gpus: tuple[str, str] = ("", "")  # an option of Slurm's, and what to know about it
+    gpus: tuple[str, str] = ("", "")  # an option of Slurm's, and a comment on it
     cpus: int = 0  # of a task; 0: Slurm's default
     memory: str = ""  # of a node
-    share: str = ""  # what the two are for each GPU
+    share: str = ""  # a comment: what these two are per GPU
     elastic: bool = False  # goes on without nodes that are lost
     signal: str = ""
     requeue: bool = False
@@ -41,12 +41,12 @@ def interactive(job: JobScript) -> str:
 
 
 def name_of(script: str) -> str:
-    """What squeue may show of any name of a file."""
+    """A job name for any file name."""
     return re.sub(r"[^\w.-]+", "_", script.rpartition("/")[2].removesuffix(".py")) or "job"
 
 
 def quoted(words: Sequence[str]) -> str:
-    """For the shell; a ~ or a variable in them means itself."""
+    """For the shell; a ~ or a variable is taken literally."""
     return shlex.join(words)
 
 
@@ -60,7 +60,7 @@ def _directive(options: str, comment: str) -> str:
 
 
 def _requests(job: JobScript) -> list[tuple[str, str]]:
-    """Options of sbatch and salloc, by lines, with a comment or none."""
+    """Lines of options for sbatch and salloc, each with a comment or ""."""
     where = [f"--account={job.account}"] * bool(job.account)
     where += [f"--partition={job.partition}"] * bool(job.partition)
     share = [f"--cpus-per-task={job.cpus}"] * bool(job.cpus)
@@ -84,7 +84,7 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
 
 def _shell(job: JobScript) -> list[str]:
     step = ["srun"]
-    # The last two: a launcher that is killed shall not end the others, whatever the site has set.
+    # The last two: a killed launcher must not end the others, whatever the site has set.
     step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic
     step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # Slurm 22.05 to 23.02 forget it
     if job.pyxis:

@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that are wrong whatever the machine is like."""
+    """Raises UsageError for options that are wrong on any machine."""
     if options.logs_specs not in (None, "default"):
         raise UsageError(
             f"--logs-specs {options.logs_specs}: torchrun's plugins are classes of torch, which "
@@ -41,7 +41,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _check_checkpoint_options(options: argparse.Namespace) -> None:
-    """What has no effect without a directory is most likely a mistake."""
+    """Options that have no effect without --checkpoint-dir are most likely a mistake."""
     if options.checkpoint_dir is not None:
         return
     for name, given in (

@@ -27,7 +27,7 @@ USAGE = "%(prog)s [options] [--] [options of the launcher] SCRIPT [arguments of 
 
 
 class PARSER(parser.Parser):
-    """Leaves in `words` what is not its own: the launcher's options, SCRIPT, its arguments."""
+    """Leaves in `words` all that is not its own: the launcher's options, SCRIPT, its arguments."""
 
     def __init__(self, **settings: Any) -> None:
         self._own: dict[str, argparse.Action] = {}
@@ -62,7 +62,7 @@ class PARSER(parser.Parser):
                 theirs += words[: len(words) - len(rest)]
                 words = rest
             else:
-                # An abbreviation could be meant for either, as --node is.
+                # An abbreviation, such as --node, could mean an option of either.
                 known = {**self._own, **dict.fromkeys(launcher.spellings)}
                 self.no_option(name, known, ", here or of the launcher")
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
@@ -149,10 +149,10 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
-    """What the launcher makes of its words; what is wrong with them is said now, not in the job."""
+    """The launcher's options, checked now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
     launching.check(launch)
-    in_path = launch.no_python and "/" not in launch.training_script  # of a module, perhaps
+    in_path = launch.no_python and "/" not in launch.training_script  # perhaps of a module
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)
     return launch
@@ -196,7 +196,7 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
 
 
 def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:
-    """How many on each node, and of which kind."""
+    """How many GPUs on each node, and of which type."""
     if chosen.gpus_per_node is None:
         return (
             (profile.gpu[0].per_node, profile.gpu[0])
@@ -249,7 +249,7 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
 
 
 def _submit(text: str) -> str:
-    """The id of the job."""
+    """Returns the id of the job."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True
@@ -267,7 +267,7 @@ def _submit(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    """As bytes, since the user's words may be of any encoding."""
+    """As bytes, since the user's words may be in any encoding."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     sys.stdout.buffer.write(os.fsencode(text))

@@ -1,7 +1,7 @@
-"""What one asks of Slurm, from words of the command line: one function per kind of value.
+"""Values of Slurm's options on the command line of `hpclaunch sbatch`: one function per type.
 
-Each raises ArgumentTypeError, which says what is wrong with the word, and returns what may stand in
-a line of a job script as it is. The launcher itself has no need of them: see `values`.
+Each raises ArgumentTypeError, which says what is wrong with the word, and returns what can be put
+into a job script as it is. The types of the launcher's own options are in `values.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED
 
 
 def word(text: str) -> str:
-    """Of an account or a partition."""
+    """The name of an account or a partition."""
     if not re.fullmatch(r"[\w.,+@:-]+", text):
         raise ArgumentTypeError(f"{text!r} is not a name")
     return text
@@ -28,7 +28,7 @@ def gpus(text: str) -> tuple[str, int]:
 
 
 def limit(text: str) -> str:
-    """One of Slurm's ways to say how long."""
+    """A time limit, in any of Slurm's formats."""
     if not re.fullmatch(r"[0-9]+(:[0-9]{1,2}){0,2}|[0-9]+-[0-9]{1,2}(:[0-9]{1,2}){0,2}", text):
         raise ArgumentTypeError(
             f"{text!r} is not a time limit: minutes, minutes:seconds, hours:minutes:seconds, "
@@ -38,14 +38,14 @@ def limit(text: str) -> str:
 
 
 def capacity(text: str) -> str:
-    """Of a node's memory, as Slurm has it."""
+    """An amount of memory, in Slurm's format."""
     if not re.fullmatch(r"[0-9]+[KMGT]?", text):
         raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 64G, or 0 for all")
     return text
 
 
 def warning(text: str) -> str:
-    """A signal that helps, and how long before the limit: agents get it, each as a task."""
+    """NAME@SECONDS: a signal that the agents handle, and how long before the limit it comes."""
     name, _, seconds = text.removeprefix("SIG").partition("@")
     useful = [s.name.removeprefix("SIG") for s in (*FORWARDED, *ENDING)]
     if text.startswith("B:"):

@@ -1,6 +1,6 @@
-"""From the words of a command line or a variable to values: one function per kind of value.
+"""Values of options, on the command line or in variables: one function per type.
 
-Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it was.
+Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it is.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def threads(text: str) -> str:
 
 
 def memory(text: str) -> str | None:
-    """As MPS has it: a whole number of megabytes or gigabytes."""
+    """As MPS takes it: a whole number of megabytes or gigabytes."""
     if not text:
         return None
     word = text.upper().removesuffix("B")

@@ -1,4 +1,4 @@
-"""Warm or cold: whether the workers can be forked from a process that has imported torch."""
+"""Warm start: whether the workers can be forked from a process that has imported torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AUTO = "auto"
 def start(
     options: argparse.Namespace, what: Program, environ: Mapping[str, str], *, head: bool
 ) -> tuple[Start, str]:
-    """And a line for the user who might have expected another one."""
+    """How to start the workers, and a line for a user who may have expected a warm start."""
     from hpclaunch.system.source_files import survey
 
     if options.no_python:  # it may well use torch, in whatever language

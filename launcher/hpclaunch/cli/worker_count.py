@@ -1,4 +1,4 @@
-"""How many workers one task starts, and which GPUs it has for them."""
+"""How many workers a task starts, and which GPUs it has for them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation
 from hpclaunch.system.gpus import inventory
 
-ROCM = Path("/dev/kfd")  # AMD's driver, which NVML knows nothing of
+ROCM = Path("/dev/kfd")  # AMD's driver, of which NVML knows nothing
 NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
-SURVEY_LIMIT = 60.0  # seconds: without persistence mode every GPU is first initialised
+SURVEY_LIMIT = 60.0  # seconds; without persistence mode every GPU is initialised first
 ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
     nproc: int
-    gpus: tuple[Gpu, ...] = ()  # of AMD's only where their number matters
+    gpus: tuple[Gpu, ...] = ()  # AMD's only where their number matters
     selector: str = CUDA
     cuda: tuple[int, int] = (0, 0)  # the newest that the driver can run
     broken: tuple[Finding, ...] = ()  # what did not answer
@@ -32,17 +32,17 @@ class Count:
 
 
 def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.GpuSurvey:
-    """NVIDIA's GPUs, and what is wrong with the choice of them, within `limit` seconds."""
+    """The NVIDIA GPUs, and what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds."""
     try:
         ctypes.CDLL(NVML)
     except OSError:
-        return inventory.GpuSurvey()  # most machines without a GPU: nothing is imported
+        return inventory.GpuSurvey()  # as on most machines without a GPU: nothing is imported
     import threading
 
     import pynvml
 
     answers: list[inventory.GpuSurvey] = []
-    # A GPU that has fallen off the bus may keep it from ever answering.
+    # It may never answer, if a GPU has fallen off the bus.
     thread = threading.Thread(
         target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
     )
@@ -56,7 +56,7 @@ def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory
 
 
 def version(found: inventory.GpuSurvey) -> tuple[int, int]:
-    """Of CUDA."""
+    """The version of CUDA."""
     major, _, minor = found.cuda.partition(".")
     return (int(major), int(minor)) if found.cuda else (0, 0)
 
@@ -70,7 +70,8 @@ def count_workers(
     cpus: int,
     per_worker: int = 1,
 ) -> Count:
-    """`nproc` as on the command line; None: one per GPU, or the one that a task stands for."""
+    """`nproc` is as on the command line; None: one per GPU, or one where there is a task for
+    each worker."""
     found = survey(environ)
     if found.wrong:
         raise UsageError(found.wrong)
@@ -79,7 +80,7 @@ def count_workers(
     number = int(nproc) if nproc is not None and nproc.isdigit() else 0
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
     if not found.gpus and matters and ROCM.exists():
-        # torch calls them so as well
+        # torch too calls them cuda
         found, selector = inventory.amd(environ, _ask_torch(python, "cuda")), HIP
     models = len(found.gpus) // per_worker
     if per_worker > 1 and not models:
@@ -101,7 +102,7 @@ def count_workers(
     elif nproc == "gpu":
         count = _found(models, "gpu", environ)
     elif tasks > 1:
-        count = 1  # started once per GPU: that is what such a step means
+        count = 1  # such a step has one task per GPU
     elif models:
         count = models
     elif nproc == "auto":
@@ -121,7 +122,7 @@ def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Fin
 
 
 def _given(environ: Mapping[str, str]) -> int | None:
-    """GPUs that Slurm or the user has chosen for this task."""
+    """How many GPUs Slurm or the user has chosen for this task."""
     selection = environ.get(CUDA)
     if selection is not None:
         return len(list(filter(None, selection.split(","))))
@@ -138,7 +139,7 @@ def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
 
 
 def _ask_torch(python: str, device: str) -> int:
-    """In a process of its own: torch is not for the agent."""
+    """In a process of its own, since the agent does not import torch."""
     code = f"import torch; print(torch.{device}.device_count())"
     try:
         answer = subprocess.run(

@@ -1,6 +1,6 @@
-"""The program that the workers run, as files: found and read as Python would, never run.
+"""The source files of the program that the workers run: found as Python would, read, never run.
 
-The interpreter is the one that this process runs in, so what is installed is what it finds itself.
+The workers' interpreter is that of this process, so what is installed there is what is found here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEEDS_TORCH = re.compile(rb"^Requires-Dist: *torch(vision|audio|text)?(?![\w.-])
 
 @dataclass(frozen=True, slots=True)
 class SourceSurvey:
-    """What a command does with torch."""
+    """What a command does with torch, as far as its source tells."""
 
     torch: bool  # it may import it
     # Why it cannot start in a process that has torch already: "train.py sets OMP_NUM_THREADS in
@@ -48,7 +48,7 @@ class _Call:
 
 
 def survey(command: Sequence[str], environ: Mapping[str, str]) -> SourceSurvey:
-    """Of a command that starts with this process's interpreter, and the environment it gets.
+    """Of a command that begins with this process's interpreter, and its environment.
 
     What Python itself will refuse (no such file, a syntax error) imports no torch.
     """
@@ -72,7 +72,7 @@ def survey(command: Sequence[str], environ: Mapping[str, str]) -> SourceSurvey:
 
 
 def _parse(words: Sequence[str]) -> _Call:
-    """As CPython's getopt: single letters may stand together, and an argument may be attached."""
+    """Like CPython's getopt: letters may be joined, and an argument may be attached."""
     call, left = _Call(), [*words]
     while left and left[0].startswith("-") and left[0] != "-":
         word = left.pop(0)
@@ -103,7 +103,7 @@ def _parse(words: Sequence[str]) -> _Call:
 
 
 def _needs_own_imports(call: _Call, environ: Mapping[str, str]) -> str:
-    """Why an interpreter that is called like this must do its imports itself."""
+    """Why an interpreter with these options must do its imports itself; "" if it need not."""
     for letter in "EIS":
         if letter in call.flags:
             return f"the option -{letter} keeps hpclaunch out of the interpreter"
@@ -118,7 +118,7 @@ def _needs_own_imports(call: _Call, environ: Mapping[str, str]) -> str:
 
 
 class _Files:
-    """Modules by name, as the program would find them, and those of its own read."""
+    """Modules by name, as the program would find them; only its own are read."""
 
     def __init__(self, call: _Call, environ: Mapping[str, str]) -> None:
         self._directory = _directory(call)
@@ -172,7 +172,7 @@ class _Files:
         return self.find(dotted + ".__main__"), dotted
 
     def find(self, dotted: str) -> Module | None:
-        """None for what is installed, or not there at all. Raises Opaque."""
+        """None for a module that is installed, or not there at all. Raises Opaque."""
         if dotted not in self._found:
             self._found[dotted] = self._find(dotted)
         return self._found[dotted]
@@ -199,7 +199,7 @@ class _Files:
         return self._read(spec, dotted if places else parent)
 
     def _read(self, spec: ModuleSpec | None, package: str = "") -> Module | None:
-        """One without source is empty: a compiled extension, a package without an __init__."""
+        """A module without source is empty: a compiled extension, a package without __init__."""
         file = "" if spec is None else spec.origin or ""
         if spec is None or not file or file.endswith(tuple(EXTENSION_SUFFIXES)):
             return Module(file, ast.Module([], []), package)
@@ -223,7 +223,7 @@ class _Files:
             )
 
     def _parsed(self, name: str, text: str | bytes, package: str = "") -> Module | None:
-        """None for what is not Python."""
+        """None for what does not parse."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python warns the user, when it runs it
@@ -234,12 +234,12 @@ class _Files:
             raise Opaque(f"{name} is nested too deeply to look into") from e
 
     def need_torch(self) -> bool:
-        """Whether one of the installed modules that were met needs torch, as far as is known."""
+        """Whether an installed module that the program imports needs torch, or may need it."""
         return any(_needs_torch(*module) for module in self._installed.items())
 
 
 def _directory(call: _Call) -> str:
-    """What sys.path begins with; a directory or an archive that is run is there itself."""
+    """What sys.path begins with: of a directory or an archive that is run, itself."""
     script = os.path.abspath(call.program)
     if call.kind in ("c", "m") or call.program == "-":
         return os.getcwd()
@@ -265,7 +265,7 @@ def _main_in(script: str) -> ModuleSpec | None:
 
 
 def _spec(name: str, path: list[str]) -> ModuleSpec | None:
-    """Without its packages in the name: they are not imported here."""
+    """`name` is without its packages, which are not imported here."""
     spec = PathFinder.find_spec(name, path)
     for finder in sys.meta_path if spec is None else ():
         if "editable" in getattr(finder, "__module__", ""):  # of a project that pip put there
@@ -274,7 +274,7 @@ def _spec(name: str, path: list[str]) -> ModuleSpec | None:
 
 
 def _in_site(directory: str) -> bool:
-    """Whether an installer put there what is in a directory."""
+    """Whether the directory is one into which installers put packages."""
     return os.path.basename(directory) in ("site-packages", "dist-packages")
 
 
@@ -286,7 +286,7 @@ def _distributions(directory: str) -> list[str]:
 
 
 def _needs_torch(module: str, directory: str) -> bool:
-    """By what the module's distribution requires; True where it is not known."""
+    """According to what the module's distribution requires; True if that is not known."""
     there = _distributions(directory)
     name = module.lower()
     of_it = [info for info in there if info.partition("-")[0].lower() == name]
@@ -297,7 +297,7 @@ def _needs_torch(module: str, directory: str) -> bool:
 
 
 def _brings(info: str, module: str) -> bool:
-    """Whether a distribution has a module, though it bears another name."""
+    """Whether a distribution has a module of another name than its own."""
     modules = _bytes(os.path.join(info, "top_level.txt")).split()
     name = module.encode()
     if modules:

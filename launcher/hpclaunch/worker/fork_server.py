@@ -1,7 +1,8 @@
 """The fork server: starts, watches and ends everything that a round runs on one node.
 
-Started by `system/shared/helper.py`, which has the words for it, with SPARED: signals ("12,25", may
-be empty) to be deaf to beside the usual ones. Workers inherit those that the user had blocked.
+`system/shared/helper.py` starts it, and says with which arguments; SPARED is its own: signals to
+ignore beside the usual ones ("12,25", may be empty). Workers inherit the signals that the user had
+blocked.
 
     from the agent                                 to the agent
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
@@ -23,10 +24,10 @@ be empty) to be deaf to beside the usual ones. Workers inherit those that the us
     {"op": "kill-idle"}   SIGKILL to the groups that have written next to nothing since
     {"op": "kill"}   SIGKILL to everything
 
-Law: nothing started here outlives this process or the agent. The alive end of the socket is the
-agent's life: at its end of file everything is killed. Should this process be killed itself, its
-children die by their parent-death signal. It is a subreaper, so that a grandchild whose parent is
-gone becomes its own child, whatever session it moved to: "no children" means nothing is left.
+Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
+then everything is killed. Should this process be killed itself, its children die by their
+parent-death signal. It is a subreaper, so that a grandchild whose parent is gone becomes its own
+child, whatever session that has moved to: "no children" means that nothing is left.
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
@@ -67,10 +68,10 @@ from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
 
-SWEEP_LIMIT = 5.0  # seconds; the agent's own limit decides what happens after that
-BIRTH_LIMIT = 5.0  # seconds that forking the workers may take before a stop ends the template
-FLUSH_LIMIT = 5.0  # seconds that the end of a worker waits for its last words to be in its file
-NEXT_TO_NOTHING = 1 << 16  # bytes: more than this between two looks, and a worker is saving
+SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
+BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
+NEXT_TO_NOTHING = 1 << 16  # bytes; a worker that writes more between two looks is saving
 
 
 class WorkerLease:
@@ -98,15 +99,15 @@ class ForkServer:
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
-        self.request: Any = None  # the round that waits for the template, or is being forked by it
+        self.request: Any = None  # the round that waits for the template, or that it is forking
         self.asked = False  # the template is forking it
-        self.early = {}  # pid -> how it ended, before the template has told whose it is
-        self.warm = self.curious = False  # how it starts
+        self.early = {}  # pid -> how it ended, until the template has told which process it is
+        self.warm = self.curious = False  # how the round starts
         self.lease = WorkerLease()
-        self.written = {}  # by the workers up to the last look
+        self.written = {}  # bytes that the workers had written at the last look
         self.store = Store()
         self.terminals = Terminals()
-        self.held: Any = collections.deque()  # (limit, event, fields) that wait for a flush
+        self.held: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -180,11 +181,11 @@ class ForkServer:
             self.tell("copier", pid=self.terminals.pid)
         self.running, self.warm, self.curious = True, warm, learn
         self.request = {"workers": workers, "env": dict(os.environ | env)}
-        if self.lease.left() != 0:  # else the order is old, and run() ends what it would begin
+        if self.lease.left() != 0:  # else the order is old, and run() would end it at once
             self.proceed()
 
     def on_signal(self, signum):
-        """Pass a signal on to those workers that it would not kill."""
+        """Pass a signal on to the workers that it does not kill."""
         deaf = []
         for pid, rank in self.workers.items():
             if catches(pid, signum):
@@ -225,7 +226,7 @@ class ForkServer:
     # The round
 
     def proceed(self):
-        """Start what waits for the template, as soon as it can be told how."""
+        """Start what waits for the template, as soon as it is known how."""
         state = self.template.state
         if self.request is not None and not self.asked:
             warm = self.warm and self.template.fits(self.request["workers"])
@@ -257,13 +258,13 @@ class ForkServer:
             os.close(fds[-1])
 
     def lose_store(self, why="", code=1, signum=0):
-        """Told at once: a rank that comes to the store later would wait for it in vain."""
+        """Told at once: a rank that connects to the store later would wait in vain."""
         self.store.pid, self.store.asked = 0, False
         self.tell("store-exit", port=self.store.port, code=code, signal=signum, why=why)
 
     def on_store_wanted(self):
-        """Somebody has connected to it. Without a torch, workers as a rule have none either and do
-        not ask; a program of the user's may have another one."""
+        """Somebody has connected to the store. If this Python has no torch, workers normally have
+        none either; but a program of the user's may have its own."""
         if self.template.torchless:
             self.store.close()
             self.lose_store(self.template.why)
@@ -327,7 +328,7 @@ class ForkServer:
         self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum)
 
     def tell_flushed(self, of, event, **fields):
-        """Once all that a rank has written to its terminals, or all ranks (None), is in files."""
+        """Tell once all that a rank (None: every rank) has written to terminals is in files."""
         if self.terminals.flush(of):
             self.held.append((time.monotonic() + FLUSH_LIMIT, event, fields))
         else:
@@ -346,10 +347,10 @@ class ForkServer:
             self.tell(event, **fields)
 
     def await_birth(self):
-        """A worker that is being forked cannot be ended before it is known.
+        """A worker that is being forked cannot be ended before its pid is known.
 
-        With a template that takes too long all of them end, and those that it may just have forked
-        are swept; one that hangs in the kernel keeps the round from being over.
+        A template that takes too long is killed, and what it may have forked is swept. One that
+        hangs in the kernel keeps the round from ending.
         """
         self.hear_birth()
         if self.asked:
@@ -365,7 +366,7 @@ class ForkServer:
             self.reap()
 
     def on_template_end(self, code, signum):
-        """Nobody but its own faults ends it before its time: the next one may do better."""
+        """It was killed, or has failed: the next one may do better."""
         how = signal.Signals(signum).name if signum else f"exit code {code}"
         why = self.template.bury(how)
         if why != UNSAFE:
@@ -380,7 +381,7 @@ class ForkServer:
     # Processes
 
     def reap(self):
-        """Wait for whatever ended. Every child of this process is its own, so -1 is right here."""
+        """Wait for whatever has ended. All children of this process are its own, so for -1."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -401,16 +402,16 @@ class ForkServer:
                 self.early[pid] = (code, signum)
 
     def settle(self):
-        """Once all workers of the round have ended, whatever they left behind goes as well."""
+        """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
             self.running = False
             self.tell_flushed(None, "gone")
 
     def sweep(self, everything=False):
-        """SIGKILL until no child is left but our own; grandchildren become ours on the way.
+        """SIGKILL until no child is left but the store, the template and the copier of terminals.
 
-        Returns whether all are gone: a process inside a hung system call cannot be killed, and its
-        end, should it come, is a SIGCHLD like any other.
+        Grandchildren become children on the way. Returns whether all are gone: a process inside a
+        hung system call cannot be killed; should it end after all, there is a SIGCHLD as ever.
         """
         limit = time.monotonic() + SWEEP_LIMIT
         while time.monotonic() < limit:
@@ -426,7 +427,7 @@ class ForkServer:
         return False
 
     def leave(self):
-        """The agent is gone, or this process is at fault: either way nothing may stay."""
+        """The agent is gone, or this process has failed: either way nothing may stay."""
         self.request = None
         self.template.end()
         self.sweep(everything=True)

@@ -10,12 +10,12 @@ import time
 
 from .processes import PR_SET_PDEATHSIG, children, kill, prctl
 
-ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that needs longer counts as dead
-START_LIMIT = 15.0  # seconds until a new daemon answers, the end of another's included
+ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
+START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
 SETTLE_LIMIT = 5.0  # seconds for a server to be without clients, and ACTIVE again
 KILL_LIMIT = 5.0
-QUIT = 1  # second that servers have to end by themselves; nobody uses them any more
-LONGEST = 106  # of the path of a daemon's sockets
+QUIT = 1  # seconds that servers, which are unused by then, have to end by themselves
+LONGEST = 106  # bytes in the path of a daemon's sockets
 TICK = 0.02
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 UNKNOWN = "this driver cannot tell whether its server has had a fault"
@@ -30,7 +30,7 @@ class MpsError(Exception):
 
 
 def make(path):
-    """A directory that nobody but this user can enter, new or ours already."""
+    """A directory that only this user can enter: a new one, or one that is ours already."""
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
@@ -58,7 +58,7 @@ def enter(places, name):
 
 
 def _hold(path):
-    """Mark it alive for as long as the descriptor is open; other keepers of the job do as well."""
+    """Mark the directory as used while the descriptor is open; other keepers of the job may too."""
     while True:
         make(path)
         try:
@@ -72,8 +72,8 @@ def _hold(path):
 
 
 def leave(path, lock):
-    """The last keeper of the job on this node removes the directory."""
-    for _ in range(3):  # who only looks whether it is alive holds the lock for a moment
+    """Remove the directory, if this is the last keeper of the job on this node."""
+    for _ in range(3):  # others hold the lock for a moment, to see whether it is free
         if _alone(lock):
             shutil.rmtree(path, ignore_errors=True)
             break
@@ -82,7 +82,7 @@ def leave(path, lock):
 
 
 def sweep(places, prefix):
-    """End and remove what keepers that were killed have left; returns the names."""
+    """End and remove what killed keepers have left behind; returns the names."""
     swept = []
     for place in places:
         try:
@@ -145,7 +145,7 @@ def users(directory):
 
 
 def end_users(directory):
-    """SIGKILL until none is left. Returns whether that was so in time."""
+    """SIGKILL until none is left. Returns whether that worked in time."""
     limit = time.monotonic() + KILL_LIMIT
     while True:
         left = users(directory)
@@ -161,7 +161,7 @@ def end_users(directory):
 
 
 class FrontEnd:
-    """Asks the daemon at one pipe directory, whoever has started it."""
+    """Asks the daemon of one pipe directory, whoever has started it."""
 
     def __init__(self, control, pipes):
         self.control = control
@@ -180,7 +180,7 @@ class FrontEnd:
         )
 
     def ask(self, command, limit=ANSWER_LIMIT):
-        """The lines of the answer, None where nobody answers."""
+        """The lines of the answer, None if nobody answers."""
         with self.begin() as process:
             try:
                 out, _ = process.communicate(f"{command}\n", timeout=limit)
@@ -194,7 +194,7 @@ class FrontEnd:
         return None if answer is None else [line for line in answer if line.isdigit()]
 
     def clients(self):
-        """The pids, None where nobody answers."""
+        """The pids, None if nobody answers."""
         servers = self.servers()
         if servers is None:
             return None
@@ -240,7 +240,7 @@ class MpsDaemon:
             pause(TICK)
 
     def clear(self):
-        """The directories as new, without those who used them."""
+        """Empty directories, and no process that still uses the old ones."""
         if not end_users(self.directory):
             raise MpsError(f"processes of MPS in {self.directory} cannot be killed")
         shutil.rmtree(self.pipes, ignore_errors=True)
@@ -248,7 +248,7 @@ class MpsDaemon:
             make(path)
 
     def unfit(self, pause):
-        """Why it cannot serve another round, "" where it can; the last one's workers are gone."""
+        """Why it cannot serve another round, "" if it can; the last round's workers are gone."""
         limit = time.monotonic() + SETTLE_LIMIT
         while True:
             if not self.alive() or (servers := self.front.servers()) is None:
@@ -271,14 +271,14 @@ class MpsDaemon:
         return ""
 
     def stamp(self, number):
-        """Tell the other keepers that it is ready for a round."""
+        """Tell other keepers that it is ready for a round."""
         with open(f"{self.directory}/ready.new", "w") as f:
             f.write(str(number))
         os.replace(f"{self.directory}/ready.new", f"{self.directory}/ready")
 
 
 def stop(daemons):
-    """All at once: first asked, then killed. Returns the directories where something is left."""
+    """All at once: they are asked to end, then killed. Returns directories still in use."""
     asked = []
     for daemon in daemons:
         if daemon.alive():
@@ -306,7 +306,7 @@ def stop(daemons):
 
 
 def ready_for(directory):
-    """The round for which its owner has last found the daemon ready, -1 for none."""
+    """The last round for which its owner has found the daemon ready, -1 for none."""
     try:
         with open(f"{directory}/ready") as f:
             return int(f.read())
@@ -315,7 +315,7 @@ def ready_for(directory):
 
 
 def last_line(path):
-    """What a daemon said last, without the time."""
+    """The last line of a daemon's log, without the time."""
     try:
         with open(path, errors="replace") as f:
             lines = f.read().split("\n")

@@ -1,6 +1,6 @@
-"""The keeper: starts, verifies and ends the MPS control daemons of one agent.
+"""The MPS keeper: starts, verifies and ends the MPS control daemons of one agent.
 
-Started by `system/shared/helper.py` with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
+`system/shared/helper.py` starts it with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
 JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
 list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is the file that every process
 that uses CUDA has open, and FIRST the seconds until the first look at the workers.
@@ -14,16 +14,17 @@ that uses CUDA has open, and FIRST the seconds until the first look at the worke
     {"op": "watch", "workers": {RANK: PID}}        {"event": "clients", "counts": {UUIDS: N}}
                                                    {"event": "outside", "ranks": [...]}
 
-UUIDS are those of a group with commas between them, "" for a foreign daemon. A group that is not
+UUIDS are those of a group, separated by commas, or "" for a foreign daemon. A group that is not
 owned is ready when the keeper of the agent that owns it has said so, in a file. The next prepare
-ends a watch. "clients" comes once, when all workers are clients; "outside" once, when some use
-CUDA without being clients, which is how it runs where MPS cannot be reached.
+ends a watch. "clients" comes once, when all workers are clients; "outside" comes once, when some
+use CUDA without being clients, as CUDA does where it cannot reach MPS.
 
-Law: no daemon that was started here outlives this process or the agent. At the socket's end of file
-the daemons are asked to end, then killed, servers too, and the directories removed. Should this
-process be killed itself, its daemons die by their parent-death signal; their servers become the
-agent's children, or what is left is swept by the next keeper on this node. Daemons are deaf to the
-signals that Slurm or a terminal sends to all: workers that save their state still need them.
+Law: no daemon that was started here outlives this process or the agent. At the end of the socket
+the daemons are asked to end, then they and their servers are killed, and the directories removed.
+Should this process be killed itself, its daemons die by their parent-death signal; their servers
+become the agent's children, and whatever is left is swept by the next keeper on this node. Daemons
+ignore the signals that Slurm or a terminal sends to every process: workers that save their state
+still need them.
 """
 
 import json
@@ -50,9 +51,9 @@ from .mps_daemon import (
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
 
 OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
-LAST_CLIENTS_LIMIT = 5.0  # seconds at the end: the fork server is killing them
+LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
-WATCH = 600.0  # seconds: who has not used CUDA until then hardly will
+WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
 
 
 class OvertakenError(Exception):
@@ -198,7 +199,7 @@ class MpsKeeper:
 
 
 class Watch:
-    """Whether the workers of a round are clients, in looks that become rare."""
+    """Whether the workers of a round are clients: looked at less and less often."""
 
     def __init__(self, workers, device, first):
         self.workers = workers  # rank -> pid, which is its session's too

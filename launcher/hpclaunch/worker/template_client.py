@@ -1,4 +1,4 @@
-"""The fork server's end of its template (`site/_hpclaunch_template.py`, where the protocol is)."""
+"""The fork server's client of its template (`site/_hpclaunch_template.py` has the protocol)."""
 
 import enum
 import os
@@ -8,8 +8,8 @@ from typing import Any
 
 from .json_lines import JsonLines
 
-MOST_ENDS = 10  # of a template that has no part in anything but forking: something kills them
-UNSAFE = "exit code 0"  # it leaves its place to one without the module that it has just named
+MOST_ENDS = 10  # of templates, which only fork: then something keeps killing them
+UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
 NO_TORCH = "exit code 3"
 
 
@@ -17,12 +17,12 @@ class State(enum.Enum):
     NONE = "none"  # not started, or not needed so far
     STARTING = "starting"  # it imports torch
     READY = "ready"
-    UNFIT = "unfit"  # has torch, but a worker forked from it would not be as a fresh one
+    UNFIT = "unfit"  # has torch, but a worker forked from it would differ from a fresh one
     DEAD = "dead"  # could not import torch
 
 
 class TemplateClient:
-    """At most one at a time; `start` makes it, again when the last one was killed."""
+    """At most one template at a time; `start` makes one, also after the last one was killed."""
 
     def __init__(self, spawner, deaf):
         self._spawner = spawner
@@ -31,14 +31,14 @@ class TemplateClient:
         self._environ: Any = None
         self._modules = []  # to import beside torch
         self._own = []  # variables of which each worker has a value of its own
-        self._avoided = set()  # those that it cannot import
+        self._avoided = set()  # modules that it cannot import
         self._channel: Any = None
         self._output: Any = ()
         self._ends = 0
         self.pid = 0
-        self.words = []  # with which the workers' command lines begin, up to the script
-        self.why = ""  # it ended last
-        self.torchless = False  # there is none to import
+        self.words = []  # the workers' command lines up to the script
+        self.why = ""  # the last one ended
+        self.torchless = False  # its Python has no torch
         self.state = State.NONE
 
     def fileno(self):
@@ -48,7 +48,7 @@ class TemplateClient:
         self._argv, self._environ, self._modules, self._own = argv, environ, [*modules], own
 
     def learn(self, modules):
-        """Those of them that are new."""
+        """Modules to import from now on; returns those that are new."""
         new = [m for m in modules if m not in self._modules and m not in self._avoided]
         self._modules += new
         return new
@@ -60,7 +60,7 @@ class TemplateClient:
     def start(self):
         ours, theirs = socket.socketpair()
         self._channel = JsonLines(ours)
-        # What an import writes is written for every worker, as if each had imported it.
+        # The output of imports is given to every worker, as if it had imported them itself.
         self._output = [os.memfd_create(name) for name in ("out", "err")]
         fds = [theirs.fileno(), *self._output]
         words = ",".join(map(str, [os.getpid(), *fds]))
@@ -74,7 +74,7 @@ class TemplateClient:
         self.load()
 
     def load(self):
-        """Import what it is to have; what it has already costs nothing."""
+        """Have it import its modules; those that it has already cost nothing."""
         self.state = State.STARTING
         blocked = list(self._spawner.blocked)
         own, env = self._own, self._environ
@@ -87,7 +87,7 @@ class TemplateClient:
             pass  # it is dead: its exit tells
 
     def receive(self, wait=0.0):
-        """The replies that are there, after at most `wait` seconds; [] at the end of file too."""
+        """The replies that are there after at most `wait` seconds; [] also once it has ended."""
         if self._channel is None or not select.select([self._channel], [], [], wait)[0]:
             return []
         try:
@@ -99,11 +99,11 @@ class TemplateClient:
         return all(worker["argv"][: len(self.words)] == self.words for worker in workers)
 
     def end(self):
-        """It is about to be killed, and shall not be followed by another."""
+        """It is about to be killed, and no other is to follow it."""
         self._ends = MOST_ENDS
 
     def bury(self, how):
-        """It has ended; returns why, as its last words have it."""
+        """It has ended; returns why, from its last output."""
         failed = self.state is State.STARTING and how != UNSAFE
         self.torchless = how == NO_TORCH
         self.state = State.DEAD if failed else State.NONE
@@ -122,7 +122,7 @@ class TemplateClient:
 
 
 class Lessons:
-    """What the first worker has imported, through a pipe."""
+    """What the first worker has imported, which it tells through a pipe."""
 
     def __init__(self):
         self._fd = -1
@@ -132,13 +132,13 @@ class Lessons:
         return self._fd
 
     def begin(self):
-        """The end for the worker, to be closed here once it has it."""
+        """The worker's end of the pipe, to be closed here once the worker has it."""
         self._close()
         self._fd, writing = os.pipe()
         return writing
 
     def take(self):
-        """The names come at once, in less than a pipe holds, or never."""
+        """The names come all at once, in less than a pipe holds, or never."""
         names = os.read(self._fd, 1 << 16).decode().split()
         self._close()
         return names

@@ -160,7 +160,7 @@ def test_it_ends_with_the_agent(service, tmp_path):
     service.search(1, [], {})
     reply(service)
     pid = service._process.pid
-    service._socket.close()
+    service._lines.close()
     assert os.waitpid(pid, 0) == (pid, 0)
 
 

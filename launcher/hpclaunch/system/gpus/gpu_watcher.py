@@ -11,8 +11,8 @@ and [[UUID, NAME], ...].
 
 Each request for a round is answered once, with all that is wrong before the round begins. Between
 requests, news comes with a null round: Xids as they happen, the rest as it is read. The process
-lives as long as its agent: it ends at the end of the socket, or by its parent-death signal, should a
-call never return.
+lives as long as its agent: it ends at the end of the socket, or by its parent-death signal should
+a call never return.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Gpus:
         return events
 
     def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
-        """`otherwise`, where the GPU or its driver does not tell. Raises Lost if the GPU is lost."""
+        """`otherwise` if the GPU or its driver does not tell. Raises Lost for a lost GPU."""
         nvml = self.nvml
         try:
             return call(*words)
@@ -316,7 +316,7 @@ class GpuWatcher:
             self.tell(findings, None, xids)
 
     def _pids(self, target: Target, number: int) -> tuple[int, ...]:
-        """Pids of our processes on this GPU, now or lately. A broken GPU is not asked: it may hang."""
+        """Of our processes on this GPU, now or lately. A broken GPU is not asked: it may hang."""
         last = self.history.last.get(target.name)
         processes = last.processes if last is not None else ()
         if self.gpus is not None and not xid(number).fatal:

@@ -55,7 +55,7 @@ class PhysicalGpu:
     instances: tuple[Gpu, ...] | None = None  # their `entry` is what drivers before 470 say
 
     def usable(self, entry: str) -> list[Gpu]:
-        """What a task gets for which `entry` names this GPU. An instance is named by its UUID only."""
+        """For a task to which `entry` is this GPU. An instance is named by its UUID only."""
         if self.instances is None:
             return [replace(self.whole, entry=entry)]
         return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]

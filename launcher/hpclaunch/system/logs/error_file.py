@@ -1,7 +1,7 @@
-"""The file in which whoever has started this launcher wants to read what ended a worker.
+"""TORCHELASTIC_ERROR_FILE: hands on the exception that ended a worker to our caller.
 
-It is torch's: a worker writes its exception to its own TORCHELASTIC_ERROR_FILE, and a launcher
-copies that of the first failure to the one that it was given itself, by torchx for example.
+As in torchrun, a worker writes its exception to an error file of its own, and the launcher copies
+that of the first failure to the file that the launcher was given itself, for example by torchx.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 
 def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str]) -> None:
-    """Copy what the first of these failures that left anything in `logs` has left there."""
+    """Copy the error file of the first of these failures that has left one in `logs`."""
     if not (wanted := environ.get(VARIABLE)):
         return
     error = next(filter(None, (_left_by(failure, logs) for failure in failures)), None)
@@ -33,7 +33,7 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
 
 
 def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
-    """With the exit code, which a worker that was killed cannot have written itself."""
+    """With the exit code, which a worker that was killed cannot have written."""
     file = logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json"
     try:
         error = json.loads(file.read_bytes())

@@ -19,7 +19,7 @@ from ..shared import packing
 
 
 class Journal:
-    """Opened for appending, mode 0600; without a directory there is none.
+    """Opened for appending, mode 0600; without a directory nothing is written.
 
     A full disk ends the journal, never the job.
     """
@@ -40,7 +40,7 @@ class Journal:
     def record(self, kind: Literal["event", "effect"], now: float, value: Event | Effect) -> None:
         """`now` is the monotonic time that the core was given.
 
-        Ticks and the beats that say nothing new are left out: they are nearly all there is.
+        Ticks and beats without news are left out: they would be nearly all of it.
         """
         if isinstance(value, Tick | KeepWorkers):
             return
@@ -52,11 +52,11 @@ class Journal:
         self._write(kind, type(value).__name__, now, value)
 
     def note(self, name: str, now: float, value: Any) -> None:
-        """Something that is neither."""
+        """Something that is neither an event nor an effect."""
         self._write("note", name, now, value)
 
     def complaint(self) -> str:
-        """Why there is no journal any more: said once, "" otherwise."""
+        """Why the journal has ended: returned once, otherwise ""."""
         complaint, self._complaint = self._complaint, ""
         return complaint
 

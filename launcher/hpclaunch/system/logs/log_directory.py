@@ -2,7 +2,7 @@
 
     DIR/round-0/rank-3.out    .err    .error.json
 
-A worker writes to its files itself: a dead agent loses no line and a stalled console stops no
+Workers write to their files themselves: a dead agent loses no line, and a stalled console stops no
 worker.
 """
 
@@ -19,13 +19,13 @@ TAIL_LINES = 12
 
 
 class LogDirectory:
-    """Made private to the user; files in it are appended to, never overwritten."""
+    """Created private to the user; files in it are appended to, never overwritten."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # A directory of the user's own choice keeps its mode; what we put in it is private.
+            # A directory that exists keeps its mode; what we put into it is private.
             (self.path / "round-0").mkdir(exist_ok=True, mode=0o700)
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
         except OSError as e:
@@ -40,7 +40,7 @@ class LogDirectory:
 
 
 def size(path: Path) -> int:
-    """In bytes; of a file that is yet to come as well."""
+    """In bytes; 0 for a file that does not exist yet."""
     try:
         return path.stat().st_size
     except OSError:
@@ -48,8 +48,11 @@ def size(path: Path) -> int:
 
 
 def tail(begins: Mapping[Path, int]) -> str:
-    """The last lines of the first file that has any: what a worker wrote before it ended. What was
-    in a file before this begin, in bytes, an earlier launch has written."""
+    """The last lines of the first file that has any: what a worker wrote before it ended.
+
+    `begins` has the sizes of the files at the start of the round: what is before, an earlier launch
+    has written.
+    """
     for path, begin in begins.items():
         try:
             with path.open("rb") as f:

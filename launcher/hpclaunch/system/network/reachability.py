@@ -1,4 +1,4 @@
-"""Whether and why another host cannot be reached: what its ports say when they are knocked at."""
+"""Whether another host can be reached, and if not, why: judged by connections to its ports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpclaunch.core.protocol.wording import some
 
 MOST = 128  # connections at once; enough for every port at every address of a host
 SHOWN = 4  # addresses or ports named in a sentence
-LOOKS = (0.0, 0.02, 0.1, 0.4, 1.0, 2.0)  # seconds after which a witness asks again
+LOOKS = (0.0, 0.02, 0.1, 0.4, 1.0, 2.0)  # seconds after which a witness tries again
 
 _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
 _ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
@@ -31,7 +31,7 @@ _ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
 
 
 class Answer(Enum):
-    """Of one port; the earlier one here says more about the host."""
+    """Of one port; ordered by how much the answer says about the host."""
 
     OPEN = "open"  # somebody listens
     REFUSED = "refused"  # the host's kernel answers: nobody listens
@@ -40,7 +40,7 @@ class Answer(Enum):
 
 
 def explain(host: str, addresses: Iterable[str], ports: Iterable[int], timeout: float = 2.0) -> str:
-    """Why the head on `host` is not heard, in a sentence or two; "" when that cannot be told.
+    """Why the head on `host` is not heard, in a sentence or two; "" if that cannot be told.
 
     Takes up to `timeout` seconds, and never raises.
     """
@@ -54,7 +54,7 @@ def explain(host: str, addresses: Iterable[str], ports: Iterable[int], timeout: 
 def probe(
     addresses: Iterable[str], ports: Iterable[int], timeout: float
 ) -> dict[tuple[str, int], Answer]:
-    """Knock at all ports of all numeric addresses at once. What could not be tried is left out."""
+    """Try all ports of all numeric addresses at once. What could not be tried is left out."""
     ports = tuple(ports)
     targets = [(address, port) for address in dict.fromkeys(addresses) for port in ports][:MOST]
     found: dict[tuple[str, int], Answer] = {}
@@ -88,7 +88,7 @@ def probe(
 
 
 def _begin(address: str, port: int) -> tuple[socket.socket | None, int]:
-    """A connection that is under way, and the error with which that went."""
+    """A connection that is being made, and the error so far."""
     try:
         ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(
             address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -110,7 +110,7 @@ def _answer(error: int) -> Answer | None:
 
 
 def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
-    """The best answer of all decides: an address of another network may well be silent."""
+    """The best answer decides: an address in another network may well be silent."""
     if not found:
         return ""
     best = min(found.values(), key=list(Answer).index)
@@ -138,17 +138,17 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
             )
         case Answer.NO_ROUTE:
             return (
-                f"no way from here to {host} ({addresses}): the link is down, or no network of "
-                "this host leads there, or a firewall rejects it. Look at: ip route get "
+                f"there is no route from here to {host} ({addresses}): the link is down, or no "
+                "network of this host leads there, or a firewall rejects it. Look at: ip route get "
                 f"{those[0][0]}"
             )
 
 
 class Witness:
-    """Tells which agents are dead: none of the ports where one may listen accepts a connection any
-    more, and the host's kernel says so. A host that says nothing proves nothing.
+    """Tells which agents are dead: the host's kernel refuses connections to every port where the
+    agent may listen. A host that does not answer proves nothing.
 
-    `fileno` is readable and `next_deadline` due when there is something to do in `receive`.
+    Call `receive` when `fileno` is readable or `next_deadline` has come.
     """
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Witness:
 
 class _Question:
     def __init__(self, targets: tuple[tuple[str, int], ...], looks: list[float]) -> None:
-        self.looks = looks  # when it is asked again; after the last it is dropped
+        self.looks = looks  # when to try again; after the last time the question is dropped
         self._targets = targets
         self._waiting: dict[int, socket.socket] = {}
         self._refused = 0

@@ -1,17 +1,17 @@
 """The agents' channels: ZeroMQ with CURVE, authenticated both ways.
 
-Only who holds the keys of this job step completes a handshake. That is also how an agent is found
-without configuration: it listens on the first free one of a few ports that all derive from the
-secret and its index, the others try them all, and just one answers with the right key. Whatever
-else listens on the others is never spoken to.
+Only a holder of this job step's keys completes a handshake. So agents also find each other
+without configuration: an agent listens on the first free one of a few ports, which derive from the
+secret and its index. The others try all of these ports, and only one answers with the right key.
+Whatever listens on the other ports is never spoken to.
 
-Every agent listens, since the head may be lost, and each reports to the head at the other end.
+Every agent listens, since any may have to replace a lost head; each also connects to its head.
 
-An agent's routing id is its index. One that has none yet (`index` None) brings a random name, and
-the head seats it: first come, first served.
+An agent's routing id is its index. An agent without one (`index` None) brings a random name, and
+the head gives it an index: first come, first served.
 
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
-and are sent again (`core.messages`). What the bytes mean is not this module's business.
+and are sent again (`core/protocol/messages.py`). What they mean is not this module's business.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # linux/tcp.h; Python has no names for them
 _ZAP = "inproc://zeromq.zap.01"
-# What a failed handshake looks like. On the head's side one without detail is a connection that was
-# closed at once, as port scanners do; a member is refused in no other way.
+# The events of a failed handshake. On the head's side one without detail is a connection that was
+# closed at once, as by a port scanner; on a member's side it is the only sign of a refusal.
 _REFUSED_BY_US = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """CURVE key pairs in Z85, of one agent as a head and of all who join it; never printed."""
+    """CURVE key pairs in Z85: of one agent as head, and of all members; never printed."""
 
     head_public: bytes
     head_secret: bytes = field(repr=False)
@@ -59,12 +59,11 @@ class Keys:
 
 
 def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
-    """The keys and ports of an agent in one job step; another job's, of the same user too, are
-    unrelated.
+    """The keys and ports of an agent in one job step; those of any other job are unrelated.
 
-    `port` is the user's own choice, which comes first.
+    `port` is the user's own choice, which is tried first.
     """
-    import hmac  # loads OpenSSL, which an agent that is alone need not wait for
+    import hmac  # loads OpenSSL, which an agent that is alone does not need
 
     def stream(purpose: str) -> bytes:
         return hmac.digest(secret, os.fsencode(f"hpclaunch/1 {identity} {purpose}"), "sha256")
@@ -88,7 +87,7 @@ def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Ke
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Bytes from an agent that holds the job's keys; `address` is its end of the connection."""
+    """Bytes from an agent with the job's keys; `address` is its end of the connection."""
 
     sender: int
     data: bytes
@@ -97,7 +96,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Our connection to an agent is there; messages before it may have gone nowhere."""
+    """Our connection to an agent is up; messages sent before may be lost."""
 
     index: int
 
@@ -113,10 +112,11 @@ Item = Arrived | Reached | Closed
 
 
 def _retransmit_soon(connection: int) -> None:
-    """After a stall of the network TCP waits as long again before it repeats what was lost: of
-    2 seconds it makes 3, and whoever was only slow is taken for dead. With this, Linux repeats the
-    little that a beat is at even intervals, from 0.2 s on; from 6.15 on it also waits for no longer
-    than a second.
+    """Have TCP retransmit at even intervals, from 0.2 s on, and from Linux 6.15 on at least once a
+    second.
+
+    By default the intervals double: a stall of 2 seconds becomes one of 3, and an agent that was
+    only slow is taken for dead.
     """
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as s:
         s.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
@@ -124,7 +124,7 @@ def _retransmit_soon(connection: int) -> None:
 
 
 class Channel(ABC):
-    """What both sides share: sockets to poll, and what they have to tell."""
+    """What both sides have in common: sockets to poll, and what arrives on them."""
 
     def __init__(
         self, kind: int, max_bytes: int, refusals: int, context: zmq.Context[Any] | None
@@ -172,10 +172,10 @@ class Channel(ABC):
 
     @abstractmethod
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
-        """What one message holds; none when it is not for us."""
+        """What one message has in it; nothing if it is not for us."""
 
     def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
-        """Also learns which connection is whose, for the day that it is closed."""
+        """Also remembers whose connection it is, for when it is closed."""
         connection = int(frame.get(zmq.SRCFD))
         if self._peer_on.get(connection) != sender:
             before = self._connection_of.get(sender, -1)
@@ -188,7 +188,7 @@ class Channel(ABC):
         return Arrived(sender, frame.bytes, address)
 
     def close(self) -> None:
-        """Returns once the last messages are out, or LINGER has passed."""
+        """Returns once the last messages are sent, or LINGER has passed."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close()
@@ -197,7 +197,7 @@ class Channel(ABC):
 
 
 class HeadChannel(Channel):
-    """The end to which others report; that of agent number `me`."""
+    """The end to which others report, of agent number `me`."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class HeadChannel(Channel):
         return super().receive()
 
     def _authenticate(self) -> None:
-        """ZAP (rfc.zeromq.org/spec/27): only the job's own member key comes in."""
+        """ZAP (rfc.zeromq.org/spec/27): only the job's own member key is accepted."""
         while self.zap.poll(0):
             version, request, _domain, _address, _id, mechanism, *keys = self.zap.recv_multipart()
             known = mechanism == b"CURVE" and keys == [z85.decode(self.keys.member_public)]
@@ -249,7 +249,7 @@ class HeadChannel(Channel):
     def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
         index = self._index_of(frames[0].bytes)
         if len(frames) != 2 or index is None:
-            return []  # not one of ours: a task that Slurm did not announce, or one too many
+            return []  # a task that Slurm did not announce, or one too many
         return [self._arrived(frames[1], index)]
 
     def _index_of(self, routing_id: bytes) -> int | None:
@@ -272,7 +272,7 @@ class HeadChannel(Channel):
 
 
 class MemberChannel(Channel):
-    """The end of one that reports to agent number `to`, whose keys these are. `addresses` are all
+    """The end that reports to agent number `to`, whose keys these are. `addresses` are all those
     that its name resolves to."""
 
     def __init__(
@@ -289,7 +289,7 @@ class MemberChannel(Channel):
         self.socket.routing_id = (
             UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
         )
-        # Messages go to connections that have completed the handshake, and wait for none.
+        # Messages go only to connections that have completed the handshake.
         self.socket.immediate = True
         self.socket.reconnect_ivl = RECONNECT
         self.socket.reconnect_ivl_max = RECONNECT_MAX
@@ -318,7 +318,7 @@ class MemberChannel(Channel):
         return list(self._candidates)
 
     def _settle_on(self, connection: int) -> None:
-        """The head has answered on one candidate: let go of the others."""
+        """The head has answered on one candidate: drop the others."""
         try:
             with socket.socket(fileno=os.dup(connection)) as s:
                 address, port = s.getpeername()[:2]

@@ -1,11 +1,12 @@
-"""Processes of the agent's own, each at the other end of a socket pair: JSON lines go both ways.
+"""Helpers: processes of the agent's own, which speak JSON lines with it over a socket pair.
 
     python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS), isolated from the user's environment but for the encoding
-of names, which are the same text at both ends, and for the PATHS in which this package and what it
-needs lie. FD is the process's end, BLOCKED the signals that the user
-had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end it.
+calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment, but
+for the encoding of names, which have to be the same text at both ends, and for the PATHS of this
+package and of what it needs. FD is the process's end of the socket, BLOCKED the signals that the
+user had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end
+it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ _own: set[int] = set()  # the pids of all helpers of this process, and of those 
 
 
 class Helper:
-    """Requests out, replies in. `lost` is set once the process at the other end is gone, and then
-    `survivors` if something that it had started cannot be killed.
+    """Requests out, replies in.
+
+    `lost` is set once the process is gone, and `survivors` if something that it had started cannot
+    be killed then.
     """
 
-    has_children = False  # which are ours when it is gone, and are ended then
+    has_children = False  # they become ours when it is gone, and are killed
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class Helper:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = None,
     ) -> None:
-        adopt_orphans()  # what it has started, should it be killed
+        adopt_orphans()  # of the helper, should it be killed
         ours, theirs = socket.socketpair()
         self._lines = JsonLines(ours)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -68,7 +71,7 @@ class Helper:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)
-        self.heard = False  # it did come up
+        self.heard = False  # it has come up
         self.lost = False
         self.survivors = False
 
@@ -93,11 +96,11 @@ class Helper:
         return replies
 
     def spare(self, pid: int) -> None:
-        """This process below the helper outlives it for a moment, and ends by itself."""
+        """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
         _own.add(pid)
 
     def end(self, limit: float) -> None:
-        """By the end of its file, or with everything below it after `limit` seconds."""
+        """Close the socket, at which it ends; after `limit` seconds kill it and all below it."""
         self._leave()
         try:
             self._process.wait(limit)
@@ -106,7 +109,7 @@ class Helper:
             self._end_orphans()
 
     def abandon(self) -> None:
-        """End it, with nothing below it, at once. One that hangs in a driver or a file system
+        """Kill it at once, which has nothing below it. If it hangs in a driver or a file system, it
         cannot be killed for now, and is not waited for.
         """
         self._process.kill()
@@ -119,7 +122,7 @@ class Helper:
         _own.discard(self._process.pid)
 
     def _end_orphans(self) -> None:
-        """After its own death: its children died with it, theirs are ours now."""
+        """After its death: its children died with it, and their children are ours now."""
         import psutil
 
         self._process.wait()
