@@ -25,8 +25,8 @@ from surroundings import SHORT, environment
 
 pytestmark = pytest.mark.torch
 
-HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
-ERRORS = "writes what torch's @record would, where the script has none (README, Output)"
+HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
+ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"

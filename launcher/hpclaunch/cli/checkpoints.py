@@ -1,9 +1,10 @@
-"""List the checkpoints below a directory, and say which one a training would resume from.
+"""List the checkpoints in a directory, and say which one a training would resume from.
 
     hpclaunch checkpoints DIR
     hpclaunch checkpoints 'lightning_logs/**'
 
-DIR is what --checkpoint-dir is to be. The newest comes first. Nothing is changed.
+DIR is the value for --checkpoint-dir. The newest checkpoint comes first. The
+command changes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument("dir", metavar="DIR", help="a directory, or a pattern of directories")
-    parser.add_argument("--json", action="store_true", help="one object for other programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
     launch.add_what_counts(parser.add_argument)
 
 

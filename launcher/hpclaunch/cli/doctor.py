@@ -1,10 +1,10 @@
-"""Look for what would be in a training's way, and say what to do about it.
+"""Look for anything that would prevent or slow down a training, and give advice.
 
     hpclaunch doctor              on this machine
     srun hpclaunch doctor         on all nodes of a job, in one table
 
-It changes nothing, but for making the secret file where there is none yet.
-Exit code 1 when a training would break (FAIL), else 0.
+It changes nothing, except that it creates the secret file if there is none yet.
+The exit code is 1 if a training would break (FAIL), otherwise 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("hpclaunch-logs"),
         metavar="DIR",
-        help="the one that the launch is to have (default: %(default)s)",
+        help="the log directory that the launch will use (default: %(default)s)",
     )
 
 

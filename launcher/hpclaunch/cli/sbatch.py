@@ -3,8 +3,8 @@
     hpclaunch sbatch --profile narval --account def-you --nodes 2 train.py --epochs 90
     hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir saved train.py
 
-Options of the launcher may stand among these, or after --. They, SCRIPT and its
-arguments come into the job script as they are (docs/sbatch.md).
+You may write options of the launcher between these options, or after --. They,
+SCRIPT and its arguments are copied into the job script (docs/sbatch.md).
 """
 
 from __future__ import annotations
@@ -73,60 +73,78 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add(
         "--profile",
         metavar="SITE|FILE",
-        help=f"what the site wants: {', '.join(profiles.known())}, or a TOML file of your own",
+        help=f"what the site needs: {', '.join(profiles.known())}, or a TOML file of your own",
     )
-    add("--account", type=slurm_values.word, metavar="NAME", help="whose hours are used")
-    add("--partition", type=slurm_values.word, metavar="NAME", help="default: the site's for GPUs")
+    add(
+        "--account",
+        type=slurm_values.word,
+        metavar="NAME",
+        help="the account that pays for the job",
+    )
+    add(
+        "--partition",
+        type=slurm_values.word,
+        metavar="NAME",
+        help="default: the site's for GPUs",
+    )
     add(
         "--nodes",
         type=values.integer(1),
         metavar="N",
-        help="default: MAX of the launcher's --nnodes, else 1",
+        help="number of nodes (default: MAX of the launcher's --nnodes, otherwise 1)",
     )
     add(
         "--gpus-per-node",
         type=slurm_values.gpus,
         metavar="[TYPE:]N",
-        help="4, or a100:4 (default: all that a node of the site has; none without a profile)",
+        help="4, or a100:4 (default: all GPUs of a node of the site; none without a profile)",
     )
     add(
         "--time",
         type=slurm_values.limit,
         default="1:00:00",
-        help="minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
+        help="time limit: minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
     )
     add(
         "--cpus-per-task",
         type=values.integer(1),
         metavar="N",
-        help="for all workers of a node (default: the site's number for each GPU)",
+        help="CPUs for all workers of a node together (default: the site's number for each GPU)",
     )
     add(
         "--mem",
         type=slurm_values.capacity,
         metavar="SIZE",
-        help="of a node, as 64G; 0: all of it (default: the site's for each GPU)",
+        help="memory of a node, such as 64G; 0: all of it (default: the site's for each GPU)",
     )
     add(
         "--local-disk",
         type=values.integer(1),
         metavar="GB",
-        help="where a site's nodes have one that is asked for",
+        help="size of the local disk, at sites where jobs have to ask for it",
     )
     add(
         "--signal",
         type=slurm_values.warning,
         metavar="NAME@SECONDS",
-        help="USR1@120: that long before the limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order. At the limit it does so anyway, within --grace",
+        help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
+        "TERM@120: the job ends in order. At the limit it does this anyway, within --grace",
     )
-    add("--requeue", action="store_true", help="Slurm may start the job again (preemption, ...)")
-    add("--modules", metavar="NAMES", help="to load, in place of the site's; '': none")
-    add("--venv", metavar="DIR", help="virtual environment (or conda's, where the site has that)")
+    add(
+        "--requeue",
+        action="store_true",
+        help="Slurm may start the job again after preemption",
+    )
+    add("--modules", metavar="NAMES", help="modules to load instead of the site's; '': none")
+    add(
+        "--venv",
+        metavar="DIR",
+        help="virtual environment to activate, or conda's",
+    )
     add("--apptainer", metavar="IMAGE", help="launch inside this container")
-    add("--pyxis", metavar="IMAGE", help="the same, where Slurm itself knows containers")
-    add("--submit", action="store_true", help="submit it, and print the job's id alone")
-    add("--interactive", action="store_true", help="for salloc: what to type, line by line")
+    add("--pyxis", metavar="IMAGE", help="the same, where Slurm has the Pyxis plugin")
+    add("--submit", action="store_true", help="submit the script, and print only the id of the job")
+    add("--interactive", action="store_true", help="print what to type for salloc, line by line")
 
 
 def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:

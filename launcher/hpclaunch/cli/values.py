@@ -110,7 +110,7 @@ def _signal(name: str) -> signal.Signals:
     if found in (signal.SIGKILL, signal.SIGSTOP):
         raise ArgumentTypeError(f"no process can handle {name}: omit it")
     if found in (signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        raise ArgumentTypeError(f"{name} concerns a single process: omit it")
+        raise ArgumentTypeError(f"{name} is only about a single process: omit it")
     return found
 
 

@@ -12,8 +12,7 @@ import pytest
 from looking import cut_short, damage, date, zero_the_middle
 from test_format_torch_save import save
 
-from hpclaunch.core.head.restarts import checksum
-from hpclaunch.core.protocol.model import Look
+from hpclaunch.core.protocol.model import Look, checksum
 from hpclaunch.system.checkpoints import service as service_module
 from hpclaunch.system.checkpoints.client import (
     Begun,

@@ -1,6 +1,6 @@
 """Whether a GPU is fit for training: readings in, findings out.
 
-FAIL: the training would break or its numbers be wrong, and the node is set aside. WARN: said once.
+FAIL: the training would break or its numbers be wrong, and the node is cordoned. WARN: said once.
 A finding's `check` is the same for the same trouble of the same GPU, whatever its figures, so that
 it can be told once.
 """

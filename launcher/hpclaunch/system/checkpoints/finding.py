@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
-from hpclaunch.core.head.restarts import checksum
+from hpclaunch.core.protocol.model import checksum
 
 from .candidates import (
     DRAFTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from story import a_job, orders, report, tell
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Say
 from hpclaunch.core.protocol.events import AgentGone, CheckpointChosen, PeerClosed, Started, Tick
 from hpclaunch.core.protocol.model import Grow, Phase, WorkerExit

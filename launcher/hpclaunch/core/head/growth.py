@@ -8,8 +8,6 @@ from ..protocol.effects import ChooseCheckpoint, Effect
 from ..protocol.model import Grow, Job
 from .roster import Roster
 
-LOOK = 5.0  # seconds between two looks for a new checkpoint
-
 
 class Growth:
     """Whoever has come takes part in the next round in any case. This may end one for it."""
@@ -57,7 +55,7 @@ class Growth:
     def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
         if self.job.grow is not Grow.CHECKPOINT or (now < self._look_at and not self._looking):
             return []
-        self._look_at = now + LOOK  # counted from the end of a search
+        self._look_at = now + self.job.timing.look  # counted from the end of a search
         if self._looking:
             return []
         self._looking = True

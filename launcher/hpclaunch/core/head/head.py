@@ -31,10 +31,10 @@ from ..protocol.model import Job, Phase, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
 from . import restarts
-from .choosing import CheckpointChoice
+from .checkpoint_choice import CheckpointChoice
 from .cordon import Cordon, cordon
-from .failures import Explanations
-from .growing import Growth
+from .explanations import Explanations
+from .growth import Growth
 from .loss_detection import LossDetector
 from .orders import Orders
 from .preface import NAMES, preface
@@ -119,7 +119,7 @@ class Head:
         """From a head that is lost, with the reports of those who voted."""
         self._takeover = takeover = Takeover(self.job, self.roster, election, now)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
-        self.budget.inherit(election.configuration.record.tally)
+        self.budget.take_over(election.configuration.record.tally)
         self._preflight_due = False
         self._since = self._tenure_since = now
         self.round = takeover.next_round

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ..protocol.effects import ChooseCheckpoint, Effect, Say
 from ..protocol.events import CheckpointChosen
-from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict
-from .restarts import Budget, checksum
+from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
+from .restarts import Budget
 from .roster import Laggards, Peer, hosts_of
 
 TWICE = "the job failed twice while it was resuming from it"
