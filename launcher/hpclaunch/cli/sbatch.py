@@ -13,7 +13,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -75,6 +75,14 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         metavar="SITE|FILE",
         help=f"what the site needs: {', '.join(profiles.known())}, or a TOML file of your own",
     )
+    _add_requests(add)
+    _add_surroundings(add)
+    add("--submit", action="store_true", help="submit the script, and print only the id of the job")
+    add("--interactive", action="store_true", help="print what to type for salloc, line by line")
+
+
+def _add_requests(add: Callable[..., object]) -> None:
+    """What the job asks of Slurm."""
     add(
         "--account",
         type=slurm_values.word,
@@ -135,6 +143,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Slurm may start the job again after preemption",
     )
+
+
+def _add_surroundings(add: Callable[..., object]) -> None:
+    """What the launcher is started in."""
     add("--modules", metavar="NAMES", help="modules to load instead of the site's; '': none")
     add(
         "--venv",
@@ -143,8 +155,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     )
     add("--apptainer", metavar="IMAGE", help="launch inside this container")
     add("--pyxis", metavar="IMAGE", help="the same, where Slurm has the Pyxis plugin")
-    add("--submit", action="store_true", help="submit the script, and print only the id of the job")
-    add("--interactive", action="store_true", help="print what to type for salloc, line by line")
 
 
 def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
