@@ -76,6 +76,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help=f"what the site needs: {', '.join(profiles.known())}, or a TOML file of your own",
     )
     _add_requests(add)
+    _add_endings(add)
     _add_surroundings(add)
     add("--submit", action="store_true", help="submit the script, and print only the id of the job")
     add("--interactive", action="store_true", help="print what to type for salloc, line by line")
@@ -131,6 +132,10 @@ def _add_requests(add: Callable[..., object]) -> None:
         metavar="GB",
         help="size of the local disk, at sites where jobs have to ask for it",
     )
+
+
+def _add_endings(add: Callable[..., object]) -> None:
+    """What comes before the time limit, and after an end that Slurm brings about."""
     add(
         "--signal",
         type=slurm_values.warning,
