@@ -5,8 +5,8 @@
 runs on every rank in a worker's environment. It is started by its path, so that neither the working
 directory nor the script's is in `sys.path`; its own directory is removed from there at once, and
 `hpclaunch` is the package that this file is in. All ranks multiply matrices and copy memory at the
-same time, as in a training. Then pairs of ranks exchange data, in rounds that
-`core/health/preflight_rules.py` makes, which also judges the results. Results are JSON in the
+same time, as in a training. Then pairs of ranks exchange data, in rounds;
+`core/health/preflight_rules.py` plans the pairs and judges the results. The ranks leave JSON in the
 round's store. Rank 0 prints a table and the findings, and writes everything to
 HPCLAUNCH_PREFLIGHT_RESULT:
 
