@@ -6,7 +6,7 @@ import os
 import pytest
 from launching import hpclaunch, script
 
-from hpclaunch.cli import run, worker_count
+from hpclaunch.cli import agent_config, worker_count
 from hpclaunch.cli.options import build_parser
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.errors import UsageError
@@ -79,7 +79,7 @@ def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
         "SLURM_CPUS_ON_NODE": str(cpus),
     }
     options: argparse.Namespace = build_parser(step | environ).parse_args([*words, "train.py"])
-    return run.configure(options, step | environ).notes
+    return agent_config.configure(options, step | environ).notes
 
 
 def test_several_tasks_with_several_workers_each(monkeypatch, tmp_path):
