@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import hpclaunch, script
 
-from hpclaunch.cli import agent_config
+from hpclaunch.cli import agent_config, run
 from hpclaunch.cli.options import build_parser
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.messages import Order, Report
