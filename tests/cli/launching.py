@@ -72,7 +72,7 @@ def family(process):
 def fork_server(process):
     """The launcher's own, with all that it has started."""
     children = psutil.Process(process.pid).children()
-    (server,) = [p for p in children if any("worker.forkserver" in word for word in p.cmdline())]
+    (server,) = [p for p in children if any("worker.fork_server" in word for word in p.cmdline())]
     return [server.pid, *(p.pid for p in server.children(recursive=True))]
 
 

@@ -3,7 +3,7 @@
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
 them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
-has torch. torch.compile, which takes many seconds, is in test_start.py.
+has torch. torch.compile, which takes many seconds, is in test_warm_start.py.
 """
 
 import json

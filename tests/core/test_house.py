@@ -52,7 +52,7 @@ ALLOWED = {
     "core.member": NOUNS | RULES,
     "core.control": NOUNS | {"core.consensus", "core.head", "core.member"},
     "core": set(),
-    "system": CORE | {"system.shared", "worker.requests", "__init__"},
+    "system": CORE | {"system.shared", "worker.json_lines", "__init__"},
     "agent": CORE | {"system", "system.shared"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
@@ -85,7 +85,7 @@ def room(dotted: str) -> str:
     if not known:
         return "__init__"
     two = ".".join([first, *rest[:1]])
-    return two if first == "core" or two in ("system.shared", "worker.requests") else first
+    return two if first == "core" or two in ("system.shared", "worker.json_lines") else first
 
 
 def folder(dotted: str) -> str:

@@ -88,7 +88,7 @@ def test_more_workers_than_memory():
 )
 def test_limits(limit, value, agents, grade, advice):
     program = (
-        "import resource; from hpclaunch.system import checks\n"
+        "import resource; from hpclaunch.system.hosts import checks\n"
         f"number = resource.RLIMIT_{limit}\n"
         f"resource.setrlimit(number, {value})\n"
         f"finding = checks.limits({agents}, 2); print(finding.grade.value, finding.advice)"

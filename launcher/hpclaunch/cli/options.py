@@ -15,8 +15,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
 
 from . import values
-from .completion import SHELLS, PrintCompletion
-from .parser import LaunchParser
+from .parser import SHELLS, LaunchParser, PrintCompletion
 
 DESCRIPTION = """\
 Launch the workers of a distributed training, and restart them when one fails.
@@ -58,7 +57,10 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
         epilog=EPILOG,
     )
     parser.set_defaults(in_place_of=in_place_of, interpreter=None)
-    _add_workers(parser.section("workers"), nproc="1" if in_place_of else None)
+    workers = parser.section("workers")
+    _add_workers(workers, nproc="1" if in_place_of else None)
+    _add_start(workers)
+    _add_devices(workers)
     _add_health(parser.section("loss and health of nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
@@ -126,6 +128,16 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
     add(
+        "--role",
+        default="default",
+        metavar="NAME",
+        help="ROLE_NAME of the workers, shown by --tee (default: %(default)s)",
+    )
+
+
+def _add_start(add: Callable[..., None]) -> None:
+    """Where the workers' Python comes from."""
+    add(
         "--cold",
         action="store_true",
         help="start every worker as a new interpreter; without this option, workers are forked "
@@ -140,6 +152,10 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "commas; auto: those that the script has imported, from the first restart on (default: "
         "none)",
     )
+
+
+def _add_devices(add: Callable[..., None]) -> None:
+    """Which CPUs and GPUs each worker has."""
     add(
         "--bind",
         choices=[mode.value for mode in Mode],
@@ -188,12 +204,6 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "--virtual-local-rank",
         action="store_true",
         help="each worker sees only its own GPU, and LOCAL_RANK is 0",
-    )
-    add(
-        "--role",
-        default="default",
-        metavar="NAME",
-        help="ROLE_NAME of the workers, shown by --tee (default: %(default)s)",
     )
 
 

@@ -28,7 +28,7 @@ from .parser import LaunchParser, Parser
 
 DIRECTORY = Path(__file__).parent.parent / "shims"
 PROGRAMS = ("torchrun", "python", "python3")
-WORD = "--in-place-of="  # PROGRAM[:PYTHON], with which the programs there call hpclaunch
+WORD = "--in-place-of="  # PROGRAM[:PYTHON]; with this the programs there call hpclaunch
 OPTIONS = "HPCLAUNCH_OPTIONS"
 LAUNCH = "torch.distributed.launch"
 
@@ -72,7 +72,7 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
 
 
 def _options_in(text: str, program: str) -> list[str]:
-    """Looked at alone, so that what is wrong with them is not taken for the caller's."""
+    """Checked separately, so that errors in them are not taken for the caller's."""
     if not text:
         return []
     parser = _parser_of(program, {})

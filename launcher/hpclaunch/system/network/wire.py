@@ -1,4 +1,4 @@
-"""Messages as bytes: versioned, typed and limited in size. Never pickle."""
+"""The agents' messages as bytes: versioned, typed and limited in size, and never pickled."""
 
 from __future__ import annotations
 
