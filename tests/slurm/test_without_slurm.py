@@ -39,7 +39,7 @@ dist.destroy_process_group()
 def test_two_machines(cluster: Cluster, tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     line = (
-        f"cd {tmp_path}; export HOME={tmp_path} OMP_NUM_THREADS=1; "
+        f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1; "
         f"hpclaunch --nnodes=2 --nproc-per-node=2 {options} train.py 2>&1"
     )
     with ThreadPoolExecutor() as pool:
