@@ -60,6 +60,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/false_alarms.py
 	$(BIN)/python bench/idle_agent.py
 	$(BIN)/python bench/head_scale.py
+	$(BIN)/python bench/journal.py
 	$(BIN)/python bench/many_agents.py
 	$(BIN)/python bench/restarts_never_hang.py
 

@@ -35,7 +35,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from hpclaunch.system.checkpoints.client import Begun, Reply, Searched, Service, Verified
+from hpclaunch.system.checkpoints.client import (
+    Begun,
+    CheckpointServiceClient,
+    Reply,
+    Searched,
+    Verified,
+)
 
 GB = 10**9
 TENSORS = 500  # of one checkpoint, each divided among files
@@ -89,15 +95,15 @@ def deepspeed(directory: Path, files: int, size: int, _: int) -> None:
 
 
 @contextmanager
-def service(where: Path, verify: str = "auto") -> Iterator[Service]:
-    it = Service(str(where), (), "", verify)
+def service(where: Path, verify: str = "auto") -> Iterator[CheckpointServiceClient]:
+    it = CheckpointServiceClient(str(where), (), "", verify)
     try:
         yield it
     finally:
         it.close()
 
 
-def answer(service: Service) -> Reply:
+def answer(service: CheckpointServiceClient) -> Reply:
     """The next, but for the news that it has begun."""
     while True:
         select.select([service], [], [])
@@ -108,7 +114,7 @@ def answer(service: Service) -> Reply:
             raise SystemExit("the process that looks for checkpoints has ended")
 
 
-def look(service: Service, *, finds: bool = True) -> float:
+def look(service: CheckpointServiceClient, *, finds: bool = True) -> float:
     """Seconds until it has answered."""
     began = time.monotonic()
     service.search(0, [])
@@ -152,7 +158,7 @@ def write(path: Path, size: int) -> None:
 def reading(path: Path) -> None:
     size = path.stat().st_size
 
-    def read(service: Service, what: str) -> None:
+    def read(service: CheckpointServiceClient, what: str) -> None:
         began = time.monotonic()
         service.verify(0, str(path))
         reply = answer(service)

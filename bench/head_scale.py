@@ -11,7 +11,7 @@ import argparse
 import time
 from dataclasses import replace
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import Effect, Send
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, Tick
 from hpclaunch.core.protocol.messages import Report

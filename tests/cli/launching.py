@@ -69,6 +69,13 @@ def family(process):
     return [process.pid, *(p.pid for p in psutil.Process(process.pid).children(recursive=True))]
 
 
+def fork_server(process):
+    """The launcher's own, with all that it has started."""
+    children = psutil.Process(process.pid).children()
+    (server,) = [p for p in children if any("worker.fork_server" in word for word in p.cmdline())]
+    return [server.pid, *(p.pid for p in server.children(recursive=True))]
+
+
 def end(process, signum=signal.SIGTERM):
     process.send_signal(signum)
     out, err = process.communicate(timeout=LIMIT)

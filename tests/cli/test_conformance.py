@@ -3,7 +3,7 @@
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
 them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
-has torch. torch.compile, which takes many seconds, is in test_start.py.
+has torch. torch.compile, which takes many seconds, is in test_warm_start.py.
 """
 
 import json
@@ -25,8 +25,8 @@ from surroundings import SHORT, environment
 
 pytestmark = pytest.mark.torch
 
-HOOK = "the hook that serves a script's own rendezvous (README, However it is started)"
-ERRORS = "writes what torch's @record would, where the script has none (README, Output)"
+HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
+ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"

@@ -355,5 +355,5 @@ def test_an_agent_knows_nothing_of_the_doctor():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "hpclaunch.agent.loop" in done.stdout
-    for name in ("rich", "psutil", "doctor", "diagnosis", "meeting", "checks", "visits", "reach"):
+    for name in ("rich", "psutil", "doctor", "checks", "visits", "reachability"):
         assert name not in done.stdout

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import hpclaunch, script
 
-from hpclaunch.cli import run
+from hpclaunch.cli import agent_config, run
 from hpclaunch.cli.options import build_parser
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.messages import Order, Report
@@ -105,7 +105,7 @@ def test_an_environment(here, environ, words):
         options = build_parser(environ).parse_args([*words, "train.py"])
         if options.nnodes is None and not options.rdzv_endpoint and not options.master_addr:
             run.check(options)
-            config = run.configure(options, environ)
+            config = agent_config.configure(options, environ)
             assert config.nproc >= 1 or config.trouble
 
 

@@ -107,9 +107,12 @@ def test_workers_on_one_gpu_are_clients_of_mps(machine):
 def test_a_killed_fork_server_costs_neither_the_daemons_nor_the_watcher(machine):
     machine.launch("--nproc=2")
     machine.workers(2)
-    kept = [machine.helper(m) for m in ("hpclaunch.worker.mpskeeper", "hpclaunch.system.gpus.nvml")]
+    kept = [
+        machine.helper(m)
+        for m in ("hpclaunch.worker.mps_keeper", "hpclaunch.system.gpus.gpu_watcher")
+    ]
     daemons = set(machine.of_mps())
-    machine.helper("hpclaunch.worker.forkserver").kill()
+    machine.helper("hpclaunch.worker.fork_server").kill()
     assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
     assert all(process.is_running() for process in kept)
     assert daemons & set(machine.of_mps())
@@ -121,11 +124,11 @@ def test_a_killed_fork_server_costs_neither_the_daemons_nor_the_watcher(machine)
 def test_a_killed_watcher_is_replaced_at_the_next_start(machine):
     machine.launch("--nproc=1")
     (told,) = machine.workers(1)
-    machine.helper("hpclaunch.system.gpus.nvml").kill()
+    machine.helper("hpclaunch.system.gpus.gpu_watcher").kill()
     assert "are not watched" in machine.process.stderr.readline()
     os.kill(told["pid"], signal.SIGKILL)
     machine.workers(1, number=1)
-    assert machine.helper("hpclaunch.system.gpus.nvml").is_running()
+    assert machine.helper("hpclaunch.system.gpus.gpu_watcher").is_running()
     assert machine.end()[0] == 0
 
 

@@ -446,7 +446,10 @@ class TestMistakes:
             (["--bind", "foo", "t.py"], "argument --bind: invalid choice: 'foo'"),
             (["--preload", "a-b", "t.py"], "argument --preload: 'a-b' is not a list of modules"),
             (["--preload", ",", "t.py"], "argument --preload: ',' is not a list of modules"),
-            (["--signals-to-handle", "TERM", "t.py"], "'TERM' is no signal: write names as in"),
+            (
+                ["--signals-to-handle", "TERM", "t.py"],
+                "'TERM' is no signal: write names separated by commas, as in",
+            ),
             (["--signals-to-handle", "SIGTERM,", "t.py"], "'' is no signal"),
             (["--signals-to-handle", "SIGSTOP", "t.py"], "no process can handle SIGSTOP"),
             (["--standalone=1", "t.py"], "argument --standalone: ignored explicit argument '1'"),
@@ -565,7 +568,7 @@ def test_the_parser_is_light():
     imports when it is called: for a mistake."""
     folder = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "cli"
     found = set()
-    for name in ("options", "parser", "values", "completion"):
+    for name in ("options", "parser", "values"):
         for node in ast.parse((folder / f"{name}.py").read_text()).body:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}

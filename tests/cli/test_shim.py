@@ -471,7 +471,7 @@ NOT_THE_SAME = {  # name of a variable: why a worker sees another value
     "MASTER_PORT": "another one in every launch",
     "TORCHELASTIC_ERROR_FILE": "in the log directory of each",
     "TORCHELASTIC_RUN_ID": "another one in every launch",
-    "OMP_NUM_THREADS": "the number of cores in a worker's share, as in README",
+    "OMP_NUM_THREADS": "the number of cores in a worker's share, as in docs/slurm.md",
     "PATH": "the shim's directory is in it",
     "PWD": "of the test",
     "PYTHONPATH": "hpclaunch's hooks",

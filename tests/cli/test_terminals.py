@@ -12,7 +12,7 @@ import termios
 import time
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, family, living, until
+from launching import HPCLAUNCH, LIMIT, family, fork_server, living, until
 
 from surroundings import environment
 
@@ -250,7 +250,7 @@ def test_a_killed_fork_server_loses_no_line(launch):
     )
     screen = launch(body, "--nproc=1")
     screen.shows(b"100\r\n")
-    os.kill(family(screen.process)[1], signal.SIGKILL)
+    os.kill(fork_server(screen.process)[0], signal.SIGKILL)
     assert screen.over() == 0
     assert complete(screen.file("rank-0.out")) > 100
     assert complete(screen.file("rank-0.out", 1)) == 10

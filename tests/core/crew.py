@@ -15,9 +15,8 @@ from typing import Any
 from story import a_job
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.head.restarts import checksum
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Assignment, Look, Seen, Verdict
+from hpclaunch.core.protocol.model import Assignment, Look, Seen, Verdict, checksum
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import fields, replace
 from typing import Any, Protocol
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.member.member import Member
 from hpclaunch.core.protocol.effects import Effect, LookAt, Send
 from hpclaunch.core.protocol.events import (

@@ -1,7 +1,10 @@
-"""What the documents name is there, and the commands that they show are understood."""
+"""What the documents say is true: files and sections that they name are there, every page can be
+found, and the commands and options that they show are understood."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
 import shlex
 import sys
@@ -10,29 +13,98 @@ from pathlib import Path
 import pytest
 
 from hpclaunch.cli import main, options, run
+from hpclaunch.cli.parser import Parser
+from hpclaunch.core.protocol.timing import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+INDEX = DOCS / "README.md"
+PAGES = [
+    README,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "bench/results/README.md")),
+    *sorted(DOCS.glob("*.md")),
+]
 BLOCK = re.compile(r"^```(?:bash|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Before the launcher: a prompt, variables, and a step with its options
 COMMAND = re.compile(r"^(?:\$ )?(?:srun (?:-\S+ )*)?hpclaunch (?=\S)(.*)$", re.MULTILINE)
+# A whole command in the middle of a sentence or a table, not one that is cut off with "..."
+INLINE = re.compile(r"`(?:srun )?hpclaunch (--?[a-z][^`]*\.py[^`]*)`")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
+TABLE = re.compile(r"^\| option \|.*\n\| ---.*\n((?:\|.*\n)+)", re.MULTILINE)
+# Whose options the tables of a page have, where they are not the launcher's; see also
+# tests/cli/test_options.py for docs/options.md, and tests/cli/test_sbatch.py for docs/sbatch.md.
+COMMANDS = {"doctor.md": "doctor", "incidents.md": "replay", "sbatch.md": "sbatch"}
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def pages(*, without: tuple[str, ...] = ()) -> pytest.MarkDecorator:
+    chosen = [page for page in PAGES if name(page) not in without]
+    return pytest.mark.parametrize("page", chosen, ids=name)
 
 
 def commands() -> list[str]:
-    """The launcher's words in every shell block."""
-    text = "\n".join("\n".join(BLOCK.findall(page.read_text())) for page in PAGES)
-    found = COMMAND.findall(text.replace("\\\n", " "))
+    """The launcher's words in every shell block, and of commands within the text."""
+    texts = [page.read_text() for page in PAGES]
+    blocks = "\n".join(block for text in texts for block in BLOCK.findall(text))
+    found = COMMAND.findall(blocks.replace("\\\n", " "))
+    found += [line for text in texts for line in INLINE.findall(text)]
     return sorted({line.removesuffix(" &") for line in found if "options" not in line})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The sections of a page, as links name them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The files of this repository to which a page links, each with a section or an empty one."""
+    found = LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    return [
+        ((page.parent / file).resolve() if file else page, section)
+        for file, section in found
+        if "://" not in file
+    ]
+
+
+@pages()
 def test_files_that_are_named_exist(page: Path) -> None:
-    """Scripts to start from, and links to other pages."""
+    """Scripts to start from, tests, and sources."""
     text = page.read_text()
     named = re.findall(r"\b(?:workers|sbatch)/\w+(?:\.py|\.sbatch|/)", text)
-    assert not [name for name in set(named) if not (ROOT / name).exists()]
-    linked = re.findall(r"\]\(([\w./-]+\.md)\)", text)
-    assert not [name for name in set(linked) if not (page.parent / name).exists()]
+    named += re.findall(r"`((?:launcher|tests|bench|docs)/[\w./-]+)`", text)
+    named += [f"launcher/hpclaunch/{path}" for path in re.findall(r"`(core/[\w./]+)`", text)]
+    assert not [path for path in set(named) if not (ROOT / path).exists()]
+
+
+@pages()
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file that exists, and to a section that it has."""
+    for path, section in links(page):
+        assert path.exists(), f"{name(page)} links to {path}"
+        assert not section or section in anchors(path), f"{name(page)} links to {path}#{section}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = {path for path, _ in links(INDEX)}
+    assert not {page for page in DOCS.glob("*.md") if page != INDEX} - linked
+    assert INDEX in {path for path, _ in links(README)}
+    assert ROOT / "CONTRIBUTING.md" in linked
+
+
+def test_nothing_is_said_to_be_published() -> None:
+    """hpclaunch is installed from a checkout, or from a wheel that was built from one."""
+    sites = sorted((ROOT / "launcher/hpclaunch/cli/sites").glob("*.toml"))
+    for page in (*PAGES, *sites, ROOT / "pyproject.toml"):
+        text = page.read_text()
+        assert "pypi.org" not in text, name(page)
+        for line in re.findall(r"pip3? (?:install|download) ([^`\n|;#]*)", text):
+            by_name = re.search(r"(?:^|\s)'?hpclaunch\b", line)
+            assert "--no-index" in line or not by_name, f"{name(page)}: pip install {line}"
 
 
 @pytest.mark.parametrize("line", commands())
@@ -40,7 +112,8 @@ def test_a_command_that_is_shown(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = shlex.split(line.replace(" R ", " 0 "), comments=True)
-    if words[0] == "doctor":
+    if words[0] in ("doctor", "checkpoints", "replay", "shim"):
+        parser_of(words[0]).parse_args(words[1:])
         return
     if words[0] != "sbatch":
         run.check(options.build_parser({}).parse_args(words))
@@ -52,3 +125,66 @@ def test_a_command_that_is_shown(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))  # the command puts it in order
     assert main([word for word in words if word != "--submit"]) == 0
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    module = importlib.import_module(f"hpclaunch.cli.{command}")
+    parser: Parser = getattr(module, "PARSER", Parser)(prog=command)
+    module.prepare_parser(parser)
+    return parser
+
+
+@pages(without=("docs/options.md",))
+def test_options_in_tables_exist(page: Path) -> None:
+    """And where the options are a command's own, the table has them all."""
+    rows = "".join(TABLE.findall(page.read_text())).splitlines()
+    named = {
+        option
+        for row in rows
+        for option in re.findall(r"`(--?[a-z][a-z-]*)", row.replace("\\|", "/").split("|")[1])
+    }
+    if page.name not in COMMANDS:
+        assert not named - set(options.build_parser({}).spellings)
+        return
+    known = set(parser_of(COMMANDS[page.name])._option_string_actions) - {"-h", "--help"}
+    assert named == known
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each row of a table."""
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+
+
+def section(page: Path, title: str) -> str:
+    text = page.read_text()
+    assert f"\n## {title}\n" in text
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_figures_of_the_readme_are_those_of_the_page() -> None:
+    """Rows of the comparison with torchrun, cell by cell; of what it survives, the seconds."""
+    measured = [row[1:] for row in rows((DOCS / "figures.md").read_text())]
+    compared = [row[1:] for row in rows(section(README, "Compared with torchrun"))[2:]]
+    assert len(compared) > 5
+    assert not [row for row in compared if row not in measured]
+    survived = [row[2] for row in rows(section(README, "What it survives"))[2:]]
+    seconds = [time for cell in survived for time in re.findall(r"[\d.]+", cell)]
+    assert len(seconds) > 5
+    assert not {f"{time} s" for time in seconds} - {cell for row in measured for cell in row}
+
+
+def test_times_that_the_page_on_faults_states() -> None:
+    text = " ".join((DOCS / "faults.md").read_text().split())
+    for said in (
+        f"| a node sends nothing | {DEFAULTS.loss:g} s, the loss timeout |",
+        f"| the head sends nothing | {DEFAULTS.vote_lease:g} s |",
+        f"`--grace` seconds ({DEFAULTS.grace:g} by default)",
+        f"gets SIGKILL after {DEFAULTS.stuck:g} s",
+        f"`--wait-for-nodes` seconds ({DEFAULTS.wait:g} by default)",
+        f"up to {DEFAULTS.goodbye:g} s longer",
+    ):
+        assert said in text

@@ -9,7 +9,7 @@ import pytest
 
 from hpclaunch.core.health.findings import failed
 from hpclaunch.system.gpus import inventory
-from hpclaunch.system.gpus.gpu_watcher import Watcher
+from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
 
 from .conftest import Launch, Run
 from .jobs import HPCLAUNCH, LIMIT, SCRIPTS, Machine, environment
@@ -17,7 +17,7 @@ from .jobs import HPCLAUNCH, LIMIT, SCRIPTS, Machine, environment
 
 def test_the_watcher_reads_the_real_driver(machine: Machine) -> None:
     found = inventory.survey({"CUDA_VISIBLE_DEVICES": machine.uuid}, machine.nvml).gpus
-    watcher = Watcher(found)
+    watcher = GpuWatcherClient(found)
     try:
         watcher.check(0)
         assert select.select([watcher], [], [], LIMIT)[0]

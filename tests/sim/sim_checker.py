@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sim_plan import Kind
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, Report
 from hpclaunch.core.protocol.model import Assignment, Grow, Phase, Place, Verdict
@@ -52,7 +52,7 @@ class Checker:
         self.begun: dict[tuple[int, int], tuple[int, int, str]] = {}
         self.lost: set[int] = set()  # rounds in which something did fail
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
-        self.aside: dict[int, set[int]] = {}  # nodes that a head has set aside
+        self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
@@ -126,7 +126,7 @@ class Checker:
             self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
-            self.aside[agent.index] = {
+            self.cordoned[agent.index] = {
                 p.place.node for p in control.head.roster if p.unfit and not p.assignment
             }
 
@@ -175,8 +175,8 @@ class Checker:
             part.group_world_size,
         )
         self._require(seat == expected, agent, f"sits on {seat} instead of {expected}")
-        sound = {p.node for p in taking}.isdisjoint(self.aside.get(head.me, ()))
-        self._require(sound, agent, "runs with a node that was set aside")
+        sound = {p.node for p in taking}.isdisjoint(self.cordoned.get(head.me, ()))
+        self._require(sound, agent, "runs with a node that was cordoned")
         self._shares(agent, part)
         host = min(taking, key=lambda p: (groups.index(p.node), p.index)).index
         self._require(part.hosts_store == (index == host), agent, "hosts the store in error")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from hpclaunch.core.head.restarts import checksum
-from hpclaunch.core.protocol.model import Assignment
+from hpclaunch.core.protocol.model import Assignment, checksum
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation

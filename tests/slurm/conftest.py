@@ -24,7 +24,7 @@ SCRIPTS = HERE / "scripts"
 NODES = 4
 # Command lines, for `Cluster.processes`
 AGENT = r"^\S*python\S* \S*/hpclaunch "
-FORK_SERVER = r"hpclaunch\.worker\.forkserver"
+FORK_SERVER = r"hpclaunch\.worker\.fork_server"
 WORKER = r"^\S*python\S* -u "
 
 

@@ -64,7 +64,8 @@ def test_logs_are_private_and_whole(launch: Launch) -> None:
 
 def _check_journal(path: Path, starts_with: str, ends_with: str) -> None:
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    assert entries[0]["event"] == starts_with
+    assert entries[0]["note"] == "core"
+    assert entries[1]["event"] == starts_with
     assert entries[-1]["effect"] == ends_with
     times = [entry["now"] for entry in entries]
     assert times == sorted(times)

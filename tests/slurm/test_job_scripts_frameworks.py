@@ -98,7 +98,9 @@ def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)  # it may have to compile
-@pytest.mark.skipif("locale" in entered, reason="DeepSpeed calls torch.compile: see test_start.py")
+@pytest.mark.skipif(
+    "locale" in entered, reason="DeepSpeed calls torch.compile: see test_warm_start.py"
+)
 def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: Path) -> None:
     """ZeRO-3: killed while it saves, it goes on from what `latest` names."""
     env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -152,3 +154,24 @@ def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
+
+
+def test_the_journals_of_a_job_that_lost_its_head_are_replayed(
+    cluster: Cluster, launch: Launch
+) -> None:
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    job.forget()
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    job.until_all_run(2)
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert "n2 leads now" in ended.output
+    logs = job.directory / "hpclaunch-logs" / f"{job.id}.0"
+    assert len(list(logs.glob("journal*.jsonl"))) == 3
+    command = [sys.executable, "-m", "hpclaunch", "replay", logs]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.count("all decided as recorded") == 3
+    assert "leads, stage" in done.stdout

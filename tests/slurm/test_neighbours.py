@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpclaunch.system.network import net, secret
+from hpclaunch.system.network import secret, zmq_channel
 
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch
@@ -50,7 +50,7 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
         )
         for d in ours
     ]
-    first, *_ = net.derive(secret.load_or_create(key), f"{jobs[0].id}.0").ports
+    first, *_ = zmq_channel.derive(secret.load_or_create(key), f"{jobs[0].id}.0").ports
     with stranger(cluster, "n1", first):
         for job in jobs:
             cluster.on("ctl", ["scontrol", "release", str(job.id)])

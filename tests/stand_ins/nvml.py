@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from hpclaunch.core.placement import devices
-from hpclaunch.system.gpus.inventory import Survey
+from hpclaunch.system.gpus.inventory import GpuSurvey
 from surroundings import environment
 
 SOURCE = Path(__file__).with_suffix(".c")
@@ -170,12 +170,13 @@ class Driver:
 
 
 class Surveyor:
-    """`gpus.survey` in a process of its own, which finds NVML by `environ`: stand-in or real."""
+    """`inventory.survey` in a process of its own, which finds NVML, real or not, by `environ`."""
 
     PROGRAM = (
-        "import dataclasses, json, sys, pynvml; from hpclaunch.system import gpus\n"
+        "import dataclasses, json, sys, pynvml\n"
+        "from hpclaunch.system.gpus import inventory\n"
         "for line in sys.stdin:\n"
-        "    found = gpus.survey(json.loads(line), pynvml)\n"
+        "    found = inventory.survey(json.loads(line), pynvml)\n"
         "    print(json.dumps(dataclasses.asdict(found)), flush=True)\n"
     )
 
@@ -184,7 +185,7 @@ class Surveyor:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, text=True)
 
-    def survey(self, selection: str | None = None) -> Survey:
+    def survey(self, selection: str | None = None) -> GpuSurvey:
         environ = {} if selection is None else {"CUDA_VISIBLE_DEVICES": selection}
         print(json.dumps(environ), file=self.process.stdin, flush=True)
         told = json.loads(self.process.stdout.readline())
@@ -192,7 +193,7 @@ class Surveyor:
             devices.Gpu(**g | {"cpus": tuple(g["cpus"]), "capability": tuple(g["capability"])})
             for g in told.pop("gpus")
         ]
-        return Survey(tuple(gpus), **told)
+        return GpuSurvey(tuple(gpus), **told)
 
     def close(self) -> None:
         self.process.stdin.close()

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from hpclaunch.system.processes.fork_server_client import ForkServer, Worker
+from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
 
 LIMIT = 20  # seconds; far more than any of this takes
 
@@ -16,7 +16,7 @@ class Client:
     """A fork server and what it has told so far."""
 
     def __init__(self, tmp_path):
-        self.server = ForkServer()
+        self.server = ForkServerClient()
         self.tmp_path = tmp_path
         self.told = []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sysfs import EPYC, XEON, Machine
 
-from hpclaunch.core.placement.binding import Cpu, Mode, Seat, bind
+from hpclaunch.core.placement.binding import Cpu, Locality, Mode, bind
 from hpclaunch.core.protocol.ranges import parsed, written
 from hpclaunch.system.processes import affinity
 
@@ -21,7 +21,7 @@ def test_this_machine():
     cpus = affinity.available()
     topology = affinity.topology(cpus)
     assert set(cpus) == os.sched_getaffinity(0) <= set(topology)
-    (alone,) = bind(Mode.AUTO, cpus, topology, [Seat()])
+    (alone,) = bind(Mode.AUTO, cpus, topology, [Locality()])
     assert alone.cpus == cpus
     os.sched_setaffinity(0, alone.cpus)
 
@@ -53,7 +53,7 @@ def test_a_virtual_machine_tells_neither_caches_nor_memory_nodes(tmp_path):
 def test_a_container_without_sysfs(tmp_path):
     topology = affinity.topology((3, 5), tmp_path / "nothing")
     assert topology == {cpu: Cpu(core=cpu, complex=-1) for cpu in (3, 5)}
-    assert [b.cpus for b in bind(Mode.AUTO, (3, 5), topology, [Seat()] * 2)] == [(3,), (5,)]
+    assert [b.cpus for b in bind(Mode.AUTO, (3, 5), topology, [Locality()] * 2)] == [(3,), (5,)]
 
 
 def test_nonsense_in_sysfs_is_as_nothing(tmp_path):
@@ -113,12 +113,12 @@ def test_what_torchrun_binds_to(tmp_path):
         pytest.skip("no torch here with --numa-binding")
     for (root, cpus, gpus), theirs in zip(cases, json.loads(said.stdout), strict=True):
         topology = affinity.topology([], Path(root))
-        seats = [
-            Seat(f"GPU {k}", tuple(c for c in topology if topology[c].node == node), (node,))
+        localities = [
+            Locality(f"GPU {k}", tuple(c for c in topology if topology[c].node == node), (node,))
             for k, node in enumerate(gpus)
         ]
         ours = {
-            mode.value: [written(b.cpus) for b in bind(mode, cpus, topology, seats)]
+            mode.value: [written(b.cpus) for b in bind(mode, cpus, topology, localities)]
             for mode in Mode
             if mode not in (Mode.AUTO, Mode.NONE)
         }

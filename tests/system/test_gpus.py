@@ -146,7 +146,7 @@ def test_the_kernel_tells_what_nvml_does_not(monkeypatch, tmp_path):
 
 
 def test_no_driver_no_gpus(survey):
-    assert survey(Gpu(A), init=9) == inventory.Survey()
+    assert survey(Gpu(A), init=9) == inventory.GpuSurvey()
 
 
 def test_a_broken_driver_is_one_line(survey):

@@ -3,36 +3,36 @@
 import pytest
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.system.logs import directories
+from hpclaunch.system.logs import log_directory
 
 
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     out.write_text("\n".join(f"line {n}" for n in range(5000)))
-    assert directories.tail({err: 0, out: 0}).splitlines()[-1] == "line 4999"
-    assert len(directories.tail({err: 0, out: 0}).splitlines()) == directories.TAIL_LINES
+    assert log_directory.tail({err: 0, out: 0}).splitlines()[-1] == "line 4999"
+    assert len(log_directory.tail({err: 0, out: 0}).splitlines()) == log_directory.TAIL_LINES
     err.write_bytes(b"Traceback\nBoom \xff\n\n")
-    assert directories.tail({err: 0, out: 0}) == "Traceback\nBoom �"
-    assert directories.tail({tmp_path / "none": 0}) == ""
+    assert log_directory.tail({err: 0, out: 0}) == "Traceback\nBoom �"
+    assert log_directory.tail({tmp_path / "none": 0}) == ""
 
 
 def test_what_an_earlier_launch_has_written_is_not_in_the_tail(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     err.write_text("Traceback\nModuleNotFoundError\n")
-    begins = {file: directories.size(file) for file in (err, out)}
+    begins = {file: log_directory.size(file) for file in (err, out)}
     out.write_text("epoch 1\n")
-    assert directories.tail(begins) == "epoch 1"
+    assert log_directory.tail(begins) == "epoch 1"
 
 
 def test_the_log_directory_is_private_and_reused(tmp_path):
-    directory = directories.LogDirectory(tmp_path / "logs" / "7.0")
+    directory = log_directory.LogDirectory(tmp_path / "logs" / "7.0")
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert directory.round(3) == tmp_path / "logs" / "7.0" / "round-3"
     assert directory.round(3).stat().st_mode & 0o777 == 0o700
-    directories.LogDirectory(tmp_path / "logs" / "7.0")
+    log_directory.LogDirectory(tmp_path / "logs" / "7.0")
 
 
 def test_a_log_directory_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to the log directory"):
-        directories.LogDirectory(tmp_path / "file" / "logs")
+        log_directory.LogDirectory(tmp_path / "file" / "logs")

@@ -39,7 +39,7 @@ def test_the_first_on_the_named_machine_is_the_head(name):
     """And the next one, in a process of its own, is not: nobody else need be asked."""
     run_id = f"{name}-first-{os.getpid()}"
     code = (
-        "import sys; from hpclaunch.system import machines\n"
+        "import sys; from hpclaunch.system.hosts import machines\n"
         "it = machines.first_come(2, 'localhost', 7, run_id=sys.argv[1], name='x', head=None)\n"
         "print(it.index)"
     )

@@ -23,8 +23,8 @@ import pytest
 from serving import LIMIT, gone
 
 from hpclaunch.core.placement.mps_shares import Group
-from hpclaunch.system.gpus import mps_client
-from hpclaunch.system.gpus.mps_client import Keeper, find, stale
+from hpclaunch.system.gpus import mps
+from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
 from hpclaunch.system.shared import helper
 from surroundings import SHORT
 
@@ -80,7 +80,7 @@ class Agent:
     """The end of an agent: a keeper and what it has told."""
 
     def __init__(self, job="7.0", control=CONTROL, **more):
-        self.keeper = Keeper(job, control, first_look=0.01, **more)
+        self.keeper = MpsKeeperClient(job, control, first_look=0.01, **more)
         self.told = []
 
     @property
@@ -280,10 +280,10 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(
         helper, "_PROGRAM",
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
-        "from hpclaunch.worker import mpsdaemon, mpskeeper; "
-        "mpsdaemon.SETTLE_LIMIT = mpskeeper.LAST_CLIENTS_LIMIT = 0.3; "
-        "mpsdaemon.ANSWER_LIMIT = 0.7; "
-        "mpsdaemon.FrontEnd.ask.__defaults__ = (0.7,); mpskeeper.main(*sys.argv[3:])",
+        "from hpclaunch.worker import mps_daemon, mps_keeper; "
+        "mps_daemon.SETTLE_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
+        "mps_daemon.ANSWER_LIMIT = 0.7; "
+        "mps_daemon.FrontEnd.ask.__defaults__ = (0.7,); mps_keeper.main(*sys.argv[3:])",
     )  # fmt: skip
 
 
@@ -584,7 +584,7 @@ def foreign(base, monkeypatch):
 def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, foreign):
     pipes = foreign()
     found = find(os.environ, (12, 4))
-    assert found == mps_client.Found(CONTROL, pipes, (12, 4))
+    assert found == mps.MpsSupport(CONTROL, pipes, (12, 4))
     agent = agents()
     assert agent.prepare(0, foreign=pipes) == {"": pipes}
     client = clients(pipes, "")
@@ -614,14 +614,14 @@ def test_a_daemon_of_a_stranger_is_not_used(foreign):
 
 def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
     monkeypatch.setenv("MPS_STAND_IN", "silent")
-    monkeypatch.setattr(mps_client, "ANSWER_LIMIT", 0.3)
+    monkeypatch.setattr(mps, "ANSWER_LIMIT", 0.3)
     foreign()
     assert find(os.environ, (12, 4)).foreign == ""
 
 
 def test_a_node_without_mps(tmp_path):
     assert find({"PATH": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, (0, 0)) == (
-        mps_client.Found()
+        mps.MpsSupport()
     )
 
 

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from hpclaunch.core.health.gpu_rules import History, Reading
-from hpclaunch.system.gpus import nvml
+from hpclaunch.core.health.gpu_rules import GpuReading, History
+from hpclaunch.system.gpus import gpu_watcher
 from hpclaunch.system.hosts import slurm
 from hpclaunch.system.shared import helper
-from hpclaunch.worker import mpsdaemon, mpskeeper, processes
+from hpclaunch.worker import mps_daemon, mps_keeper, processes
 
 NOBODY = 65534
 # A process that looks like an srun, of a name that can be chosen.
@@ -77,13 +77,13 @@ def test_what_a_process_catches(strangers):
 
 
 def test_users_of_mps(strangers, tmp_path):
-    assert mpsdaemon.users(str(tmp_path)) == []
-    assert mpsdaemon.end_users(str(tmp_path))
+    assert mps_daemon.users(str(tmp_path)) == []
+    assert mps_daemon.end_users(str(tmp_path))
 
 
 def test_clients_of_mps(strangers):
-    assert set(strangers.values()) <= {pid for pid, _ in mpskeeper.everyone()}
-    assert not any(mpskeeper.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
+    assert set(strangers.values()) <= {pid for pid, _ in mps_keeper.everyone()}
+    assert not any(mps_keeper.has_open(pid, "/dev/nvidia-uvm") for pid in strangers.values())
 
 
 def test_what_a_helper_has_left(strangers):
@@ -91,10 +91,10 @@ def test_what_a_helper_has_left(strangers):
 
 
 def test_what_is_said_of_those_on_a_gpu_is_for_any_console(strangers):
-    found = [nvml._process(pid, 1 << 30, dead=()) for pid in strangers.values()]
+    found = [gpu_watcher._process(pid, 1 << 30, dead=()) for pid in strangers.values()]
     assert [p.command for p in found] == ["mod?", ") R 1 (x", "a?SigCgt:?fffff", "?[31mred???"]
-    foreign = [nvml.replace(p, user="else", ours=False) for p in found]
-    findings = History().answer([Reading("GPU 0", processes=tuple(foreign), idle=True)])
+    foreign = [gpu_watcher.replace(p, user="else", ours=False) for p in found]
+    findings = History().answer([GpuReading("GPU 0", processes=tuple(foreign), idle=True)])
     assert findings
     for finding in findings:
         assert finding.found.isprintable(), finding

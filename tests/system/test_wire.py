@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpclaunch.core.head.restarts import Budget
-from hpclaunch.core.protocol.configuration import Configuration, Voters
+from hpclaunch.core.protocol.configuration import Configuration, Record, Voters
 from hpclaunch.core.protocol.events import CheckpointChosen
 from hpclaunch.core.protocol.messages import Order, Report
 from hpclaunch.core.protocol.model import (
@@ -48,9 +48,14 @@ CONFIGURATION = Configuration(
     8,
     Voters(0, "0-3"),
     Voters(1, "1-3"),
-    round=7,
-    tally=Tally(3, 1, checkpoint=2**32 - 1, failed=True, words=2**31, host="n2", times=2),
+    Record(7, Tally(3, 1, checkpoint=2**32 - 1, failed=True, words=2**31, host="n2", times=2)),
 )
+
+
+def with_tally(tally):
+    return replace(CONFIGURATION, record=Record(7, tally))
+
+
 ORDERS = [
     Order(1, 1, "f00d", Goal.WAIT, 0),
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
@@ -58,8 +63,8 @@ ORDERS = [
     Order(1, 4, "f00d", Goal.WAIT, 1, configuration=CONFIGURATION),
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
-        configuration=replace(
-            CONFIGURATION, tally=replace(CONFIGURATION.tally, doom=Verdict(137, "why", FAILURE))
+        configuration=with_tally(
+            replace(CONFIGURATION.record.tally, doom=Verdict(137, "why", FAILURE))
         ),
     ),
 ]
@@ -83,9 +88,7 @@ def test_what_a_successor_has_to_know_is_small():
     budget.begin(CheckpointChosen(f"/{'long/' * 800}/1.pt"))
     failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)
     assert budget.spend([failure], saves=True) is None
-    data = wire.encode(
-        Order(1, 4, "f00d", Goal.WAIT, 1, configuration=replace(CONFIGURATION, tally=budget.tally))
-    )
+    data = wire.encode(Order(1, 4, "f00d", Goal.WAIT, 1, configuration=with_tally(budget.tally)))
     assert len(data) < 700
 
 

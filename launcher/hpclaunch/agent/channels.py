@@ -1,4 +1,4 @@
-"""One agent's ends of all its channels: those who report to it, and those whom it reports to."""
+"""One agent's channels: to the agents that report to it, and to those that it reports to."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ import zmq
 from ..core.protocol import effects, events
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Trouble
-from ..system.network import net, route, wire
+from ..system.network import route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
 if TYPE_CHECKING:
-    from ..system.network.reach import Witness
+    from ..system.network.reachability import Witness
 
 
 class Channels:
-    """Sends what the core sends, and makes events of what comes. With `addresses` of the first
-    head, which the caller has looked up; [] for the head itself."""
+    """Sends the core's messages, and turns what arrives into events.
+
+    `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
+    """
 
     def __init__(
         self,
@@ -37,12 +39,12 @@ class Channels:
         self._shared = shared
         self._poller: zmq.Poller | None = None
         self._witness: Witness | None = None
-        self.ends: dict[int, net.MemberChannel] = {}  # whom we report to
+        self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         agents = len(where.places)
-        self.server: net.HeadChannel | None = None
+        self.server: zmq_channel.HeadChannel | None = None
         if where.seated:
             mine = self.keys(where.index)
-            self.server = net.HeadChannel(
+            self.server = zmq_channel.HeadChannel(
                 mine, agents, wire.MAX_BYTES, me=where.index, context=self.context
             )
         if where.index:
@@ -53,12 +55,12 @@ class Channels:
         """Where this agent listens for as long as it lives."""
         return 0 if self.server is None else self.server.port
 
-    def keys(self, agent: int) -> net.Keys:
+    def keys(self, agent: int) -> zmq_channel.Keys:
         endpoint = self.where.endpoint if agent == HEAD else None
         port = 0 if endpoint is None else endpoint[1]
-        return net.derive(self._shared, self.where.identity, port, agent)
+        return zmq_channel.derive(self._shared, self.where.identity, port, agent)
 
-    def _all(self) -> list[net.Channel]:
+    def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
 
     def watch(self, poller: zmq.Poller) -> None:
@@ -82,7 +84,7 @@ class Channels:
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.seated else None
-        end = net.MemberChannel(
+        end = zmq_channel.MemberChannel(
             self.keys(agent), index, addresses, wire.MAX_BYTES, to=agent, context=self.context
         )
         self.ends[agent] = end
@@ -91,7 +93,7 @@ class Channels:
                 self._poller.register(socket, zmq.POLLIN)
 
     def _addresses(self, agent: int) -> list[str]:
-        """Of one that may come to lead; [] if its name is not known just now."""
+        """Of an agent that may come to lead; [] if its name cannot be resolved now."""
         place = self.where.places[agent]
         if place.node == self.here.node:
             return [route.LOOPBACK]
@@ -101,16 +103,16 @@ class Channels:
             return []
 
     def send(self, to: int, message: Message) -> None:
-        """Reports go to those whom we have dialled, everything else to those who have us."""
+        """Reports go to agents that we have dialled, all else to agents that have dialled us."""
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
         if channel is not None:
             channel.send(to, wire.encode(message))
 
     def probe(self, effect: effects.Probe, now: float) -> None:
-        from ..system.network import reach  # only in need
+        from ..system.network import reachability  # only in need
 
         if self._witness is None:
-            self._witness = reach.Witness()
+            self._witness = reachability.Witness()
             assert self._poller is not None, "the loop runs"
             self._poller.register(self._witness.fileno(), zmq.POLLIN)
         if effect.port:
@@ -137,26 +139,26 @@ class Channels:
             found += map(events.AgentGone, self._witness.receive(now))
         return found
 
-    def _read(self, channel: net.Channel, item: net.Item) -> Iterator[events.Event]:
+    def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
-        if isinstance(item, net.Closed):
+        if isinstance(item, zmq_channel.Closed):
             kind = events.PeerClosed if reported_to else events.HeadClosed
             yield kind(item.index)
-        elif isinstance(item, net.Reached):
+        elif isinstance(item, zmq_channel.Reached):
             yield events.HeadReached(item.index)
         else:
             try:
                 yield events.Received(item.sender, wire.decode(item.data), item.address)
             except wire.VersionError as e:
                 if self.server is not None and reported_to:
-                    self.server.send(item.sender, wire.hello())  # it learns the same in its turn
+                    self.server.send(item.sender, wire.hello())  # so that it learns the same
                 reason = f"{self.here.host} and {item.address} cannot work together: {e}"
                 yield events.TroubleFound(Trouble(EXIT_LOST, reason))
             except wire.WireError as e:
                 self._say(f"ignored from {item.address}: {e}")
 
     def diagnosis(self, fingerprint: str) -> str:
-        """Why others may not be heard, as far as this end can tell; "" if it cannot."""
+        """Why nothing is heard of the others, as far as this end can tell; "" if it cannot."""
         if self.server is not None and self.server.refused:
             return (
                 f"{self.server.refused} connections were refused, since they did not know this "
@@ -177,7 +179,7 @@ class Channels:
         return ""
 
     def close(self) -> None:
-        """Returns once the last messages are out, or their time is over."""
+        """Returns once the last messages are sent, or their time is over."""
         for channel in self._all():
             channel.close()
         if self._witness is not None:

@@ -1,4 +1,4 @@
-"""What the command line and the environment settle before an agent begins."""
+"""What the command line and the environment determine before an agent begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
-from ..system.logs.directories import LogDirectory
+from ..system.logs.log_directory import LogDirectory
 
 if TYPE_CHECKING:
     from ..core.health.findings import Finding
@@ -20,14 +20,14 @@ class Start:
     """Where workers come from: warm from the template, cold as fresh interpreters."""
 
     warm: bool
-    ahead: bool  # have the template import torch now, though it may serve the store alone
+    ahead: bool  # the template imports torch now, even if it may only serve the store
     modules: tuple[str, ...] = ()  # what it imports beside torch
-    learn: bool = False  # and what the script is seen to import, from the second round on
+    learn: bool = False  # from the second round on, also what the script was seen to import
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Where they are saved, and what the user knows of them."""
+    """Where checkpoints are saved, and what the user has said about them."""
 
     where: str  # a directory, or a pattern of directories
     exclude: tuple[str, ...]  # patterns of names
@@ -39,8 +39,8 @@ class Checkpoints:
 class Config:
     """One agent's settings.
 
-    What its task has (`allocation`, `nproc`, CPUs, GPUs, `trouble`) is its own, the rest is the
-    job's.
+    `allocation`, `nproc`, the CPUs, the GPUs and `trouble` are those of its task; the rest is the
+    same for the whole job.
     """
 
     allocation: Allocation
@@ -52,7 +52,7 @@ class Config:
     run_id: str  # TORCHELASTIC_RUN_ID
     role: str
     signals: str  # TORCHELASTIC_SIGNALS_TO_HANDLE
-    handled: tuple[int, ...]  # of these, the ones beyond the usual
+    handled: tuple[int, ...]  # those of them that an agent does not handle anyway
     as_tasks: bool  # whether Slurm's variables are to describe the worker
     cpus: tuple[int, ...]  # those that this task may use
     cpus_are_shared: bool  # they are those of every task on this node
@@ -66,12 +66,12 @@ class Config:
     mps: tuple[
         str, str, str
     ]  # its mode, threads and memory: Settings in core/placement/mps_shares.py
-    shared_backend: str  # in place of nccl where workers share a GPU; "": as the script says
+    shared_backend: str  # replaces nccl where workers share a GPU; "": whatever the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoints: Checkpoints | None
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
     streams: Streams  # which of the workers' output the console shows
-    as_torchrun: bool  # in its place: for its callers, every failure is exit code 1
+    as_torchrun: bool  # started in its place: every failure is exit code 1
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
     notes: tuple[str, ...] = ()  # what the head says at the start

@@ -1,4 +1,4 @@
-"""Whether this agent's node is fit for workers: looked at before every round, watched meanwhile."""
+"""Whether this agent's node is fit for workers: checked before every round, watched during it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
-    from ..system.gpus.gpu_watcher import Report, Watcher
+    from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
 
 
-class Health:
-    """What speaks against this node becomes an event, the rest a line for the user, once."""
+class HealthWatch:
+    """What makes the node unfit becomes an event. Anything less is told to the user, once."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Health:
         self._note = note
         here = config.job.places[config.allocation.index]
         self._host = here.host
-        # One agent tells what is the same for all of its node.
+        # What concerns the whole node is told by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
         self._gpus = config.gpus if config.selector == contract.CUDA else ()
-        self._watcher: Watcher | None = None
+        self._watcher: GpuWatcherClient | None = None
         self._checks = 0
         self._told: set[str] = set()
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
@@ -72,11 +72,11 @@ class Health:
         self._open_watcher().check(number, dead)
         return []
 
-    def _open_watcher(self) -> Watcher:
+    def _open_watcher(self) -> GpuWatcherClient:
         if self._watcher is None:
-            from ..system.gpus.gpu_watcher import Watcher
+            from ..system.gpus.gpu_watcher_client import GpuWatcherClient
 
-            self._watcher = Watcher(self._gpus)
+            self._watcher = GpuWatcherClient(self._gpus)
         elif self._watcher.lost:
             self._watcher.close()
             self._watcher = self._watcher.successor()
@@ -84,17 +84,17 @@ class Health:
         return self._watcher
 
     def look_at_checkpoints(self, disk: Disk) -> None:
-        """Where there is a directory for them; whoever looks for the newest has seen it."""
+        """Judges the disk of the checkpoint directory, as the search for the newest has seen it."""
         if self._config.job.health:
             self._warn(judge_checkpoints(disk))
 
-    # Meanwhile
+    # During a round
 
     def started(self, rank: int, pid: int) -> None:
         self._ranks[pid] = rank
 
     def faults_of(self, rank: int) -> list[str]:
-        """What the driver has reported of a worker's own faults."""
+        """The Xids that the driver has reported for a worker, and that are its own fault."""
         return [str(seen) for of, seen in self._faults if of in (rank, None)]
 
     def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
@@ -113,7 +113,7 @@ class Health:
         self._poller.unregister(self._watcher.fileno())
         return self._on_report(self._watcher.expire())
 
-    def _on_report(self, report: Report) -> list[events.Event]:
+    def _on_report(self, report: GpuReport) -> list[events.Event]:
         self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)
         for seen in report.xids:

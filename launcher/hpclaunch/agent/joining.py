@@ -1,4 +1,4 @@
-"""How an agent finds the others: addresses, keys and its end of the channel."""
+"""How an agent finds the others: their addresses, the keys, and its channels to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .config import Config
 
 @dataclass(slots=True)
 class Joined:
-    """An agent's channels, None when it is alone, and its address for the others."""
+    """An agent's channels (None when it is alone), and the address at which others reach it."""
 
     channels: Channels | None
     address: str
@@ -24,16 +24,16 @@ class Joined:
     fingerprint: str = ""  # of the secret
 
     def diagnosis(self) -> str:
-        """Why others may not be heard, as far as this end can tell."""
+        """Why nothing is heard of the others, as far as this end can tell."""
         channels = self.channels
         if channels is None:
             return ""
         known = channels.diagnosis(self.fingerprint)
         if known or not self.head_addresses:
             return known
-        from ..system.network import reach  # only in need
+        from ..system.network import reachability  # only in need
 
-        return reach.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
+        return reachability.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
 
 
 def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None]) -> Joined:
@@ -61,7 +61,7 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
 
 
 def _addresses_of_head(config: Config) -> list[str]:
-    """Where this agent looks for the head; [] for the head itself."""
+    """Where this agent looks for the first head; [] for that head itself."""
     where = config.allocation
     if where.index == HEAD:
         return []
@@ -75,8 +75,8 @@ def _addresses_of_head(config: Config) -> list[str]:
 def _own_address(config: Config, head_addresses: list[str]) -> str:
     """How the others reach this agent's node: the source address of the route to them.
 
-    The user's own choice counts where it is one: in a job script, `$(hostname -i)` is the first
-    node's address on all of them.
+    The user's choice counts where it is an address of this node. In a job script `$(hostname -i)`
+    is the first node's address on every node.
     """
     where = config.allocation
     if config.job.nodes == 1:

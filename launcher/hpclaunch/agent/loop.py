@@ -1,6 +1,7 @@
-"""The agent: the only loop. Events come in from system/, effects of the core go out to it.
+"""The agent's loop: events from system/ go into the core, the core's effects go out to system/.
 
-One thread, one poll; its time-out is the core's next deadline. Nothing is decided here.
+There is one thread and one poll, whose time-out is the core's next deadline. Nothing is decided
+here.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from ..core.protocol.model import (
     Verdict,
 )
 from ..core.protocol.wording import signal_name
-from ..system.logs import errorfile
-from ..system.logs.directories import size, tail
-from ..system.logs.journal import Journal
+from ..system.logs import error_file
+from ..system.logs.journal.journal import Journal
+from ..system.logs.log_directory import size, tail
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import report
+from . import post_mortem
 from .config import Config
-from .health_watch import Health
+from .gpu_sharing import GpuSharing
+from .health_watch import HealthWatch
 from .joining import join
 from .output import Output
 from .resuming import Resuming
-from .sharing import Sharing
 from .workers import is_warm, prepare, workers_of
 
 
@@ -55,7 +56,7 @@ class Agent:
         config: Config,
         environ: Mapping[str, str],
         signals: Signals,
-        server: fork_server_client.ForkServer,
+        server: fork_server_client.ForkServerClient,
     ) -> None:
         self.config = config
         self.environ = environ
@@ -72,10 +73,13 @@ class Agent:
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
         index, nproc = self.place.index, config.nproc
         port = 0 if self.channels is None else self.channels.port
-        self.control = Control(config.job, index, nproc, address, incarnation, gpus, port)
+        made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
+        made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
+        self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
-        self.health = Health(config, self._poller, self.output.say, self._note)
-        self.sharing = Sharing(config, environ, self._poller, self.output.say, self._note)
+        self.journal.began(made)
+        self.health = HealthWatch(config, self._poller, self.output.say, self._note)
+        self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
         self.round_dir: Path | None = None
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
@@ -103,11 +107,12 @@ class Agent:
             self._conclude(self.verdict)
             return self._exit_code(self.verdict)
         finally:
-            with ExitStack() as ends:  # each of them, whatever becomes of the others
+            with ExitStack() as ends:  # each one, even if another fails
+                ends.callback(self.journal.close)  # last: it may take a while
                 if self.channels is not None:
                     ends.callback(self.channels.close)
                 ends.callback(self.health.close)
-                ends.callback(self.sharing.close)  # its daemons serve the workers: after their end
+                ends.callback(self.sharing.close)  # after the workers, which its daemons serve
                 ends.callback(self.forkserver.close)
                 ends.callback(self.output.close)
                 ends.callback(self.resuming.close)
@@ -115,24 +120,30 @@ class Agent:
     def _turn(self) -> None:
         for console in self.output.wanting:
             self._poller.register(console.fd, zmq.POLLOUT)
+        journal = self.journal.fileno() if self.journal.wanting else -1
+        if journal >= 0:
+            self._poller.register(journal, zmq.POLLOUT)
         parts = (self.control, self.output.mirror, self.health, self.resuming)
         deadline = min(part.next_deadline() for part in parts)
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
         wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
-        # Rounded up: to wake a moment early would be to turn in vain until the time has come.
+        # Rounded up: woken a moment too early, the loop would spin until the deadline.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
         for console in (self.output.out, self.output.err):
             if console.fd in ready:
                 self._poller.unregister(console.fd)
                 console.flush()
-        # What was heard comes before what the clock says: after a pause of this process, the
-        # messages of the others are there and prove that they were never silent.
+        if journal >= 0:
+            self._poller.unregister(journal)
+        # Messages are read before deadlines are checked: after a pause of this process, those of
+        # the others are there, and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
+        self.journal.flush()
         for complaint in (self.journal.complaint(), *self.output.complaints()):
             if complaint:
                 self.output.say(complaint)
@@ -156,18 +167,19 @@ class Agent:
             self._deliver(*self.channels.receive(time.monotonic()))
 
     def _deliver(self, *some: events.Event) -> None:
-        """Give events to the core and carry out what it asks, and what comes of that."""
+        """Give events to the core and carry out its effects, until nothing more follows."""
         self._events += some
         while self._events:
             event = self._events.popleft()
             now = time.monotonic()
-            self.journal.record("event", now, event)
-            for effect in self.control.handle(event, now):
-                self.journal.record("effect", time.monotonic(), effect)
+            self.journal.event(event, now, self.control)
+            asked = self.control.handle(event, now)
+            self.journal.effects(asked)
+            for effect in asked:
                 self._carry_out(effect)
 
     def _replace_forkserver(self) -> None:
-        """Whatever it had started is gone with it."""
+        """The dead one's workers have died with it."""
         dead = self.forkserver
         self._poller.unregister(dead.fileno())
         dead.close()
@@ -186,7 +198,7 @@ class Agent:
     # Events
 
     def _on_reply(self, reply: dict[str, Any]) -> None:
-        """What the fork server tells."""
+        """An event from the fork server."""
         match reply:
             case {"event": "listening", "port": port}:
                 self._deliver(events.StoreListening(port))
@@ -211,7 +223,7 @@ class Agent:
                 self._note("template", reply)
                 if state == "none":
                     self.output.say(
-                        f"the template process on {self.place.host} ended ({why}); here is another"
+                        f"the template process on {self.place.host} ended ({why}) and was replaced"
                     )
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
@@ -304,8 +316,8 @@ class Agent:
         files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
         store = self._store_errors
         self._begins = {file: size(file) for file in (*files, store)}
-        for worker in crew.workers:  # of an earlier launch: no word of this worker
-            Path(worker.env[errorfile.VARIABLE]).unlink(missing_ok=True)
+        for worker in crew.workers:  # left by an earlier launch, not by this worker
+            Path(worker.env[error_file.VARIABLE]).unlink(missing_ok=True)
         self.output.follow(part, crew.workers, self.round_dir)
         self.forkserver.start(
             crew.workers,
@@ -322,11 +334,11 @@ class Agent:
         self._events += [events.TroubleFound(trouble), events.WorkersGone()]
 
     def _note(self, kind: str, value: Any) -> None:
-        self.journal.note(kind, time.monotonic(), value)
+        self.journal.note(kind, value)
 
     @property
     def _store_errors(self) -> Path:
-        """What the processes that hold the rounds' stores write; there is none without logs."""
+        """The file for the errors of the processes that hold the rounds' stores."""
         assert self.config.logs is not None, "an agent without logs has no store"
         return self.config.logs.path / "store.err"
 
@@ -338,7 +350,7 @@ class Agent:
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads
-            text = report.account(
+            text = post_mortem.account(
                 verdict,
                 code=self._exit_code(verdict),
                 host=self.place.host,
@@ -349,12 +361,17 @@ class Agent:
                 self.output.say(text)
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
-                errorfile.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+                error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        self.journal.close()
+        if complaint := self.journal.complaint():
+            self.output.say(complaint)
         self.output.drain()
 
 
-def run(config: Config, signals: Signals, server: fork_server_client.ForkServer) -> int:
-    """The caller starts these two, so that the one misses nothing and the other comes up while
-    this module is still being imported.
+def run(config: Config, signals: Signals, server: fork_server_client.ForkServerClient) -> int:
+    """Be an agent; returns the exit code.
+
+    The caller creates `signals` and `server` before this module is imported: so no signal is
+    missed, and the fork server starts up during the import.
     """
     return Agent(config, os.environ, signals, server).run()

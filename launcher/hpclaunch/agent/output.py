@@ -1,4 +1,4 @@
-"""The workers' output on its way to the user: the console mirrors their files."""
+"""The workers' output on its way to the user: the console shows what is in their files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..system.logs.console import Console
 from ..system.logs.mirror import PARTIAL, Duplicates, Mirror, Tap
 from ..system.processes.fork_server_client import Worker
 
-STALLED = 10.0  # seconds that the end waits for a console that takes nothing
+STALLED = 10.0  # seconds to wait at the end for a console that takes nothing
 
 
 class Output:
-    """One agent's consoles, and the mirror that feeds them. Nothing ever waits for a console."""
+    """One agent's consoles, and the mirror that feeds them. Nothing waits for a console."""
 
     def __init__(self, streams: Streams, *, role: str, label: str, host: str) -> None:
         self.mirror = Mirror()
@@ -28,16 +28,16 @@ class Output:
         self._role = role
         self._label = label
         self._host = host
-        self._duplicates: list[Duplicates] = []  # those that a file is still copied to
-        self._unsaid: list[str] = []  # why others had ended before their time
+        self._duplicates: list[Duplicates] = []  # those to which lines are still copied
+        self._unsaid: list[str] = []  # complaints of those that ended early
 
     @property
     def wanting(self) -> list[Console]:
-        """The consoles that hold text back."""
+        """The consoles with text that they have not written yet."""
         return [console for console in (self.out, self.err) if console.wanting]
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
-        """For each rank of this agent the streams that the user watches on a terminal."""
+        """For each rank of this agent, the streams that the user watches on a terminal."""
         if part.preflight:
             return {}
         found: dict[int, list[str]] = {}
@@ -50,7 +50,7 @@ class Output:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(rows, columns) of the terminal; zeros without one, as a terminal has that knows none."""
+        """(rows, columns) of the terminal; (0, 0), which means unknown, without one."""
         for console in (self.out, self.err):
             if console.is_terminal:
                 with contextlib.suppress(OSError):  # it is gone
@@ -63,12 +63,12 @@ class Output:
         return (Std.OUT, "out", self.out), (Std.ERR, "err", self.err)
 
     def follow(self, part: Assignment, workers: Sequence[Worker], directory: Path) -> None:
-        """Show what the workers of a round write, as the user chose (of a
-        preflight all); the last round's is shown."""
+        """Show what the workers of a round write: as the user chose, or for a preflight everything.
+        The output of the last round is shown by now."""
         self.mirror.forget()
         self._release()
         streams = Streams() if part.preflight else self._streams
-        # Nobody's lines tear those of one worker: whoever types at its prompt sees it at once.
+        # A single worker's lines cannot be torn, so its prompts are shown at once.
         patience = 0.0 if part.local_world_size == 1 and self.out.is_terminal else PARTIAL
         for stream, kind, console in self._kinds:
             words = tuple(os.fsencode(word) for word in streams.filters(stream))
@@ -94,7 +94,7 @@ class Output:
                 self.mirror.follow(path, *taps)
 
     def _release(self) -> None:
-        """Close the duplicates of rounds that are shown whole, or each restart would keep two."""
+        """Close the duplicates of rounds that are shown completely: each restart opens two more."""
         over = [d for d in self._duplicates if not self.mirror.feeds(d)]
         for duplicates in over:
             duplicates.close()
@@ -104,17 +104,17 @@ class Output:
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
-        # A worker that died in the middle of a line leaves it open.
+        # A worker that died may have left its last line unfinished.
         start = "" if self.err.at_line_start else "\n"
         self.err.write(as_bytes(f"{start}hpclaunch: {text}\n"))
 
     def complaints(self) -> list[str]:
-        """What is no longer duplicated, and why; each is told once."""
+        """What is no longer duplicated, and why; each complaint is returned once."""
         said, self._unsaid = self._unsaid, []
         return said + [text for d in self._duplicates if (text := d.complaint())]
 
     def drain(self) -> None:
-        """Show everything, for as long as the consoles go on taking it."""
+        """Show everything, as long as the consoles take it."""
         while True:
             self.mirror.finish(time.monotonic())
             if not (wanting := self.wanting):

@@ -1,8 +1,8 @@
-"""The checkpoint to resume from: asks the process that looks for them, to choose one where this
-agent leads, and to tell whether it sees the one that was chosen.
+"""The checkpoint to resume from: how an agent asks the process that searches for checkpoints.
 
-It also notes how many ranks each round had and how long it lasted, since that tells whether what
-was saved then is complete.
+The agent that leads has it choose one; every agent has it check whether the chosen one is there.
+This also records when each round ran and with how many ranks, since that tells whether what was
+saved then is complete.
 """
 
 from __future__ import annotations
@@ -21,19 +21,25 @@ from ..core.protocol import events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
 from ..system.checkpoints import READS
-from ..system.checkpoints.client import Failed, Looked, Reply, Searched, Service, Suggested
+from ..system.checkpoints.client import (
+    CheckpointServiceClient,
+    Failed,
+    Looked,
+    Reply,
+    Searched,
+    Suggested,
+)
 from .config import Checkpoints, Config
 
 MOST_ROUNDS = 256  # that are remembered
-NEAR = 3  # rounds before and after the one in which something was saved
-TRIES = 2  # of a search, or a look, whose process has ended
-AGAIN = 1.0  # seconds until it is looked again at what is not seen yet
+NEAR = 3  # rounds to tell about, before and after the one in which something was saved
+TRIES = 2  # for a search, or a look, whose process has ended
+AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
 NAMES = 4
 
 
 class Resuming:
-    """One search at a time, and one look: `choose` and `look` begin them, and they are answered by
-    events."""
+    """One search at a time, and one look: `choose` and `look` begin them, events answer them."""
 
     def __init__(
         self,
@@ -48,13 +54,13 @@ class Resuming:
         self._suggests = config.checkpoints is None  # at the first restart
         self._poller = poller
         self._look_at_disk = look_at_disk
-        self._service: Service | None = None
+        self._service: CheckpointServiceClient | None = None
         self._local = config.job.local
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
         self._avoid: dict[int, str] = {}  # in that search
-        self._search_tries = 0  # more of them that there are
-        self._chose = False  # this agent leads, and reads ahead
+        self._search_tries = 0  # that are left
+        self._chose = False  # this agent leads, so it reads checkpoints ahead of need
         self._look: Look | None = None  # what this agent is to see
         self._look_number = 0  # of that request while it is waited for, or 0
         self._look_tries = 0
@@ -80,14 +86,14 @@ class Resuming:
         self._chose = False
 
     def ended(self) -> None:
-        """From now on no worker is known to be alive; what it had begun to save is not finished."""
+        """From now on no worker is known to be alive: no save that has begun will be finished."""
         if self._rounds and self._rounds[-1][1] is None:
             begun, _, world = self._rounds[-1]
             self._rounds = (*self._rounds[:-1], (begun, time.time_ns(), world))
             self._watch(on=False)
 
     def _watch(self, *, on: bool) -> None:
-        """What is saved while the workers run is read as soon as it is there."""
+        """Whether to read what the workers save as soon as it is there."""
         if self._service is not None and self._settings and self._settings.verify in READS:
             self._service.watch(self._rounds, on=on)
 
@@ -102,7 +108,7 @@ class Resuming:
         return self._begin_search()
 
     def _suggest(self) -> None:
-        """What --checkpoint-dir could be, once it is missed; nobody waits for that."""
+        """At the first restart without --checkpoint-dir: what it could be. Nobody waits for it."""
         if not (self._suggests and self._rounds):
             return
         self._suggests = False
@@ -143,11 +149,11 @@ class Resuming:
         service.look(self._number, look, local=self._local)
         return []
 
-    def _served(self) -> Service:
-        """By the process that there is, or a new one. Raises OSError."""
+    def _served(self) -> CheckpointServiceClient:
+        """The process that searches, started if there is none. Raises OSError."""
         if self._service is None:
             settings = self._settings or Checkpoints(".", (), "", "structure")
-            self._service = Service(
+            self._service = CheckpointServiceClient(
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
             self._poller.register(self._service.fileno(), zmq.POLLIN)
@@ -159,7 +165,7 @@ class Resuming:
         return min(self._look_at, math.inf if self._service is None else self._service.deadline)
 
     def expire(self, now: float) -> list[events.Event]:
-        """Call it after `receive`. One that hangs in what it does by itself is replaced."""
+        """Call it after `receive`. A process that hangs is replaced."""
         told: list[events.Event] = []
         if self._look is not None and now >= self._look_at:
             self._look_tries = TRIES
@@ -168,20 +174,20 @@ class Resuming:
         if service is None or now < service.deadline:
             return told
         if not (self._search_tries if self._search_number else self._look_tries):
-            service.deadline = math.inf  # another would hang as well: it is waited for
+            service.deadline = math.inf  # another would hang as well, so wait for this one
             return told
         self.close()
         return [*told, *self._ask_again()]
 
     def _ask_again(self) -> list[events.Event]:
-        """Of another process what the last one has not answered."""
+        """Ask another process what the last one has not answered."""
         told = self._begin_search() if self._search_number else []
         look = self._look
         if look is not None and self._look_number:
             if self._look_tries:
                 return told + self._begin_look(look)
             self._look_number, self._look_at = 0, time.monotonic() + AGAIN
-            told += self._see(look, "the process that looks is ended again and again")
+            told += self._see(look, "the process that looks for it was ended repeatedly")
         return told
 
     # Replies
@@ -217,7 +223,7 @@ class Resuming:
                     f"the script has saved {path} itself: --checkpoint-dir {shlex.quote(where)} "
                     "would give all workers the newest of these at every start"
                 )
-        return []  # of no interest any more, or no more than a sign of life
+        return []  # an answer to an old request, or just a sign of life
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
         seen = Seen(look.mark, look.share, missing, damage)
@@ -248,8 +254,8 @@ class Resuming:
         )
 
     def _near(self, saved: int) -> Rounds:
-        """The rounds that tell whether what was saved then is complete, for agents that did not
-        take part in all of them."""
+        """The rounds around the time of a save, for agents that did not take part in all of them:
+        they tell whether the save is complete."""
         before = sum(begun <= saved for begun, _, _ in self._rounds)
         return self._rounds[max(0, before - NEAR) : before + NEAR]
 

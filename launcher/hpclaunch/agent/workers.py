@@ -1,4 +1,4 @@
-"""From an assignment to the workers that the fork server is to start."""
+"""The workers of a round: from this agent's assignment to what the fork server starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..core.placement import binding, contract, devices
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
 from ..system.network.route import interface_of
 from ..system.processes import affinity
-from ..system.processes.fork_server_client import SITE, ForkServer, Worker
+from ..system.processes.fork_server_client import SITE, ForkServerClient, Worker
 from .config import Config
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
@@ -22,11 +22,11 @@ _topology = functools.cache(affinity.topology)
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What the fork server is to start, and how it is placed."""
+    """The workers to start, their common environment, and where they are placed."""
 
     workers: list[Worker]
     shared: dict[str, str]  # the environment of all
-    placed: list[str]  # `rank 0: GPU 0, CPUs 0-15, memory node 0` of each; then what is not well
+    placed: list[str]  # lines such as `rank 0: GPU 0, CPUs 0-15, memory node 0`, then remarks
 
 
 def workers_of(
@@ -36,7 +36,7 @@ def workers_of(
     directory: Path,
     pipes: Mapping[str, str],
 ) -> Crew:
-    """The workers of one agent in a round; `pipes` are MPS's, see `Sharing.directories`."""
+    """The workers of one agent in a round; `pipes` are MPS's, see `GpuSharing.directories`."""
     shared = contract.common(
         part,
         environ,
@@ -53,7 +53,7 @@ def workers_of(
     if part.preflight:
         command = [config.python, "-u", PREFLIGHT]
         shared["HPCLAUNCH_PREFLIGHT_RESULT"] = str(directory.parent / "preflight.json")
-    bindings, seats = _bindings_of(part, config)
+    bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
     workers = []
@@ -75,13 +75,13 @@ def workers_of(
                 cpus=bindings[offset].cpus if bound else (),
             )
         )
-    placed = binding.describe(bindings, seats, part.first_rank)
-    placed += binding.remarks(bindings, seats, config.cpus)
+    placed = binding.describe(bindings, localities, part.first_rank)
+    placed += binding.remarks(bindings, localities, config.cpus)
     return Crew(workers, shared, placed)
 
 
-def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> None:
-    """Have the template import torch, while the agents still find each other."""
+def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]) -> None:
+    """Have the template import torch while the agents are still finding each other."""
     if config.trouble is not None:
         return
     start = config.start
@@ -91,7 +91,7 @@ def prepare(server: ForkServer, config: Config, environ: Mapping[str, str]) -> N
 
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
-    """Whether the template was loaded with what these workers are to see."""
+    """Whether the template was loaded with the environment that these workers need."""
     if part.preflight:
         return False
     mine = contract.at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
@@ -99,7 +99,7 @@ def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> boo
 
 
 def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """As far as this agent can know it before it has heard of the others."""
+    """As far as this agent can know before it has heard from the others."""
     return contract.at_load(environ, threads=config.threads)
 
 
@@ -110,17 +110,17 @@ def _path(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _bindings_of(
     part: Assignment, config: Config
-) -> tuple[list[binding.Binding], list[binding.Seat]]:
-    """For each worker of this agent its CPUs, and what it wanted to be near to."""
+) -> tuple[list[binding.Binding], list[binding.Locality]]:
+    """The CPUs of each worker of this agent, and what each was to be near to."""
     if config.cpus_are_shared:  # all tasks of this node have the same ones
-        seats = [binding.Seat()] * part.local_world_size
+        localities = [binding.Locality()] * part.local_world_size
         mine = slice(part.first_local_rank, part.first_local_rank + part.nproc)
     else:
         of = part.shares.of or (Share(()),) * part.nproc
-        seats = [binding.seat([config.gpus[i] for i in share.gpus]) for share in of]
+        localities = [binding.locality([config.gpus[i] for i in share.gpus]) for share in of]
         mine = slice(None)
-    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), seats)
-    return list(found[mine]), seats[mine]
+    found = binding.bind(config.bind, config.cpus, _topology(config.cpus), localities)
+    return list(found[mine]), localities[mine]
 
 
 def _of_gpus(
@@ -145,7 +145,7 @@ def _of_gpus(
         return env | (_of_mps(share, config, environ, pipes) if pipes else {})
     if not config.virtual_local_rank:
         return {}
-    # Nobody could tell which GPUs there are: as torchrun has it.
+    # Which GPUs there are is not known: do as torchrun does.
     position = part.first_local_rank + offset
     selection = environ.get(contract.CUDA)
     return {contract.CUDA: devices.only_device(position, selection)}

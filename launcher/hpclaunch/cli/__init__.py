@@ -1,6 +1,7 @@
 """The command line: one module per command, each with `prepare_parser` and `run`.
 
-To launch is the default and has no name of its own, as with torchrun.
+Launching is the default and has no command of its own, as with torchrun: its options are in
+`options.py`, and `run.py` does it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from hpclaunch.core.protocol.wording import as_bytes
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("checkpoints", "doctor", "sbatch", "shim")
+COMMANDS = ("checkpoints", "doctor", "replay", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
     _look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
-    # A script of that name comes first: it may have been started this way for years.
+    # A script of that name comes first: it may have been called like this for years.
     if words and words[0] in COMMANDS and not _is_script(words[0]):
         return _command(words[0], words[1:])
-    added = os.environ.pop(shim.OPTIONS, "")  # for this launch, not for those of its workers
+    added = os.environ.pop(shim.OPTIONS, "")  # for this launch, not for launches by workers
     try:
         if words and words[0].startswith(shim.WORD):
             chosen = shim.parse(words, os.environ, added)
@@ -46,7 +47,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """Every task of a step was given the same words: one of them says what is wrong with them."""
+    """All tasks of a step have the same command line: only one says what is wrong with it."""
     return environ.get("SLURM_PROCID", "0") == "0" or contract.is_within(environ)
 
 
@@ -55,7 +56,7 @@ def _is_script(name: str) -> bool:
 
 
 def _look_for_libraries_first() -> None:
-    """The user's own directories are for the workers: a zmq.py in one is not the agent's."""
+    """The user's own directories are for the workers: the agent must not import a zmq.py there."""
     theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     with contextlib.suppress(OSError):  # it may be gone
         theirs.add(os.getcwd())

@@ -1,9 +1,10 @@
-"""List the checkpoints below a directory, and say which one a training would resume from.
+"""List the checkpoints in a directory, and say which one a training would resume from.
 
     hpclaunch checkpoints DIR
     hpclaunch checkpoints 'lightning_logs/**'
 
-DIR is what --checkpoint-dir is to be. The newest comes first. Nothing is changed.
+DIR is the value for --checkpoint-dir. The newest checkpoint comes first. The
+command changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from . import options as launch
 from .parser import Parser
 
 if TYPE_CHECKING:
-    from hpclaunch.system.checkpoints.finding import Found
+    from hpclaunch.system.checkpoints.finding import ExaminedCheckpoint
 
 WIDTH = 100  # where there is no terminal
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -32,7 +33,7 @@ AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument("dir", metavar="DIR", help="a directory, or a pattern of directories")
-    parser.add_argument("--json", action="store_true", help="one object for other programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
     launch.add_what_counts(parser.add_argument)
 
 
@@ -48,12 +49,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     return 0
 
 
-def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
-    """All that there are, the newest first, and the one that a launch would choose."""
+def look(options: argparse.Namespace) -> tuple[list[ExaminedCheckpoint], ExaminedCheckpoint | None]:
+    """All checkpoints that are there, the newest first, and the one that a launch would choose."""
     from hpclaunch.system.checkpoints import AHEAD, READS
     from hpclaunch.system.checkpoints.candidates import Facts
     from hpclaunch.system.checkpoints.finding import examine
-    from hpclaunch.system.checkpoints.reading import Memory, Reading
+    from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 
     facts = Facts(exclude=options.checkpoint_exclude, complete=options.checkpoint_complete or "")
     memory = Memory()
@@ -63,7 +64,7 @@ def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
             continue
         if options.verify in READS:
             until = time.monotonic() + AHEAD if options.verify == "auto" else float("inf")
-            wrong = Reading(each.parts, memory, until=until).run().wrong
+            wrong = CheckpointReading(each.parts, memory, until=until).run().wrong
             if wrong:
                 found[i] = each._replace(lacks=wrong)
                 continue
@@ -71,7 +72,7 @@ def look(options: argparse.Namespace) -> tuple[list[Found], Found | None]:
     return found, None
 
 
-def _json(found: list[Found], chosen: Found | None) -> str:
+def _json(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None) -> str:
     now = time.time()
     told = {
         "chosen": None if chosen is None else chosen.candidate.path,
@@ -81,7 +82,7 @@ def _json(found: list[Found], chosen: Found | None) -> str:
     return json.dumps(told, indent=2) + "\n"
 
 
-def _record(found: Found, now: float, chosen: bool) -> dict[str, Any]:
+def _record(found: ExaminedCheckpoint, now: float, chosen: bool) -> dict[str, Any]:
     candidate, step = found.candidate, found.candidate.step
     return {
         "path": candidate.path,
@@ -100,7 +101,7 @@ def _record(found: Found, now: float, chosen: bool) -> dict[str, Any]:
     }
 
 
-def _table(found: list[Found], chosen: Found | None, where: str) -> str:
+def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:
     import io
 
     from rich.console import Console
@@ -145,7 +146,7 @@ def _table(found: list[Found], chosen: Found | None, where: str) -> str:
     return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
 
 
-def _summary(found: list[Found], chosen: Found | None, where: str) -> str:
+def _summary(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, where: str) -> str:
     if chosen is not None:
         candidate = chosen.candidate
         return (

@@ -1,10 +1,10 @@
-"""Look for what would be in a training's way, and say what to do about it.
+"""Look for anything that would prevent or slow down a training, and give advice.
 
     hpclaunch doctor              on this machine
     srun hpclaunch doctor         on all nodes of a job, in one table
 
-It changes nothing, but for making the secret file where there is none yet.
-Exit code 1 when a training would break (FAIL), else 0.
+It changes nothing, except that it creates the secret file if there is none yet.
+The exit code is 1 if a training would break (FAIL), otherwise 0.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("hpclaunch-logs"),
         metavar="DIR",
-        help="the one that the launch is to have (default: %(default)s)",
+        help="the log directory that the launch will use (default: %(default)s)",
     )
 
 
@@ -55,18 +55,18 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from . import diagnosis, meeting
+    from . import doctor_host, doctor_meeting
 
-    here = diagnosis.surroundings(environ)
+    here = doctor_host.surroundings(environ)
     where, shared = here.where, here.secret
-    held: meeting.Meeting | None = None
+    held: doctor_meeting.Meeting | None = None
     opened: list[Finding] = []
     if shared is not None and where.index == HEAD:
         try:
-            held = meeting.Meeting(where, shared)
+            held = doctor_meeting.Meeting(where, shared)
         except UsageError as e:
             opened = [Finding("meeting", str(e), Grade.FAIL)]
-    findings = diagnosis.examine(here, options.log_dir, options.timeout) + opened
+    findings = doctor_host.examine(here, options.log_dir, options.timeout) + opened
     visit = Visit(here.host, tuple(findings))
     if held is not None:
         others, more = held.hold(options.timeout)
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             held.close(code)
         return code
     if shared is not None and where.index != HEAD:
-        told, why = meeting.visit_head(where, shared, visit, options.timeout)
+        told, why = doctor_meeting.visit_head(where, shared, visit, options.timeout)
         if told is not None:
             return told
         visit = Visit(here.host, (*findings, *([why] if why else ())))
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _show(visits: Sequence[Visit]) -> None:
-    """Written in one piece, since other tasks of the step may write as well."""
+    """Written in one piece, since other tasks of the step may be writing, too."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     data = memoryview(as_bytes(_table(visits)))
@@ -105,7 +105,7 @@ def _table(visits: Sequence[Visit]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    from .meeting import folded
+    from .doctor_meeting import folded
 
     tty = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if tty else WIDTH

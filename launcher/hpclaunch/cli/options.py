@@ -15,32 +15,35 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
 
 from . import values
-from .completion import SHELLS, PrintCompletion
-from .parser import LaunchParser
+from .parser import SHELLS, LaunchParser, PrintCompletion
 
 DESCRIPTION = """\
-Launch the workers of a distributed training, restart them when one fails.
+Launch the workers of a distributed training, and restart them when one fails.
 
     srun hpclaunch train.py ARGUMENTS           on all nodes of a Slurm step
-    hpclaunch --nproc 2 train.py ARGUMENTS      on this machine
+    hpclaunch --nproc 2 train.py ARGUMENTS      on this machine alone
     srun hpclaunch doctor                       check what a launch depends on
-    hpclaunch checkpoints DIR                   what is there to resume from
+    hpclaunch checkpoints DIR                   list the checkpoints in DIR
+    hpclaunch replay LOG_DIR                    show what happened in a job, and when
     hpclaunch sbatch train.py ARGUMENTS         print a job script
-    hpclaunch shim                              for tools that call torchrun
+    hpclaunch shim                              make tools that call torchrun
+                                                use hpclaunch
 
-train.py sees the environment that torchrun gives it; its arguments are passed
-on verbatim. When a worker fails, all are stopped and started again from the
-newest complete checkpoint (HPCLAUNCH_CHECKPOINT, or --resume-with).
+train.py sees the same environment as under torchrun, and gets its arguments
+unchanged. When a worker fails, all workers are stopped and started again from
+the newest complete checkpoint (HPCLAUNCH_CHECKPOINT, or --resume-with).
 """
 EPILOG = """\
-torchrun's spellings with _ for - and abbreviations work too, and PET_<OPTION>
-in the environment is the default of each of its options (PET_MAX_RESTARTS=5).
-docs/options.md compares every option with torchrun's.
+As with torchrun, you may write _ instead of - and abbreviate options. The
+variable PET_<OPTION> sets the default of each of torchrun's options, for
+example PET_MAX_RESTARTS=5. docs/options.md compares every option with
+torchrun's.
 """
 MACHINES = """\
-Under srun none of these is needed: Slurm tells it all. Without it, on every
-machine: --nnodes N, and --rdzv-backend c10d --rdzv-endpoint HOST:PORT,
-or --node-rank R --master-addr HOST."""
+Under srun you need none of these, because Slurm knows it all. Without Slurm,
+start hpclaunch on every machine with --nnodes N, and either with
+"--rdzv-backend c10d --rdzv-endpoint HOST:PORT",
+or with "--node-rank R --master-addr HOST"."""
 
 
 def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) -> LaunchParser:
@@ -54,12 +57,15 @@ def build_parser(environ: Mapping[str, str], *, in_place_of: str | None = None) 
         epilog=EPILOG,
     )
     parser.set_defaults(in_place_of=in_place_of, interpreter=None)
-    _add_workers(parser.section("workers"), nproc="1" if in_place_of else None)
+    workers = parser.section("workers")
+    _add_workers(workers, nproc="1" if in_place_of else None)
+    _add_start(workers)
+    _add_devices(workers)
     _add_health(parser.section("loss and health of nodes"))
     _add_checkpoints(parser.section("checkpoints"))
     _add_output(parser.section("output"))
     _add_machines(parser.section("several machines without Slurm", MACHINES))
-    _add_the_rest(parser.section("accepted for torchrun's sake"))
+    _add_the_rest(parser.section("accepted for compatibility with torchrun"))
     add = parser.section("about")
     add("-h", "--help", action="help", help="show this and exit")
     add("--version", action="version", version=f"hpclaunch {__version__}", help="show it and exit")
@@ -81,13 +87,13 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.nproc,
         default=nproc,
         metavar="N",
-        help="workers per task: a number; gpu: one per GPU that this task may use; xpu: the same "
-        "for Intel's; cpu: one per CPU; auto: gpu if there is one, else cpu (default: one per GPU "
-        "that this task may use, 1 where there is none or where the step has several tasks on this "
-        "host; torchrun, and in its place: 1)",
+        help="workers per task: a number; gpu: one for each GPU that this task may use; xpu: the "
+        "same for Intel GPUs; cpu: one for each CPU; auto: gpu if there is a GPU, otherwise cpu "
+        "(default: one for each GPU that this task may use, or 1 if there is none or if the step "
+        "has several tasks on this host; torchrun, and hpclaunch when called as torchrun: 1)",
     )
     add("-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m")
-    add("--no-python", action="store_true", help="SCRIPT is a program, not for Python")
+    add("--no-python", action="store_true", help="SCRIPT is a program that is not Python")
     add(
         "--run-path",
         action="store_true",
@@ -98,8 +104,8 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.integer(0),
         default=3,
         metavar="N",
-        help="restarts after failures, for the job as a whole, given back with every new "
-        "checkpoint (default: %(default)s; torchrun: 0, and for each agent)",
+        help="restarts after failures, for the job as a whole; every new checkpoint gives back "
+        "those that were used (default: %(default)s; torchrun: 0, and for each agent)",
     )
     add(
         "--grace",
@@ -108,80 +114,18 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.seconds,
         default=20.0,
         metavar="SECONDS",
-        help="time that a worker has between SIGTERM and SIGKILL (default: "
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else %(default)g, less than Slurm's KillWait; torchrun: "
-        "30)",
+        help="time between SIGTERM and SIGKILL of a worker (default: "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, otherwise %(default)g, which is less than Slurm's "
+        "KillWait; torchrun: 30)",
     )
     add(
         "--signals-to-handle",
         type=values.signals,
         default=ENDING,
         metavar="NAMES",
-        help="more signals that end the job in order, with commas between; always handled: "
-        f"{', '.join(s.name for s in ENDING)}, and {', '.join(s.name for s in FORWARDED)}, which "
-        "are passed on to the workers, who keep running (torchrun: every one ends the job)",
-    )
-    add(
-        "--cold",
-        action="store_true",
-        help="every worker is a fresh interpreter, none comes from a process with torch in it",
-    )
-    add(
-        "--preload",
-        type=values.modules,
-        default=(),
-        metavar="MODULES",
-        help="modules that this process imports beside torch, with commas between; auto: those "
-        "that the script has imported, from the first restart on (default: none)",
-    )
-    add(
-        "--bind",
-        choices=[mode.value for mode in Mode],
-        default="auto",
-        help="auto: each worker gets its own share of this task's CPUs, near its GPU first; none: "
-        "the affinity stays as Slurm set it; the others as torchrun's --numa-binding means them, "
-        "within this task's CPUs (default: %(default)s)",
-    )
-    add(
-        "--gpus-per-worker",
-        type=values.integer(1),
-        default=1,
-        metavar="K",
-        help="GPUs of each worker, for models that need several: it sees these only, as device 0 "
-        "to K-1, and LOCAL_RANK is 0 (default: %(default)s)",
-    )
-    add(
-        "--shared-backend",
-        choices=("gloo",),
-        help="where workers share a GPU, which nccl does not take: init_process_group gets this "
-        "backend in its place",
-    )
-    add(
-        "--mps",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="NVIDIA's MPS, which lets workers use one GPU at the same time: auto: for GPUs that "
-        "workers share; on: for all; off: they take turns. It is started and stopped here, or one "
-        "that runs already is used (default: %(default)s)",
-    )
-    add(
-        "--mps-threads",
-        type=values.threads,
-        default="auto",
-        metavar="P",
-        help="percentage of its GPU that a worker may use at most (default: auto, twice its even "
-        "share)",
-    )
-    add(
-        "--mps-memory",
-        type=values.memory,
-        metavar="LIMIT",
-        help="GPU memory that each worker under MPS may have: 4G, 512M (default: no limit)",
-    )
-    add(
-        "--virtual-local-rank",
-        action="store_true",
-        help="each worker sees its own GPU only, and LOCAL_RANK=0",
+        help="more signals that end the job in order, separated by commas. These always do: "
+        f"{', '.join(s.name for s in ENDING)}. {' and '.join(s.name for s in FORWARDED)} are "
+        "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
     add(
         "--role",
@@ -191,34 +135,106 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
     )
 
 
+def _add_start(add: Callable[..., None]) -> None:
+    """Where the workers' Python comes from."""
+    add(
+        "--cold",
+        action="store_true",
+        help="start every worker as a new interpreter; without this option, workers are forked "
+        "from a process that has already imported torch",
+    )
+    add(
+        "--preload",
+        type=values.modules,
+        default=(),
+        metavar="MODULES",
+        help="modules to import before workers are forked, in addition to torch, separated by "
+        "commas; auto: those that the script has imported, from the first restart on (default: "
+        "none)",
+    )
+
+
+def _add_devices(add: Callable[..., None]) -> None:
+    """Which CPUs and GPUs each worker has."""
+    add(
+        "--bind",
+        choices=[mode.value for mode in Mode],
+        default="auto",
+        help="auto: each worker gets its own share of this task's CPUs, preferably near its GPU; "
+        "none: the affinity stays as Slurm set it; the others have the same meaning as for "
+        "torchrun's --numa-binding, within this task's CPUs (default: %(default)s)",
+    )
+    add(
+        "--gpus-per-worker",
+        type=values.integer(1),
+        default=1,
+        metavar="K",
+        help="how many GPUs each worker has, for models that need several: it sees only these, as "
+        "devices 0 to K-1, and LOCAL_RANK is 0 (default: %(default)s)",
+    )
+    add(
+        "--shared-backend",
+        choices=("gloo",),
+        help="if workers share a GPU, which nccl does not allow, init_process_group uses this "
+        "backend instead of nccl",
+    )
+    add(
+        "--mps",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="NVIDIA's MPS, with which several workers use one GPU at the same time. auto: for "
+        "GPUs that workers share; on: for all GPUs; off: workers take turns. hpclaunch starts and "
+        "stops MPS, or uses a daemon that already runs (default: %(default)s)",
+    )
+    add(
+        "--mps-threads",
+        type=values.threads,
+        default="auto",
+        metavar="P",
+        help="the highest percentage of its GPU that a worker may use (default: auto, twice its "
+        "equal share)",
+    )
+    add(
+        "--mps-memory",
+        type=values.memory,
+        metavar="LIMIT",
+        help="GPU memory that each worker under MPS may use: 4G, 512M (default: no limit)",
+    )
+    add(
+        "--virtual-local-rank",
+        action="store_true",
+        help="each worker sees only its own GPU, and LOCAL_RANK is 0",
+    )
+
+
 def _add_health(add: Callable[..., None]) -> None:
     add(
         "--wait-for-nodes",
         type=values.seconds,
         default=DEFAULTS.wait,
         metavar="SECONDS",
-        help="how long the job waits for nodes that were cut off, where fewer than MIN of --nnodes "
+        help="how long the job waits for nodes that were cut off, if fewer than MIN of --nnodes "
         "are left (default: %(default)g)",
     )
     add(
         "--grow",
         choices=("now", "checkpoint", "never"),
         metavar="WHEN",
-        help="when a node that has come (back) ends the round, to take part in the next: now, once "
-        "there is a new checkpoint, or never (default: checkpoint with --checkpoint-dir, else "
-        "never: it waits for a restart)",
+        help="when a node that has arrived or come back ends the round, to take part in the next "
+        "one: now; checkpoint: after the next new checkpoint; never: it waits for a restart "
+        "(default: checkpoint with --checkpoint-dir, otherwise never)",
     )
     add(
         "--health",
         choices=("on", "off"),
         default="on",
-        help="look at every node before each start, and at its GPUs while the workers run: one "
-        "that is not fit is set aside (default: %(default)s)",
+        help="check every node before each start, and watch its GPUs while the workers run; a "
+        "node that is not fit is cordoned (default: %(default)s)",
     )
     add(
         "--preflight",
         action="store_true",
-        help="before the first start, measure every GPU and the links between them, and name what "
+        help="before the first start, measure every GPU and the links between GPUs, and name what "
         "is slow",
     )
 
@@ -228,22 +244,22 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
         "--checkpoint-dir",
         type=values.directory,
         metavar="DIR",
-        help="where SCRIPT saves, with torch.save, DCP, the HF Trainer, Accelerate, Lightning, "
-        "DeepSpeed, Megatron or Composer; at every start all workers get the newest complete "
-        "checkpoint in HPCLAUNCH_CHECKPOINT. Also a pattern: 'runs/*/checkpoints', "
-        "'lightning_logs/**'. Nothing in DIR is ever changed",
+        help="the directory in which SCRIPT saves, with torch.save, DCP, the HF Trainer, "
+        "Accelerate, Lightning, DeepSpeed, Megatron or Composer. At every start all workers get "
+        "the path of the newest complete checkpoint in HPCLAUNCH_CHECKPOINT. DIR may be a pattern: "
+        "'runs/*/checkpoints', 'lightning_logs/**'. Nothing in DIR is ever changed",
     )
     add(
         "--checkpoint-local",
         action="store_true",
-        help="DIR is on a disk of each node, and all of them save there: workers get the newest "
-        "that every node of the round has (default: all nodes see the same DIR)",
+        help="DIR is on a local disk of each node, and every node saves there: workers get the "
+        "newest checkpoint that every node of the round has (default: all nodes see the same DIR)",
     )
     add_what_counts(add)
     add(
         "--resume-with",
         metavar="TEMPLATE",
-        help=f"appended when there is a checkpoint: '--resume {PLACEHOLDER}'",
+        help=f"arguments to add to SCRIPT's own if there is a checkpoint: '--resume {PLACEHOLDER}'",
     )
 
 
@@ -254,23 +270,24 @@ def add_what_counts(add: Callable[..., object]) -> None:
         type=values.patterns,
         default=(),
         metavar="PATTERNS",
-        help="names that are not to be resumed from, with commas between: 'best*,final*'",
+        help="names of checkpoints from which the job does not resume, separated by commas: "
+        "'best*,final*'",
     )
     add(
         "--checkpoint-complete",
         type=values.given,
         metavar="PATTERN",
-        help="the file that SCRIPT writes into a directory once all ranks have saved there: only a "
-        "directory that has it is complete (default: the rules of the format; .complete always "
-        "counts)",
+        help="the file that SCRIPT writes into a checkpoint directory after all ranks have saved "
+        "there: only a directory that contains it is complete (default: the rules of the format; "
+        "the file .complete always has this meaning)",
     )
     add(
         "--verify",
         choices=("auto", "full", "structure", "off"),
         default="auto",
-        help="how it is known that a checkpoint is whole. structure: by names, sizes, headers and "
-        "directories; full: every byte is read as well; auto: as much of it as 2 seconds allow; "
-        "off: no file is opened (default: %(default)s)",
+        help="how hpclaunch verifies that a checkpoint is whole. structure: by names, sizes, "
+        "headers and directories of archives; full: it also reads every byte; auto: it reads as "
+        "much as it can in 2 seconds; off: it opens no file (default: %(default)s)",
     )
 
 
@@ -279,37 +296,37 @@ def _add_output(add: Callable[..., None]) -> None:
         "--log-dir",
         type=values.directory,
         metavar="DIR",
-        help="workers' output and the journal (default: under hpclaunch-logs/; torchrun: a "
-        "temporary directory)",
+        help="directory for the workers' output and the journal (default: a directory in "
+        "hpclaunch-logs/; torchrun: a temporary directory)",
     )
     add(
         "-r",
         "--redirects",
         default="0",
         metavar="WHICH",
-        help="what the console does not show; the files always have it. 0: none; 1: stdout; 2: "
-        "stderr; 3: both; 0:1,1:3: by local rank (default: %(default)s)",
+        help="what the console does not show; the files always contain everything. 0: none; 1: "
+        "stdout; 2: stderr; 3: both; 0:1,1:3: by local rank (default: %(default)s)",
     )
     add(
         "-t",
         "--tee",
         default="0",
         metavar="WHICH",
-        help="what the console shows with a prefix as in [default0]: (default: %(default)s)",
+        help="what the console shows with a prefix such as [default0]: (default: %(default)s)",
     )
     add(
         "--log-line-prefix-template",
         default="",
         metavar="TEMPLATE",
-        help="what lines of --tee begin with, with ${role_name}, ${local_rank}, ${rank} and "
-        "${hostname} in it (default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else "
+        help="the prefix of the lines of --tee, which may contain ${role_name}, ${local_rank}, "
+        "${rank} and ${hostname} (default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, otherwise "
         "[${role_name}${local_rank}]:)",
     )
     add(
         "--local-ranks-filter",
         default="",
         metavar="RANKS",
-        help="the console shows these local ranks only: 0,1 (default: all)",
+        help="the console shows only these local ranks: 0,1 (default: all)",
     )
     for stream, suffix in (("stdout", "out"), ("stderr", "err")):
         add(
@@ -317,8 +334,8 @@ def _add_output(add: Callable[..., None]) -> None:
             type=parse_filters,
             default=(),
             metavar="WORDS",
-            help=f"lines of {stream} that have any of these also go to "
-            f"round-N/filtered-agent-A.{suffix}; commas between, two for one that is meant",
+            help=f"lines of {stream} that contain one of these words are also written to "
+            f"round-N/filtered-agent-A.{suffix}; commas between words, and ,, for a comma",
         )
 
 
@@ -326,14 +343,14 @@ def _add_machines(add: Callable[..., None]) -> None:
     add(
         "--standalone",
         action="store_true",
-        help="this task alone, also inside a step with several",
+        help="launch on this task only, even in a step with several tasks",
     )
     add(
         "--nnodes",
         type=values.nodes,
         metavar="N",
-        help="machines, also as MIN:MAX: what there is beyond MAX are spares, and with MIN it goes "
-        "on when others are lost",
+        help="number of machines, or MIN:MAX: machines beyond MAX are spares, and the job "
+        "continues after losses as long as MIN are left",
     )
     add(
         "--rdzv-backend",
@@ -345,33 +362,38 @@ def _add_machines(add: Callable[..., None]) -> None:
         "--rdzv-endpoint",
         type=values.given,
         metavar="HOST:PORT",
-        help="of the head; the others come in any order",
+        help="address of the head; the others may start in any order",
     )
     add(
         "--rdzv-id",
         type=values.given,
         metavar="ID",
-        help="keeps jobs apart; TORCHELASTIC_RUN_ID of the workers",
+        help="distinguishes jobs at one endpoint; the workers' TORCHELASTIC_RUN_ID",
     )
     add(
         "--rdzv-conf",
         type=values.rdzv_conf,
         metavar="KEY=VALUE,...",
-        help="join_timeout, last_call_timeout and is_host count",
+        help="join_timeout, last_call_timeout and is_host have an effect",
     )
     add(
         "--node-rank",
         type=values.integer(0),
         metavar="R",
-        help="this machine's place; the head has 0",
+        help="number of this machine; the head is 0",
     )
-    add("--master-addr", type=values.given, metavar="HOST", help="the head, for --node-rank")
+    add(
+        "--master-addr",
+        type=values.given,
+        metavar="HOST",
+        help="the head, with --node-rank",
+    )
     add("--master-port", type=values.integer(0, 65535), metavar="P", help="the head's port")
     add(
         "--local-addr",
         type=values.given,
         metavar="HOST",
-        help="this machine's address, for the others",
+        help="address of this machine that the others use",
     )
 
 
@@ -380,7 +402,7 @@ def _add_the_rest(add: Callable[..., None]) -> None:
         "--monitor-interval",
         type=values.interval,
         metavar="SECONDS",
-        help="no effect: failures are seen at once",
+        help="no effect: failures are noticed at once",
     )
     add(
         "--start-method",
@@ -391,11 +413,15 @@ def _add_the_rest(add: Callable[..., None]) -> None:
         "--event-log-handler",
         type=values.given,
         metavar="NAME",
-        help="no effect: the journal has the events",
+        help="no effect: the events are in the journal",
     )
     add(
         "--numa-binding",
         choices=("node", "socket", "exclusive", "core-complex"),
         help="the same as --bind",
     )
-    add("--logs-specs", metavar="NAME", help="only default, which changes nothing: see --log-dir")
+    add(
+        "--logs-specs",
+        metavar="NAME",
+        help="only default, which has no effect: see --log-dir",
+    )

@@ -1,4 +1,4 @@
-"""How a command line is read: which words are options, which are the script's, what PET_ adds."""
+"""Reads a command line: which words are options, which are the script's, what PET_ adds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpclaunch.core.protocol.errors import UsageError
 
 from . import values
 
-# What torchrun does not have. An abbreviation means these only if it can mean none of torchrun's.
+# Options that torchrun does not have. An abbreviation means one of torchrun's if it can.
 OURS = frozenset(
     {
         "--nproc",
@@ -37,17 +37,18 @@ OURS = frozenset(
         "--version",
     }
 )
-# torchrun's own from torch 2.14 on. What an abbreviation meant before that, it means still.
+# In torchrun from torch 2.14 on. An abbreviation keeps the meaning that it had before.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
-ALIKE = 0.7  # from 0 to 1: how near a word must be to an option that it may have been meant for
-# Its value begins with - as a rule, which argparse takes for the next option.
+ALIKE = 0.7  # from 0 to 1: how similar a word must be to the option that was perhaps meant
+# Its value usually begins with -, which argparse would take for the next option.
 TAKES_OPTIONS = "--resume-with"
-# Those of torchrun's, by dest, that have no PET_ variable; none of ours has.
+# Options of torchrun's without a PET_ variable, by dest. Ours have none either.
 NO_VARIABLE = frozenset({"logs_specs", "numa_binding", "use_env"})
+SHELLS = ("bash", "zsh", "tcsh", "fish")  # for which shtab writes completions
 
 
 class Parser(argparse.ArgumentParser):
-    """Of any command: a mistake is a UsageError, a description stays as it is written."""
+    """For any command: a mistake is a UsageError, and a description is shown as it is written."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
@@ -67,8 +68,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
     def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-        """`name` is none of the options `known`, but may have been meant for one of them."""
-        import difflib  # takes time, and is of use here only
+        """`name` is none of the `known` options; says which one may have been meant."""
+        import difflib  # slow to import, and needed only here
 
         dashed = name.lstrip("-").replace("_", "-")
         names = [option[2:] for option in known if option.startswith("--")]
@@ -80,11 +81,11 @@ class Parser(argparse.ArgumentParser):
 
 
 class LaunchParser(Parser):
-    """argparse for the values and the help; which words are options is found here.
+    """Leaves values and help to argparse, and finds out itself which words are options.
 
-    argparse takes both spellings of an option for two ("ambiguous"), and the script's own `--log`
-    for an abbreviation of ours, differently from one Python to the next. So it gets each option in
-    its one full spelling, and never sees the script's arguments.
+    argparse would take the two spellings of an option for two options ("ambiguous"), and the
+    script's own `--log` for an abbreviation of ours, differently in each version of Python. So it
+    gets every option in one full spelling, and never sees the script's arguments.
     """
 
     def __init__(self, environ: Mapping[str, str], **settings: Any) -> None:
@@ -113,7 +114,7 @@ class LaunchParser(Parser):
         return namespace
 
     def read(self, options: Sequence[str]) -> argparse.Namespace:
-        """The values of options in full spellings, as `take_options` has them, and all defaults."""
+        """The values of `options`, in full spellings as from `take_options`, and all defaults."""
         unset = object()
         actions = [a for a in self._known.values() if a.default is not argparse.SUPPRESS]
         namespace = argparse.Namespace(**{action.dest: unset for action in actions})
@@ -124,7 +125,7 @@ class LaunchParser(Parser):
         return namespace
 
     def take_options(self, words: list[str]) -> list[str]:
-        """Take everything before the script off `words`, and return it in full spellings."""
+        """Remove everything before the script from `words`, and return it in full spellings."""
         taken: list[str] = []
         while words and words[0].startswith("-") and words[0] != "-":
             if words[0] == "--":
@@ -143,7 +144,7 @@ class LaunchParser(Parser):
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known
 
     def take(self, words: list[str]) -> list[str]:
-        """Take the option that `words` begin with, and its value, off them; in full spelling."""
+        """Remove the first option and its value from `words`; returns them in full spelling."""
         word = words.pop(0)
         if word.startswith("--"):
             name, equals, value = word.partition("=")
@@ -171,7 +172,7 @@ class LaunchParser(Parser):
         return matches[0]
 
     def _short_wants_more(self, word: str) -> bool:
-        """Is the value of `-r`, or of the last of `-mr`, the next word? That of `-r3` is here."""
+        """Whether the next word is the value of `-r`, or of the last in `-mr`; not for `-r3`."""
         for position, letter in enumerate(word[1:], start=1):
             action = self._known.get(f"-{letter}")
             if action is None:
@@ -200,3 +201,17 @@ class LaunchParser(Parser):
         if action.choices is not None and value not in action.choices:
             self.error(f"{variable}: {text!r} is none of {', '.join(action.choices)}")
         return value
+
+
+class PrintCompletion(argparse.Action):
+    """`--print-completion SHELL`: prints what shtab derives from the parser, and exits."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _space: Any, shell: Any, _spelling: Any = None
+    ) -> None:
+        import shtab  # nobody else pays for it
+
+        script = parser.add_argument("script", help=argparse.SUPPRESS)
+        script.complete = shtab.FILE  # type: ignore[attr-defined]
+        print(shtab.complete(parser, shell=shell))
+        parser.exit()

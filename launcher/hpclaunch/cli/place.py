@@ -1,4 +1,4 @@
-"""Where this agent stands, from Slurm or from torchrun's options, and where the two contradict."""
+"""This agent's allocation, from Slurm or from torchrun's options, and where they contradict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def locate(
 ) -> tuple[Allocation, list[str]]:
     """The allocation, and what the user should know about it."""
     if contract.is_within(environ):
-        environ = {}  # what Slurm tells is about the launcher that has started the worker
+        environ = {}  # Slurm's variables describe the launcher that has started the worker
     step = slurm.in_step(environ)
     given = options.nnodes
     if options.standalone or (not step and given == (1, 1)):
@@ -30,7 +30,7 @@ def locate(
     named = options.rdzv_endpoint is not None or options.master_addr is not None
     if step or "SLURM_JOB_ID" in environ:
         where = slurm.allocation(environ, unique=unique)
-        # A step of one task that names a meeting point is one machine of several such steps.
+        # A one-task step that names a meeting point is one of several machines, each in a step.
         if not (where.alone and step and several and named):
             return where, _contradictions(options, environ, where)
     if several:
@@ -53,11 +53,11 @@ def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allo
 def _contradictions(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[str]:
-    """Slurm holds; one line for each thing that was said otherwise."""
+    """Slurm decides; one line for each option that says otherwise."""
     here = where.places[where.index]
     first = where.index == HEAD
     notes = _seen_by_head(options, environ, where.nodes, here.host) if first else []
-    # The head cannot see that `--node-rank` was the same on all nodes; the second node can.
+    # Only the second node can see that `--node-rank` is the same on all nodes.
     if options.node_rank is not None and here.node < 2 and options.node_rank != here.node:
         notes.append(
             f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
@@ -114,7 +114,7 @@ def _machines(options: argparse.Namespace, unique: str) -> tuple[Allocation, lis
         if options.rdzv_endpoint:
             host, port = _host_and_port(options.rdzv_endpoint, STATIC_PORT)
         else:
-            # Who numbers the machines and names none has them all here, as torchrun assumes.
+            # Machines with a number and no address are all on this host, as torchrun assumes.
             numbered = "" if options.node_rank is None else "127.0.0.1"
             host, port = options.master_addr or numbered, options.master_port or STATIC_PORT
         if not host:
@@ -159,5 +159,5 @@ def _is_host(conf: Mapping[str, str]) -> bool | None:
 
 
 def plain(name: str) -> str:
-    """A name that can be part of a path."""
+    """The name as it can be part of a path."""
     return re.sub(r"[^\w.-]", "_", name)[:80] or "_"

@@ -1,4 +1,4 @@
-"""What a site wants of a job script: a TOML file for each in `sites/`, or one of a user's own."""
+"""Site profiles for job scripts: TOML files in `sites/`, or one of the user's own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SITES = Path(__file__).parent / "sites"
 PLACEHOLDERS = {"gpus": "{gpus}", "local_disk": "{gb}", "activate": "{venv}"}
 
 
-class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A kind of node, by its GPUs."""
+class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A type of node, described by its GPUs."""
 
     per_node: Annotated[int, msgspec.Meta(ge=1)]
     type: str = ""  # as Slurm calls it there; empty: whatever the user says
@@ -22,7 +22,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The defaults are those of a site that nothing is known of."""
+    """The defaults are for a site of which nothing is known."""
 
     account: bool = False  # whether a job needs one
     partition: str = ""
@@ -32,7 +32,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modules: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # lines of shell that lead to a hpclaunch, without --venv
     activate: str = "source {venv}/bin/activate"  # with --venv
-    gpu: tuple[Gpu, ...] = ()  # the first is what a job gets that names none
+    gpu: tuple[GpuProfile, ...] = ()  # the first is what a job gets that names none
 
 
 def known() -> list[str]:

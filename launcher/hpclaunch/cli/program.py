@@ -1,4 +1,4 @@
-"""What the workers run: from the words on the command line to a program that can be started."""
+"""What the workers run: from the command line to a program that can be started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import COMMANDS
 RUN_PATH = (
     "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-# The second line is pip's, where a first line cannot take the name of the interpreter.
+# pip writes a second line if the first cannot hold the name of the interpreter.
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")
 
@@ -54,10 +54,10 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
 
 
 def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Of the workers; PYTHON_EXEC is torchrun's own variable for it.
+    """The workers' interpreter; PYTHON_EXEC is torchrun's own variable for it.
 
-    In place of torchrun it is the one that torchrun would have had: the user's torch may be in
-    another installation than hpclaunch.
+    In place of torchrun it is torchrun's: the user's torch may be in another installation than
+    hpclaunch.
     """
     if python := environ.get("PYTHON_EXEC"):
         if shutil.which(python) is None:
@@ -69,7 +69,7 @@ def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str
 
 
 def _interpreter_of(path: str | None) -> str:
-    """That of a script; "" where it has none that is there, or is not in Python."""
+    """The interpreter of a script; "" if there is none, or it is not Python."""
     if path is None:
         return ""
     try:
@@ -84,7 +84,7 @@ def _interpreter_of(path: str | None) -> str:
 
 
 def which(name: str) -> str | None:
-    """As shutil has it, but none of `hpclaunch shim`, of whatever installation."""
+    """As shutil.which, but without the programs of `hpclaunch shim` of any installation."""
     path = [entry for entry in os.get_exec_path() if not _is_shims(entry)]
     return shutil.which(name, path=os.pathsep.join(path))
 
@@ -94,7 +94,7 @@ def _is_shims(directory: str) -> bool:
 
 
 def _why_cold(python: str) -> str:
-    """What a wrapper or another interpreter does at its start is not ours to skip."""
+    """A wrapper or another interpreter cannot be replaced by a fork of this one."""
     path = which(python) or python
     same = os.path.samefile(path, sys.executable) and os.path.samefile(
         os.path.dirname(path), os.path.dirname(sys.executable)
@@ -103,9 +103,9 @@ def _why_cold(python: str) -> str:
 
 
 def _is_python(script: str) -> bool:
-    """Whether this is an interpreter where the script should be: `hpclaunch python train.py`.
+    """Whether this is an interpreter in the script's place: `hpclaunch python train.py`.
 
-    A word out of habit, it may be none that is there: Debian has no `python`.
+    It is written out of habit, and need not exist: Debian has no `python`.
     """
     if not re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script)):
         return False
@@ -113,7 +113,7 @@ def _is_python(script: str) -> bool:
 
 
 def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
-    rest = args[1:] if args[:1] == ("-u",) else args  # the workers have it anyway
+    rest = args[1:] if args[:1] == ("-u",) else args  # the workers are started with -u anyway
     if not rest:
         raise UsageError(f"no script after {said}")
     if rest[0] == "-m" and len(rest) > 1:
@@ -146,7 +146,7 @@ def _check_program(name: str) -> None:
 
 
 def _commands(word: str) -> str:
-    """What to add where a word is no script, and may have been meant for a command."""
+    """What to add to the error if a word is no script, and was perhaps meant as a command."""
     if word in COMMANDS:
         return f"; the command {word} comes first: hpclaunch {word}"
     if not re.fullmatch(r"[a-z-]+", word, re.IGNORECASE):
@@ -170,7 +170,7 @@ def _check_script(script: str) -> None:
     if not os.access(script, os.R_OK):
         raise UsageError(f"cannot read the script {script}: permission denied")
     if not os.path.isfile(script):
-        return  # a pipe, as of <(...): read once, by whoever is first
+        return  # a pipe, as of <(...), which can be read only once
     with open(script, "rb") as f:
         start = f.readline(200)
     if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):

@@ -3,8 +3,8 @@
     hpclaunch sbatch --profile narval --account def-you --nodes 2 train.py --epochs 90
     hpclaunch sbatch --gpus-per-node 4 --submit -- --checkpoint-dir saved train.py
 
-Options of the launcher may stand among these, or after --. They, SCRIPT and its
-arguments come into the job script as they are (docs/sbatch.md).
+You may write options of the launcher between these options, or after --. They,
+SCRIPT and its arguments are copied into the job script (docs/sbatch.md).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import jobscript, options, parser, profiles, program, requests, values
+from . import job_script, options, parser, profiles, program, slurm_values, values
 from . import run as launching
-from .jobscript import Job
-from .profiles import Gpu, Profile
+from .job_script import JobScript
+from .profiles import GpuProfile, Profile
 
 USAGE = "%(prog)s [options] [--] [options of the launcher] SCRIPT [arguments of the script]"
 
 
 class PARSER(parser.Parser):
-    """Leaves in `words` what is not its own: the launcher's options, SCRIPT, its arguments."""
+    """Leaves in `words` all that is not its own: the launcher's options, SCRIPT, its arguments."""
 
     def __init__(self, **settings: Any) -> None:
         self._own: dict[str, argparse.Action] = {}
@@ -62,7 +62,7 @@ class PARSER(parser.Parser):
                 theirs += words[: len(words) - len(rest)]
                 words = rest
             else:
-                # An abbreviation could be meant for either, as --node is.
+                # An abbreviation, such as --node, could mean an option of either.
                 known = {**self._own, **dict.fromkeys(launcher.spellings)}
                 self.no_option(name, known, ", here or of the launcher")
         return own, theirs + (words[1:] if words[:1] == ["--"] else words)
@@ -73,60 +73,93 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add(
         "--profile",
         metavar="SITE|FILE",
-        help=f"what the site wants: {', '.join(profiles.known())}, or a TOML file of your own",
+        help=f"what the site needs: {', '.join(profiles.known())}, or a TOML file of your own",
     )
-    add("--account", type=requests.word, metavar="NAME", help="whose hours are used")
-    add("--partition", type=requests.word, metavar="NAME", help="default: the site's for GPUs")
+    _add_requests(add)
+    _add_endings(add)
+    _add_surroundings(add)
+    add("--submit", action="store_true", help="submit the script, and print only the id of the job")
+    add("--interactive", action="store_true", help="print what to type for salloc, line by line")
+
+
+def _add_requests(add: Callable[..., object]) -> None:
+    """What the job asks of Slurm."""
+    add(
+        "--account",
+        type=slurm_values.word,
+        metavar="NAME",
+        help="the account that pays for the job",
+    )
+    add(
+        "--partition",
+        type=slurm_values.word,
+        metavar="NAME",
+        help="default: the site's for GPUs",
+    )
     add(
         "--nodes",
         type=values.integer(1),
         metavar="N",
-        help="default: MAX of the launcher's --nnodes, else 1",
+        help="number of nodes (default: MAX of the launcher's --nnodes, otherwise 1)",
     )
     add(
         "--gpus-per-node",
-        type=requests.gpus,
+        type=slurm_values.gpus,
         metavar="[TYPE:]N",
-        help="4, or a100:4 (default: all that a node of the site has; none without a profile)",
+        help="4, or a100:4 (default: all GPUs of a node of the site; none without a profile)",
     )
     add(
         "--time",
-        type=requests.limit,
+        type=slurm_values.limit,
         default="1:00:00",
-        help="minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
+        help="time limit: minutes, hours:minutes:seconds, days-hours, ... (default: %(default)s)",
     )
     add(
         "--cpus-per-task",
         type=values.integer(1),
         metavar="N",
-        help="for all workers of a node (default: the site's number for each GPU)",
+        help="CPUs for all workers of a node together (default: the site's number for each GPU)",
     )
     add(
         "--mem",
-        type=requests.capacity,
+        type=slurm_values.capacity,
         metavar="SIZE",
-        help="of a node, as 64G; 0: all of it (default: the site's for each GPU)",
+        help="memory of a node, such as 64G; 0: all of it (default: the site's for each GPU)",
     )
     add(
         "--local-disk",
         type=values.integer(1),
         metavar="GB",
-        help="where a site's nodes have one that is asked for",
+        help="size of the local disk, at sites where jobs have to ask for it",
     )
+
+
+def _add_endings(add: Callable[..., object]) -> None:
+    """What comes before the time limit, and after an end that Slurm brings about."""
     add(
         "--signal",
-        type=requests.warning,
+        type=slurm_values.warning,
         metavar="NAME@SECONDS",
-        help="USR1@120: that long before the limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order. At the limit it does so anyway, within --grace",
+        help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
+        "TERM@120: the job ends in order. At the limit it does this anyway, within --grace",
     )
-    add("--requeue", action="store_true", help="Slurm may start the job again (preemption, ...)")
-    add("--modules", metavar="NAMES", help="to load, in place of the site's; '': none")
-    add("--venv", metavar="DIR", help="virtual environment (or conda's, where the site has that)")
+    add(
+        "--requeue",
+        action="store_true",
+        help="Slurm may start the job again after preemption",
+    )
+
+
+def _add_surroundings(add: Callable[..., object]) -> None:
+    """What the launcher is started in."""
+    add("--modules", metavar="NAMES", help="modules to load instead of the site's; '': none")
+    add(
+        "--venv",
+        metavar="DIR",
+        help="virtual environment to activate, or conda's",
+    )
     add("--apptainer", metavar="IMAGE", help="launch inside this container")
-    add("--pyxis", metavar="IMAGE", help="the same, where Slurm itself knows containers")
-    add("--submit", action="store_true", help="submit it, and print the job's id alone")
-    add("--interactive", action="store_true", help="for salloc: what to type, line by line")
+    add("--pyxis", metavar="IMAGE", help="the same, where Slurm has the Pyxis plugin")
 
 
 def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -142,23 +175,23 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
     job = _job(chosen, profile, _launch(chosen, environ))
     if chosen.submit:
-        _say(_submit(jobscript.script(job)) + "\n")
+        _say(_submit(job_script.script(job)) + "\n")
     else:
-        _say(jobscript.interactive(job) if chosen.interactive else jobscript.script(job))
+        _say(job_script.interactive(job) if chosen.interactive else job_script.script(job))
     return 0
 
 
 def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.Namespace:
-    """What the launcher makes of its words; what is wrong with them is said now, not in the job."""
+    """The launcher's options, checked now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
     launching.check(launch)
-    in_path = launch.no_python and "/" not in launch.training_script  # of a module, perhaps
+    in_path = launch.no_python and "/" not in launch.training_script  # perhaps of a module
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)
     return launch
 
 
-def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> Job:
+def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespace) -> JobScript:
     site = os.path.basename(chosen.profile or "").removesuffix(".toml")
     if profile.account and not chosen.account:
         raise UsageError(f"jobs on {site} need an account: --account NAME")
@@ -175,8 +208,8 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     if not memory and count and profile.memory_per_gpu:
         memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
         share.append(profile.memory_per_gpu)
-    return Job(
-        name=jobscript.name_of(launch.training_script),
+    return JobScript(
+        name=job_script.name_of(launch.training_script),
         time=chosen.time,
         nodes=nodes,
         command=chosen.words,
@@ -195,13 +228,17 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     )
 
 
-def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, Gpu]:
-    """How many on each node, and of which kind."""
+def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:
+    """How many GPUs on each node, and of which type."""
     if chosen.gpus_per_node is None:
-        return (profile.gpu[0].per_node, profile.gpu[0]) if profile.gpu else (0, Gpu(per_node=1))
+        return (
+            (profile.gpu[0].per_node, profile.gpu[0])
+            if profile.gpu
+            else (0, GpuProfile(per_node=1))
+        )
     type_, count = chosen.gpus_per_node
     if not profile.gpu:
-        return count, Gpu(per_node=count, type=type_)
+        return count, GpuProfile(per_node=count, type=type_)
     kinds = [kind for kind in profile.gpu if not type_ or kind.type in ("", type_)]
     if not kinds:
         there = ", ".join(kind.type for kind in profile.gpu)
@@ -211,11 +248,11 @@ def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int,
         raise UsageError(
             f"--gpus-per-node {count}: a node of {site} has {kind.per_node}; more --nodes have more"
         )
-    return count, Gpu(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
+    return count, GpuProfile(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
 
 
 def _request(
-    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: Gpu
+    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: GpuProfile
 ) -> tuple[str, str]:
     """Slurm's option for the GPUs, and a comment."""
     if chosen.local_disk and not (profile.local_disk and count):
@@ -236,16 +273,16 @@ def _setup(chosen: argparse.Namespace, profile: Profile) -> list[str]:
     modules: Sequence[str] = () if inside else profile.modules
     if chosen.modules is not None:
         modules = chosen.modules.replace(",", " ").split()
-    lines = [f"module load {jobscript.quoted(modules)}"] if modules else []
+    lines = [f"module load {job_script.quoted(modules)}"] if modules else []
     if chosen.venv is None:
         return lines if inside else [*lines, *profile.environment]
     if profile.activate == Profile().activate and not os.path.exists(f"{chosen.venv}/bin/activate"):
         raise UsageError(f"--venv {chosen.venv}: no virtual environment, it has no bin/activate")
-    return [*lines, profile.activate.replace("{venv}", jobscript.quoted([chosen.venv]))]
+    return [*lines, profile.activate.replace("{venv}", job_script.quoted([chosen.venv]))]
 
 
 def _submit(text: str) -> str:
-    """The id of the job."""
+    """Returns the id of the job."""
     try:
         done = subprocess.run(
             ["sbatch", "--parsable"], input=os.fsencode(text), capture_output=True
@@ -263,7 +300,7 @@ def _submit(text: str) -> str:
 
 
 def _say(text: str) -> None:
-    """As bytes, since the user's words may be of any encoding."""
+    """As bytes, since the user's words may be in any encoding."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     sys.stdout.buffer.write(os.fsencode(text))

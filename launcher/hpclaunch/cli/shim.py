@@ -1,15 +1,15 @@
-"""Print the directory of programs that take the place of torchrun.
+"""Print the directory of programs that replace torchrun.
 
     export PATH="$(hpclaunch shim):$PATH"
 
-After this line, whatever calls torchrun, or python -m torch.distributed.run,
-gets hpclaunch, with torchrun's defaults. Programs that call their own
-interpreter by its path need the directory in PYTHONPATH as well:
+After this line, every program that calls torchrun, or python -m
+torch.distributed.run, gets hpclaunch with torchrun's defaults. A program that
+calls its own interpreter by path needs the directory in PYTHONPATH as well:
 
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 
-Options for hpclaunch, as --checkpoint-dir, may be given in HPCLAUNCH_OPTIONS.
-docs/shim.md says what differs from torchrun.
+The variable HPCLAUNCH_OPTIONS may contain options for hpclaunch, such as
+--checkpoint-dir. docs/shim.md says what differs from torchrun.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .parser import LaunchParser, Parser
 
 DIRECTORY = Path(__file__).parent.parent / "shims"
 PROGRAMS = ("torchrun", "python", "python3")
-WORD = "--in-place-of="  # PROGRAM[:PYTHON], with which the programs there call hpclaunch
+WORD = "--in-place-of="  # PROGRAM[:PYTHON]; with this the programs there call hpclaunch
 OPTIONS = "HPCLAUNCH_OPTIONS"
 LAUNCH = "torch.distributed.launch"
 
@@ -67,12 +67,12 @@ def _parser_of(program: str, environ: Mapping[str, str]) -> LaunchParser:
     parser = options.build_parser(environ, in_place_of=program)
     if program == LAUNCH:
         add = parser.section("of torch.distributed.launch")
-        add("--use-env", action="store_true", help="SCRIPT gets no --local-rank=N")
+        add("--use-env", action="store_true", help="do not pass --local-rank=N to SCRIPT")
     return parser
 
 
 def _options_in(text: str, program: str) -> list[str]:
-    """Looked at alone, so that what is wrong with them is not taken for the caller's."""
+    """Checked separately, so that errors in them are not taken for the caller's."""
     if not text:
         return []
     parser = _parser_of(program, {})

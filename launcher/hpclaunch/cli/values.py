@@ -1,6 +1,6 @@
-"""From the words of a command line or a variable to values: one function per kind of value.
+"""Values of options, on the command line or in variables: one function per type.
 
-Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it was.
+Each raises ArgumentTypeError, which says what is wrong with the word; the parser says where it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def integer(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 def seconds(text: str) -> float:
-    """Neither nan nor inf: whoever waits for that waits for ever, or not at all."""
+    """Neither nan nor inf, with which a wait would never end, or not take place."""
     try:
         value = float(text)
     except ValueError:
@@ -55,7 +55,7 @@ def flag(text: str) -> bool:
 
 
 def given(text: str) -> str | None:
-    """Empty says as much as the option left away, as it does with torchrun."""
+    """An empty value means the same as no option, as with torchrun."""
     return text or None
 
 
@@ -64,7 +64,7 @@ def directory(text: str) -> Path | None:
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    """Names with * in them, and commas between."""
+    """Names, possibly with *, separated by commas."""
     return tuple(filter(None, (word.strip() for word in text.split(","))))
 
 
@@ -83,7 +83,7 @@ def nodes(text: str) -> tuple[int, int]:
 
 
 def nproc(text: str) -> str:
-    """Stays a word: what it comes to is known where the workers start."""
+    """Stays a word: its meaning is found out where the workers start."""
     if text in NPROC_KINDS:
         return text
     try:
@@ -104,13 +104,13 @@ def signals(text: str) -> tuple[signal.Signals, ...]:
 def _signal(name: str) -> signal.Signals:
     if name not in signal.Signals.__members__:
         raise ArgumentTypeError(
-            f"{name!r} is no signal: write names as in SIGTERM,SIGUSR1, with commas between"
+            f"{name!r} is no signal: write names separated by commas, as in SIGTERM,SIGUSR1"
         )
     found = signal.Signals[name]
     if found in (signal.SIGKILL, signal.SIGSTOP):
-        raise ArgumentTypeError(f"no process can handle {name}: leave it away")
+        raise ArgumentTypeError(f"no process can handle {name}: omit it")
     if found in (signal.SIGCHLD, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        raise ArgumentTypeError(f"{name} concerns a process alone: leave it away")
+        raise ArgumentTypeError(f"{name} is only about a single process: omit it")
     return found
 
 
@@ -138,7 +138,7 @@ def threads(text: str) -> str:
 
 
 def memory(text: str) -> str | None:
-    """As MPS has it: a whole number of megabytes or gigabytes."""
+    """As MPS takes it: a whole number of megabytes or gigabytes."""
     if not text:
         return None
     word = text.upper().removesuffix("B")

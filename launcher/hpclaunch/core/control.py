@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from .consensus.election import Candidate
-from .head.rounds import Head
+from .head.head import Head
 from .member.member import Member
 from .protocol.effects import Effect, Exit, Say, Send
 from .protocol.events import (

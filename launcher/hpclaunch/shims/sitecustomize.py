@@ -1,9 +1,9 @@
 """Runs at the start of every Python that has this directory in its PYTHONPATH.
 
-`python -m torch.distributed.run` and `torch.distributed.launch` become hpclaunch, as torchrun
-beside this is, also for a program that calls its own interpreter by its path. In any other Python
-nothing is done and nothing stays, as with worker/site/sitecustomize.py: it may be any Python, so
-this is written for old ones.
+`python -m torch.distributed.run` and `torch.distributed.launch` become hpclaunch, like the
+`torchrun` beside this file, even for a program that calls its own interpreter by its path.
+Otherwise nothing is done and nothing stays, as with worker/site/sitecustomize.py. It may be any
+Python, so this file is written for old ones.
 """
 
 import os

@@ -1,1 +1,3 @@
-"""One thing of the outside world per file. These modules do not import each other."""
+"""The outside world: Slurm, the network, GPUs, processes, files. One file per thing; apart from
+`shared/`, and within `checkpoints/`, these modules do not import each other.
+"""

@@ -1,5 +1,6 @@
 """What runs beside and inside the workers, in processes of their own, never in the agent's.
 
-These files use the standard library alone (and torch, in the store's process) and are started by
-their path, so that they owe nothing to the user's environment.
+Beside them run the fork server (`fork_server.py`) and the MPS keeper (`mps_keeper.py`), which are
+isolated from the user's environment and use the standard library alone. `site/` is imported by
+every Python below a worker, and `preflight.py` runs in the place of the user's script.
 """

@@ -2,11 +2,12 @@
 
     python .../worker/preflight.py
 
-runs on every rank in a worker's environment, by path: so neither the working directory nor the
-script's is in `sys.path`, and its own leaves it at once; `hpclaunch` is the package it lies in.
-All multiply matrices and copy memory at the same time, as in a training; then pairs of ranks
-exchange data, in rounds (`core/health/preflight_rules.py`, which also judges). They leave JSON in
-the round's store; rank 0 prints a table and the findings, and writes all to
+runs on every rank in a worker's environment. It is started by its path, so that neither the working
+directory nor the script's is in `sys.path`; its own directory is removed from there at once, and
+`hpclaunch` is the package that this file is in. All ranks multiply matrices and copy memory at the
+same time, as in a training. Then pairs of ranks exchange data, in rounds;
+`core/health/preflight_rules.py` plans the pairs and judges the results. The ranks leave JSON in the
+round's store. Rank 0 prints a table and the findings, and writes everything to
 HPCLAUNCH_PREFLIGHT_RESULT:
 
     {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
@@ -27,7 +28,7 @@ from datetime import timedelta
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
-# Not by its place in sys.path, which is site-packages: the workers' own may be another.
+# Not through sys.path: the workers' site-packages may have another hpclaunch, or none.
 _package = types.ModuleType("hpclaunch")
 _package.__path__ = [os.path.dirname(_HERE)]
 sys.modules["hpclaunch"] = _package
@@ -46,15 +47,15 @@ START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file
 LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs do
 KERNEL_LIMIT = 30.0  # seconds in which a GPU must be done with what takes milliseconds
 LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes milliseconds
-SPAN = 0.3  # seconds for which each thing is measured: long beside a turn of the scheduler
-WINDOWS = 5  # at least; one alone has no best
-MANY = 200  # at most
+SPAN = 0.3  # seconds of each measurement, long compared to a time slice of the scheduler
+WINDOWS = 5  # of time, at least, so that there is a best one
+MANY = 200  # windows at most
 SILENT = "is not heard of any more: it hangs, or its node does"
 BLOCK = 64  # rows after which the exact matrices repeat
 
 
 class Device:
-    """Where this rank computes, and how much of it: a window takes some milliseconds."""
+    """Where this rank computes, and how much at a time: some milliseconds' worth."""
 
     def __init__(self):
         self.gpu = torch.cuda.is_available()
@@ -75,7 +76,7 @@ class Device:
             self.label = ""
 
     def finish(self, limit=KERNEL_LIMIT):
-        """Wait for the GPU, but not for ever."""
+        """Wait for the GPU, but not forever."""
         if not self.gpu:
             return
         event = torch.cuda.Event()
@@ -86,7 +87,7 @@ class Device:
                 raise RuntimeError(f"the GPU is not done after {limit:.0f} s")
 
     def speed(self, run, amount):
-        """Of `run`, in `amount` per second."""
+        """The speed of `run`, in `amount` per second."""
         windows: list[float] = []
         end = time.monotonic() + SPAN
         run()
@@ -99,7 +100,7 @@ class Device:
         return of_windows(amount, windows)
 
     def compute(self):
-        """TFLOP/s, of numbers as in a training: zeros need less power and so less time."""
+        """TFLOP/s with random numbers, as in a training: zeros need less power and so less time."""
         a, b = (torch.randn(self.size, self.size, device=self.place).to(self.type) for _ in "ab")
         c = torch.empty_like(a)
 
@@ -110,7 +111,7 @@ class Device:
         return self.speed(multiply, 2 * self.size**3 * self.times / 1e12)
 
     def is_exact(self):
-        """Small whole numbers, of which bfloat16 too has all sums: any other result is an error."""
+        """With small whole numbers, whose sums are exact in bfloat16 too."""
         terms = self.size // BLOCK
         rows, columns = torch.arange(self.size)[:, None], torch.arange(self.size)[None, :]
         a = (rows % BLOCK == columns % BLOCK).to(self.place, self.type)
@@ -137,8 +138,8 @@ def cpu_model():
     return names[0] if names else platform.machine()
 
 
-class Meeting:
-    """What the ranks tell each other, as JSON in the store."""
+class StoreChannel:
+    """What the ranks tell each other: JSON in the round's store."""
 
     def __init__(self):
         store, self.rank, self.world = next(rendezvous("env://"))
@@ -152,7 +153,7 @@ class Meeting:
         self.store.set(key, json.dumps(value))
 
     def hear(self, key, limit):
-        """None when nobody has said it in time."""
+        """None if nobody has said it in time."""
         try:
             self.store.wait([key], timedelta(seconds=limit))
         except RuntimeError:
@@ -160,7 +161,7 @@ class Meeting:
         return json.loads(self.store.get(key))
 
     def hear_first(self, key, limit):
-        """Rank 0's word, which comes after it has waited for others."""
+        """What rank 0 says, which it may say only after it has waited for others."""
         told = self.hear(key, limit + LIMIT)
         if told is None:
             raise SystemExit("preflight: rank 0 is silent: it hangs, or its node does")
@@ -179,7 +180,7 @@ def identity():
 
 
 def measure(facts):
-    """The facts, and what this rank does on its own."""
+    """The facts about this rank, and what it measures on its own."""
     device = None
     try:
         device = Device()
@@ -198,13 +199,13 @@ def measure(facts):
 
 
 def exchange(meeting, device, backend, partners):
-    """The links to those partners with whom this rank speaks for the pair."""
+    """Exchange data with each partner; returns the links of pairs in which this rank is first."""
     links = []
     for partner in partners:
         first, second = sorted((meeting.rank, partner))
         key = f"pair/{first}-{second}"
         meeting.tell(f"{key}/{meeting.rank}", True)
-        # Partners may be late for reasons that are not this link's.
+        # A partner may be late for reasons other than this link.
         if meeting.hear(f"{key}/{partner}", meeting.left()) is None:
             break
         speed, wrong = None, ""
@@ -244,7 +245,7 @@ def all_reduce(store, device, backend, second):
     timed()  # connects
     if not bool((tensor == 3).all()):
         raise Wrong("1 + 2 is not 3 there: what arrives is not what was sent")
-    # Both have to agree on how often.
+    # Both ranks have to agree on the number of times.
     longest = torch.tensor([timed()], device=place)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     times = max(2, min(WINDOWS, int(SPAN / 2 / longest.item())))
@@ -252,7 +253,7 @@ def all_reduce(store, device, backend, second):
 
 
 def plan_of(measured):
-    """Rank 0's, for all: the backend, and whom each rank is to meet, in this order."""
+    """Rank 0's plan for all: the backend, and the partners of each rank in order."""
     fit = [m for m in measured if not m.wrong]
     own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
     partners: dict[int, list[int]] = {m.rank: [] for m in fit}
@@ -265,7 +266,7 @@ def plan_of(measured):
 
 
 def conclude(backend, measured, links):
-    """Prints, writes, and returns why, by the ranks that are at fault."""
+    """Print and write the result; returns {rank that is at fault: why}."""
     findings = judge(measured, links, on_gpus=backend == "nccl")
     lines = table(measured, links, backend)
     lines += [f"{'FAIL' if f.fatal else 'slow'}: {f.text}" for f in findings]
@@ -289,7 +290,7 @@ def conclude(backend, measured, links):
 
 
 def measured_of(known, told):
-    """From what a rank is, and what it has told or not told by now."""
+    """From what is known of a rank, and what it has measured (None: it is silent)."""
     if told is None:
         return Measured(**known, wrong=SILENT)
     speeds = {name: Speed(**told[name]) for name in ("compute", "memory") if told[name]}
@@ -302,7 +303,7 @@ def link_of(told):
 
 
 def main():
-    meeting, facts = Meeting(), identity()
+    meeting, facts = StoreChannel(), identity()
     first = meeting.rank == 0
     meeting.tell(f"here/{meeting.rank}", facts)
     if first:
@@ -333,7 +334,7 @@ def main():
         ]
         fatal = conclude(plan["backend"], measured, links)
         meeting.tell("fatal", fatal)
-    # A rank that ends earlier ends the round, and nobody would hear why.
+    # Not earlier: a rank that ends also ends the round, and nobody would hear why.
     why = meeting.hear_first("fatal", LIMIT).get(str(meeting.rank))
     if why:
         sys.stderr.write(f"preflight: {why}\n")
@@ -343,9 +344,9 @@ def main():
 
 
 if __name__ == "__main__":
-    # torch would end the process when a link hangs, and nobody would hear which.
+    # Or torch would end the process when a link hangs, and nobody would hear which one.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # what hangs on a GPU would keep the interpreter from its end
+    os._exit(code)  # what hangs on a GPU would keep the interpreter from ending

@@ -1,7 +1,6 @@
-"""Processes as the fork server starts and sees them: prctl, /proc, fork and exec.
+"""Processes as the fork server and the MPS keeper start and see them: prctl, /proc, fork and exec.
 
-What /proc tells is read as bytes: the name of a process is in it, which may be no text, and is cut
-anywhere at its 15th byte.
+/proc is read as bytes: the names of processes in it may be no text, and are cut after 15 bytes.
 """
 
 import ctypes
@@ -12,12 +11,12 @@ import socket
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SPARED = (  # sent by scancel or a terminal to every process: only the agent may act on them
+SPARED = (  # scancel and terminals send these to every process; only the agent acts on them
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
     signal.SIGQUIT,
-    signal.SIGTSTP,  # else nobody would end the workers of a stopped agent
+    signal.SIGTSTP,  # else nobody could end the workers of a stopped agent
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
@@ -74,7 +73,7 @@ def catches(pid, signum):
     masks = 0
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
-            for line in f:  # the kernel writes the end of a line in its name as \n
+            for line in f:  # the kernel escapes a newline in the name
                 if line.startswith((b"SigCgt:", b"SigIgn:")):
                     masks |= int(line.split()[1], 16)
     except OSError:
@@ -94,7 +93,7 @@ def to_group(pid, signum):
 
 
 def kill(pids):
-    """Those that are still there."""
+    """SIGKILL to those that are still there."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
@@ -103,13 +102,13 @@ def kill(pids):
 
 
 def exit_code(status):
-    """(code as a shell has it, signal or 0) of a wait status."""
+    """(exit code as a shell gives it, signal or 0) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return (code, 0) if code >= 0 else (128 - code, -code)
 
 
 def append_to(path):
-    """A worker's stream: its file, or a terminal that must not become the one that controls it."""
+    """Open a worker's stream: a file, or a terminal, which must not become its controlling one."""
     if path.startswith("/dev/pts/"):
         return os.open(path, os.O_RDWR | os.O_NOCTTY)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -142,7 +141,7 @@ class Wakeup:
 
 
 class Spawner:
-    """Forks and execs, with the signal handlers and the mask that the agent was started with."""
+    """Forks and execs, with the signal handlers and mask that the agent was started with."""
 
     def __init__(self, handlers, blocked):
         self.handlers = handlers
@@ -151,8 +150,8 @@ class Spawner:
     def spawn(self, argv, environ, out, err, *, cpus=(), deaf=()):
         """The pid. `out` and `err` are descriptors or paths, to append to.
 
-        A program that cannot be started ends as a shell says: 126 or 127. `deaf` are signals that
-        it has blocked beside those that the user has.
+        A program that cannot be started ends with a shell's exit code, 126 or 127. `deaf` are
+        signals to block beside those that the user has blocked.
         """
         parent = os.getpid()
         pid = os.fork()
@@ -175,7 +174,7 @@ class Spawner:
                 try:
                     os.sched_setaffinity(0, cpus)
                 except OSError:
-                    pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
+                    pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
             os.execvpe(argv[0], argv, environ)
         except OSError as e:
             os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())

@@ -1,4 +1,4 @@
-"""The c10d store of a round, on the node of rank 0: its socket, and the process that holds it."""
+"""The round's c10d store, on the node of rank 0: its socket, and the process that serves it."""
 
 import os
 import signal
@@ -6,17 +6,17 @@ import socket
 
 
 class Store:
-    """A socket listens, a process of the template's takes it over; both are new in every round.
+    """A listening socket, and a process forked from the template that takes it over.
 
-    A store that is used twice hands out the addresses of the last round's dead. Connections made
-    before a process is there wait in the socket's backlog.
+    Both are new in every round: a store that is used twice hands out addresses of the last round.
+    Connections that are made before the process is there wait in the socket's backlog.
     """
 
     def __init__(self):
         self.pid = 0  # of the process that holds this round's
         self.port = 0  # of this round's
         self.asked = False  # that process is being forked
-        self.errors = ""  # where that process writes its own
+        self.errors = ""  # the file for that process's errors
         self.wanted = False  # somebody is to take the socket over
         self._socket: socket.socket | None = None
         self._listening = 0  # the port of that socket, which may be the next round's
@@ -25,7 +25,7 @@ class Store:
         return -1 if self._socket is None else self._socket.fileno()
 
     def listen(self, loopback):
-        """The port, on which the workers of all nodes will look for the store."""
+        """The port at which the workers of all nodes will look for the store."""
         self.close()
         if loopback:
             self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -40,8 +40,8 @@ class Store:
         return self._listening
 
     def begin(self, errors):
-        """A round begins; "" when another node has its store. The last one's goes only now, so
-        that nobody saw it break while the round ended."""
+        """A round begins; `errors` is "" when another node has its store. The last round's store
+        ends only now, so that nobody has seen it break while that round ended."""
         self.end()
         self.errors = errors
         self.wanted = bool(errors)

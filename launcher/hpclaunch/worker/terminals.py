@@ -1,14 +1,13 @@
-"""Terminals for workers whose output the user watches on one: a script that asks whether it writes
-to a terminal, and how wide that is, gets the answer that it would get without a launcher.
+"""Terminals for workers whose output the user watches on a terminal: a script that asks whether it
+writes to one, and how wide it is, gets the same answer as without a launcher.
 
-A worker's stream is then a pseudo-terminal, and a process of its own copies what is written there
-to the worker's file: every byte, as it was written. That process needs nobody: a launcher that is
-stopped holds up no worker, and what is in a terminal when the launcher or the fork server is killed
-still reaches the file. It ends once all terminals are closed.
+A worker's stream is then a pseudo-terminal, and a separate process, the copier, copies what is
+written there to the worker's file, byte by byte. The copier depends on nobody: a stopped launcher
+holds up no worker, and what is in a terminal when the launcher or the fork server is killed still
+reaches the file. It ends once all terminals are closed.
 """
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -16,13 +15,15 @@ import socket
 import time
 from typing import Any
 
+from .json_lines import JsonLines
+
 CHUNK = 1 << 16
-MOST = 1 << 20  # bytes of one terminal at a flush: more than it holds
-LINGER = 10.0  # seconds that the copying goes on for processes that survive their fork server
+MOST = 1 << 20  # bytes copied from one terminal at a flush: more than it holds
+LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
 
 
 class Terminals:
-    """The fork server's end. A worker's terminals are open here too until it has ended."""
+    """The fork server's side. A worker's terminals stay open here until it has ended."""
 
     def __init__(self):
         self.pid = 0  # of the process that copies
@@ -34,11 +35,11 @@ class Terminals:
         return -1 if self._channel is None else self._channel.fileno()
 
     def give(self, workers, wanted, size):
-        """Terminals in place of files: `wanted` has for a rank "out", "err" or both, `size` the
-        (rows, columns) that they have."""
+        """Terminals in place of files: `wanted` has "out", "err" or both for a rank, and `size` is
+        (rows, columns)."""
         for worker in workers:
             for kind in wanted.get(str(worker["rank"]), ()):
-                with contextlib.suppress(OSError):  # none left, or no /dev/pts: then it is the file
+                with contextlib.suppress(OSError):  # no terminal to be had: the file remains
                     worker[kind] = self._open_one(worker["rank"], worker[kind], size)
 
     def _open_one(self, rank, file, size):
@@ -62,16 +63,16 @@ class Terminals:
         return name
 
     def resize(self, size):
-        """Returns the ranks that have one."""
+        """Returns the ranks that have terminals."""
         for fds in self._open.values():
             for fd in fds:
                 _set_size(fd, size)
         return self._open.keys()
 
     def flush(self, rank=None):
-        """Have all that was written so far be in the files; True if there is something to wait for.
+        """Have all that was written so far copied to the files; True if that is to be waited for.
 
-        A worker of that `rank` has ended, or all have.
+        The worker of this `rank` has ended, or all workers have.
         """
         for ended in [*self._open] if rank is None else [rank]:
             for fd in self._open.pop(ended, ()):
@@ -87,12 +88,12 @@ class Terminals:
     def flushed(self):
         """How many flushes are done; None if the process that copies is gone."""
         try:
-            return len(self._channel.recv(CHUNK)) or None
-        except OSError:
+            return len(self._channel.receive())
+        except (EOFError, OSError):
             return None
 
     def close(self):
-        """Nobody asks for more. What the terminals still hold is copied all the same."""
+        """No more requests. What is still in the terminals is copied all the same."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
@@ -100,10 +101,11 @@ class Terminals:
     def _ask(self, fds, **request):
         if self._channel is None:
             self._start()
-        socket.send_fds(self._channel, [json.dumps(request).encode() + b"\n"], fds)
+        self._channel.send(request, fds)
 
     def _start(self):
-        self._channel, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._channel = JsonLines(ours)
         self.pid = os.fork()
         if not self.pid:
             try:
@@ -122,7 +124,7 @@ def _set_size(fd, size):
 
 
 def _become_copier(channel):
-    """In a fork of the fork server, of which nothing is kept."""
+    """In a fork of the fork server, from which nothing is kept."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -136,26 +138,23 @@ def _become_copier(channel):
 
 
 class Copier:
-    """From terminals to files, until there are neither terminals nor somebody to ask for more."""
+    """Copies from terminals to files, until there are no terminals and no fork server left."""
 
     def __init__(self, channel):
-        self._channel = channel
+        self._channel: Any = JsonLines(channel)  # None once the fork server is gone
         self._files = {}  # our end of a terminal -> the file
         self._end = None  # of this process at the latest, once the fork server is gone
 
     def run(self):
-        buffer, fds = b"", []
         while self._channel is not None or self._files:
             ready = self._wait()
             for terminal in [fd for fd in self._files if fd in ready]:
                 self._copy(terminal, CHUNK)
             if self._channel is not None and self._channel.fileno() in ready:
-                data, more, _, _ = socket.recv_fds(self._channel, CHUNK, 16)
-                fds += more
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    self._do(json.loads(line), fds)
-                if not data:
+                try:
+                    for request in self._channel.receive():
+                        self._do(request)
+                except EOFError:
                     self._channel, self._end = None, time.monotonic() + LINGER
 
     def _wait(self):
@@ -169,9 +168,9 @@ class Copier:
             os._exit(0)
         return {fd for fd, _ in poll.poll(left)}
 
-    def _do(self, request, fds):
+    def _do(self, request):
         if "file" in request:
-            terminal = fds.pop(0)
+            terminal = self._channel.descriptors.pop(0)
             os.set_blocking(terminal, False)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._files[terminal] = os.open(request["file"], flags, 0o600)
@@ -179,16 +178,16 @@ class Copier:
         for terminal in [*self._files]:
             self._copy(terminal, MOST)
         with contextlib.suppress(OSError):
-            self._channel.send(b".")
+            self._channel.send({"flushed": True})
 
     def _copy(self, terminal, most):
-        """At most so many bytes. What a file takes no more is lost: nobody waits for it."""
+        """At most so many bytes. What cannot be written to the file is lost: nobody waits."""
         while most > 0:
             try:
                 data = os.read(terminal, CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has it open any more
                 data = b""
             if not data:
                 os.close(terminal)

@@ -26,7 +26,7 @@ def of_n2(goal=Goal.WAIT, **fields):
 
 
 def test_whose_head_lives_follows_no_other():
-    member = idle(hosts="n0 n1 n2", loss=10.0)  # a promise of 13 s
+    member = idle(hosts="n0 n1 n2", loss=10.0)  # a vote lease of 13 s
     assert tell(member, 0.5, of_n2(Goal.RUN)) == []
     assert deeds(tell(member, 12.9, of_n2(Goal.RUN))) == []
     assert member.follower.head == 0

@@ -16,22 +16,22 @@ from hpclaunch.core.protocol.ranges import parsed, written
 FEW = 5
 
 
-def a_roll(agents, head=0, old=None, prior_head=0):
-    return Configuration(1, voters(head, agents), None if old is None else voters(prior_head, old))
+def a_configuration(agents, head=0, old=None, old_head=0):
+    return Configuration(1, voters(head, agents), None if old is None else voters(old_head, old))
 
 
 def subsets(agents):
     return [set(some) for n in range(len(agents) + 1) for some in combinations(agents, n)]
 
 
-def rolls(n):
+def configurations(n):
     """All that agents 0..n-1 can be on, settled or not."""
     sides = [voters(head, some) for some in subsets(range(n)) for head in some]
     return [Configuration(1, new, old) for new in sides for old in [None, *sides]]
 
 
 # Agents 2 and 3 have begun a round; of the four that there were before, 0 was the head.
-BOTH = a_roll({2, 3}, 2, old=range(4))
+BOTH = a_configuration({2, 3}, 2, old=range(4))
 
 # Many agents in a few words
 
@@ -74,14 +74,14 @@ TABLE = {
 
 @pytest.mark.parametrize(("n", "head", "votes", "dead", "enough"), TABLE.values(), ids=TABLE)
 def test_is_quorum(n, head, votes, dead, enough):
-    assert is_quorum(a_roll(range(n), head), votes, dead) is enough
+    assert is_quorum(a_configuration(range(n), head), votes, dead) is enough
 
 
 @pytest.mark.parametrize(
     ("votes", "enough"),
     [({2, 3}, False), ({0, 1, 3}, False), ({0, 2}, False), ({1, 2, 3}, True)],
 )
-def test_a_roll_that_is_not_settled_needs_both(votes, enough):
+def test_a_configuration_that_is_not_settled_needs_both(votes, enough):
     assert is_quorum(BOTH, votes) is enough
 
 
@@ -96,7 +96,7 @@ def test_a_roll_that_is_not_settled_needs_both(votes, enough):
         ({2, 3}, 0, True),
     ],
 )
-def test_a_roll_is_settled_once_enough_have_it(agents, dead, told):
+def test_a_configuration_is_settled_once_enough_have_it(agents, dead, told):
     """More than half of those before, while its own head needs only half of the others now."""
     assert replaces_old(BOTH, agents.__contains__, dead) is told
 
@@ -127,8 +127,8 @@ def test_of_two_groups_with_nobody_in_common_one_is_no_quorum(n):
 
 
 @pytest.mark.parametrize("n", range(1, FEW))
-def test_the_same_while_a_roll_is_not_settled(n):
-    for configuration in rolls(n):
+def test_the_same_for_the_old_configuration_and_the_new(n):
+    for configuration in configurations(n):
         for one, other in disjoint(configuration, n):
             for dead in {None, *range(n)} - one - other:
                 assert not (is_quorum(configuration, one, dead) and is_quorum(configuration, other))
@@ -144,20 +144,20 @@ def test_who_chose_another_head_with_one_that_is_dead_now_counts(n):
 
 
 # Until when a head leads, from when each of its agents was last bound. It is the first of them.
-PROMISES = {
+LEASES = {
     "alone": ([5], 5),
     "one of two": ([5, 1], 5),
     "two of three": ([5, 4, 1], 4),
     "two of four": ([5, 4, 3, 1], 4),
     "three of five": ([9, 1, 2, 3, 4], 3),
     "nobody has answered": ([5, -math.inf, -math.inf], -math.inf),
-    "one has died within its promise": ([5, math.inf, 1], 5),
+    "one has died within its vote lease": ([5, math.inf, 1], 5),
 }
 
 
-@pytest.mark.parametrize(("at", "expected"), PROMISES.values(), ids=PROMISES)
-def test_promised(at, expected):
-    assert supported_since(a_roll(range(len(at))), at.__getitem__, 0) == expected
+@pytest.mark.parametrize(("at", "expected"), LEASES.values(), ids=LEASES)
+def test_supported_since(at, expected):
+    assert supported_since(a_configuration(range(len(at))), at.__getitem__, 0) == expected
 
 
 @pytest.mark.parametrize(
@@ -172,12 +172,12 @@ def test_promised(at, expected):
         ([0, 5, 4, 3, 1], 0, 3),
     ],
 )
-def test_promised_to_a_successor(at, dead, expected):
+def test_supported_as_a_successor(at, dead, expected):
     """It needs more than half, and where the head before is dead more than half of the others."""
-    assert supported_since(a_roll(range(len(at))), at.__getitem__, 1, dead) == expected
+    assert supported_since(a_configuration(range(len(at))), at.__getitem__, 1, dead) == expected
 
 
-def test_promised_by_both_while_a_roll_is_not_settled():
+def test_supported_by_both_while_a_configuration_is_not_settled():
     assert supported_since(BOTH, [9, 3, 4, 5].__getitem__, 2) == 4
     assert supported_since(BOTH, [0, 1, 5, 4].__getitem__, 2) == 1  # three of four, as there were
 
@@ -194,8 +194,8 @@ def leads(me, configuration, agents):
 
 
 @pytest.mark.parametrize("n", range(1, FEW))
-def test_promised_is_the_latest_time_with_a_quorum(n):
-    for configuration, at in product(rolls(n)[:500], permutations(range(n))):
+def test_supported_since_is_the_latest_time_with_a_quorum(n):
+    for configuration, at in product(configurations(n)[:500], permutations(range(n))):
         for me in range(n):
             times = [min(time, at[me]) for time in at]
             since = [{a for a, time in enumerate(times) if time >= t} for t in range(n)]

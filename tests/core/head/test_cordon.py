@@ -19,8 +19,8 @@ from story import (
     wait,
 )
 
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.head.preface import layout
-from hpclaunch.core.head.rounds import Head
 from hpclaunch.core.protocol.effects import (
     CheckHealth,
     ChooseCheckpoint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import (
     ChooseCheckpoint,
     KeepWorkers,

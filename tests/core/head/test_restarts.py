@@ -159,7 +159,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
     one, other = Budget(most), Budget(most)
     for step in steps:
         another = Budget(most)
-        another.inherit(other.tally)
+        another.take_over(other.tally)
         other = another
         said = [
             budget.begin(CheckpointChosen(step))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
-from hpclaunch.core.head.rounds import Head
+from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Diagnose, Probe, Say, Send
 from hpclaunch.core.protocol.events import (
     AgentGone,

@@ -106,7 +106,7 @@ def test_one_goes_on_alone_if_all_others_are_proven_dead(hosts):
     assert crew.running == {last: 2}
 
 
-def test_a_silent_head_is_succeeded_when_its_promise_is_over():
+def test_a_silent_head_is_succeeded_when_its_vote_lease_is_over():
     crew = at_work("n0 n1 n2")
     crew.kill(0, down=True)
     crew.until(DIED + crew.job.timing.vote_lease - crew.job.timing.beat)

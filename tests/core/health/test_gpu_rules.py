@@ -10,10 +10,10 @@ from hpclaunch.core.health import gpu_rules
 from hpclaunch.core.health.findings import Finding, Grade, reason
 from hpclaunch.core.health.gpu_rules import (
     GIB,
+    GpuReading,
     History,
-    Link,
+    NvLink,
     Process,
-    Reading,
     Recovery,
     Slowdown,
     judge,
@@ -22,10 +22,10 @@ from hpclaunch.core.health.gpu_rules import (
 from hpclaunch.core.health.host_rules import Disk, Host, judge_checkpoints, judge_host
 from hpclaunch.core.health.xids import XIDS, Fault, xid
 
-WELL = Reading(
+WELL = GpuReading(
     "GPU 0",
     temperature=60,
-    links=(Link(up=True, errors=7),) * 4,
+    links=(NvLink(up=True, errors=7),) * 4,
     links_of_siblings=4,
     processes=(Process(70, 8 * GIB, "alice", "python", ours=True),),
     used=8 * GIB + GIB // 2,
@@ -34,7 +34,7 @@ IDLE = replace(WELL, processes=(), used=2 << 20, idle=True)
 OURS = Process(70, 2 * GIB, "alice", "python", ours=True)
 
 
-@pytest.mark.parametrize("reading", [WELL, IDLE, Reading("GPU 0")])
+@pytest.mark.parametrize("reading", [WELL, IDLE, GpuReading("GPU 0")])
 def test_a_healthy_gpu(reading):
     assert judge(reading, reading) == []
 
@@ -52,9 +52,13 @@ def test_a_healthy_gpu(reading):
         ({"pages_pending": True}, "warn", "a page retirement is pending"),
         ({"slow": (Slowdown.THERMAL,)}, "warn", "runs slower, since it is too hot, 60 C"),
         ({"slow": (Slowdown.POWER_BRAKE,)}, "warn", "the power supply asks for it (power brake)"),
-        ({"links": (Link(up=True, errors=7),) * 3 + (Link(up=False),)}, "FAIL", "link 3 went down"),
+        (
+            {"links": (NvLink(up=True, errors=7),) * 3 + (NvLink(up=False),)},
+            "FAIL",
+            "link 3 went down",
+        ),
         ({"links_of_siblings": 18}, "FAIL", "links are down: 4 of 18 are up"),
-        ({"links": (Link(up=True, errors=8),) * 4}, "warn", "4 NVLink transfers were repeated"),
+        ({"links": (NvLink(up=True, errors=8),) * 4}, "warn", "4 NVLink transfers were repeated"),
     ],
 )
 def test_a_fault(change, grade, found):
@@ -91,9 +95,9 @@ def test_whose_memory_it_is(processes, used, idle, found):
 
 def test_links_that_were_never_up_are_none():
     """A board uses fewer than its chip has; another has none at all."""
-    half = (Link(up=True), Link(up=False))
+    half = (NvLink(up=True), NvLink(up=False))
     assert judge(replace(WELL, links=half, links_of_siblings=1), None) == []
-    assert judge(replace(WELL, links=(Link(up=False),) * 2, links_of_siblings=4), None) == []
+    assert judge(replace(WELL, links=(NvLink(up=False),) * 2, links_of_siblings=4), None) == []
 
 
 def test_what_is_told_once_and_what_again():

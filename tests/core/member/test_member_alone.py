@@ -65,7 +65,7 @@ def test_who_has_something_to_tell_waits_shortly_for_the_head(event, code, words
 
 def test_a_silent_head_is_lost():
     """The workers are left to their lease, which is over by then."""
-    member = running(loss=10.0, wait=60.0)  # last heard at 1.0, and the promise is of 13 s
+    member = running(loss=10.0, wait=60.0)  # last heard at 1.0, and the vote lease is of 13 s
     assert deeds(tell(member, 13.9, Tick())) == []
     assert {Probe(0)} == set(deeds(tell(member, 14.0, Tick())))
     (said,) = [e.text for e in tell(member, 19.0, Tick()) if isinstance(e, Say)]

@@ -12,20 +12,20 @@ from hypothesis import strategies as st
 from hpclaunch.core.placement.binding import (
     Binding,
     Cpu,
+    Locality,
     Mode,
-    Seat,
     advice,
     bind,
     cpus_each,
     describe,
+    locality,
     remarks,
-    seat,
     threads,
 )
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.ranges import parsed, written
 
-NOWHERE = Seat()
+NOWHERE = Locality()
 
 
 def machine(sockets=1, nodes=1, complexes=1, cores=4, smt=1):
@@ -48,12 +48,12 @@ LARGE = machine(sockets=2, nodes=4, complexes=4, cores=4, smt=2)
 
 def gpu(index, node, topology=TWO_SOCKETS):
     near = tuple(cpu for cpu, where in topology.items() if where.node == node)
-    return Seat(f"GPU {index}", near, (node,))
+    return Locality(f"GPU {index}", near, (node,))
 
 
-def given_out(mode, cpus, topology, seats):
+def given_out(mode, cpus, topology, localities):
     """The CPUs of each, as the kernel writes them."""
-    return [written(b.cpus) for b in bind(mode, parsed(cpus), topology, seats)]
+    return [written(b.cpus) for b in bind(mode, parsed(cpus), topology, localities)]
 
 
 ALL = "0-15"
@@ -62,7 +62,7 @@ CROSSED = [gpu(0, 1), gpu(1, 1), gpu(2, 0), gpu(3, 0)]
 
 
 @pytest.mark.parametrize(
-    ("cpus", "seats", "expected"),
+    ("cpus", "localities", "expected"),
     [
         # Without a GPU: equal shares of whole cores, each within a socket.
         (ALL, [NOWHERE] * 2, ["0-3,8-11", "4-7,12-15"]),
@@ -88,12 +88,14 @@ CROSSED = [gpu(0, 1), gpu(1, 1), gpu(2, 0), gpu(3, 0)]
         (ALL, [NEAR_0, NOWHERE, NEAR_1], ["0-2,8-10", "3-5,11-13", "6-7,14-15"]),
     ],
 )
-def test_auto(cpus, seats, expected):
-    assert given_out(Mode.AUTO, cpus, TWO_SOCKETS, seats) == expected
+def test_auto(cpus, localities, expected):
+    assert given_out(Mode.AUTO, cpus, TWO_SOCKETS, localities) == expected
 
 
 def test_two_gpus_of_a_worker_on_two_nodes():
-    both = seat([Gpu("1", "b", 1, cpus=NEAR_0.near), Gpu("2", "c", 2, cpus=NEAR_1.near, node=1)])
+    both = locality(
+        [Gpu("1", "b", 1, cpus=NEAR_0.near), Gpu("2", "c", 2, cpus=NEAR_1.near, node=1)]
+    )
     assert both.name == "GPU 1, GPU 2"
     assert both.near == tuple(range(16))
     assert given_out(Mode.AUTO, ALL, TWO_SOCKETS, [both]) == [ALL]
@@ -114,8 +116,8 @@ def test_one_worker_has_all_of_its_task():
 
 
 def test_few_near_ones_are_helped_out_by_their_socket_and_the_others():
-    seats = [gpu(k, 1, LARGE) for k in range(4)]
-    shares = bind(Mode.AUTO, LARGE, LARGE, seats)
+    localities = [gpu(k, 1, LARGE) for k in range(4)]
+    shares = bind(Mode.AUTO, LARGE, LARGE, localities)
     for b in shares:
         near = cores_by_node(b.cpus, LARGE)
         assert near[1] == 4
@@ -126,8 +128,8 @@ def test_few_near_ones_are_helped_out_by_their_socket_and_the_others():
 def test_fewer_workers_than_memory_nodes():
     """Two GPUs near the first of four nodes: what is near is shared, and so is all the rest."""
     topology = machine(sockets=2, nodes=2, cores=16)
-    seats = [gpu(0, 0, topology), gpu(1, 0, topology)]
-    for b in bind(Mode.AUTO, topology, topology, seats):
+    localities = [gpu(0, 0, topology), gpu(1, 0, topology)]
+    for b in bind(Mode.AUTO, topology, topology, localities):
         cores = cores_by_node(b.cpus, topology)
         assert (cores[0], cores[1], cores.total()) == (8, 8, 32)
         assert b.near
@@ -136,8 +138,8 @@ def test_fewer_workers_than_memory_nodes():
 def test_nodes_without_a_gpu_go_to_the_workers_of_their_socket():
     """As on a node whose four GPUs are each at a quarter of one of its sockets."""
     topology = machine(sockets=2, nodes=4, cores=8, smt=2)
-    seats = [gpu(k, node, topology) for k, node in enumerate((3, 1, 7, 5))]
-    shares = bind(Mode.AUTO, topology, topology, seats)
+    localities = [gpu(k, node, topology) for k, node in enumerate((3, 1, 7, 5))]
+    shares = bind(Mode.AUTO, topology, topology, localities)
     for b, own, others in zip(shares, (3, 1, 7, 5), ((0, 2),) * 2 + ((4, 6),) * 2, strict=True):
         cores = cores_by_node(b.cpus, topology)
         assert cores[own] == 8
@@ -159,14 +161,14 @@ def test_both_near_nodes_of_one_socket_stay_whose_they_are():
 
 def test_who_has_least_gets_most_of_what_nobody_is_near_to():
     topology = machine(nodes=3, cores=6)
-    seats = [gpu(0, 0, topology), gpu(1, 0, topology), gpu(2, 1, topology)]
-    shares = bind(Mode.AUTO, topology, topology, seats)
+    localities = [gpu(0, 0, topology), gpu(1, 0, topology), gpu(2, 1, topology)]
+    shares = bind(Mode.AUTO, topology, topology, localities)
     assert [len(b.cpus) for b in shares] == [6, 6, 6]
     assert shares[2].nodes == (1,)
 
 
 @pytest.mark.parametrize(
-    ("mode", "cpus", "seats", "expected"),
+    ("mode", "cpus", "localities", "expected"),
     [
         (Mode.NONE, "1-5", [gpu(0, 0, NPS2), NOWHERE], ["1-5", "1-5"]),
         (Mode.NODE, "1-5", [gpu(0, 0, NPS2), gpu(1, 1, NPS2)], ["1-3", "4-5"]),
@@ -184,8 +186,8 @@ def test_who_has_least_gets_most_of_what_nobody_is_near_to():
         (Mode.CORE_COMPLEX, "0-3", [gpu(0, 1, NPS2), gpu(1, 0, NPS2)], ["0-1", "2-3"]),
     ],
 )
-def test_as_torchruns_numa_binding(mode, cpus, seats, expected):
-    assert given_out(mode, cpus, NPS2, seats) == expected
+def test_as_torchruns_numa_binding(mode, cpus, localities, expected):
+    assert given_out(mode, cpus, NPS2, localities) == expected
 
 
 machines = st.builds(
@@ -200,21 +202,21 @@ machines = st.builds(
 
 @st.composite
 def tasks(draw):
-    """(topology, the task's CPUs, its seats): GPUs anywhere, or nowhere."""
+    """(topology, the task's CPUs, its localities): GPUs anywhere, or nowhere."""
     topology = draw(machines)
     cpus = draw(st.sets(st.sampled_from(sorted(topology)), min_size=1))
     nodes = sorted({where.node for where in topology.values()})
-    seats = st.sampled_from(nodes).map(lambda node: gpu(node, node, topology))
-    seats = draw(st.lists(st.one_of(seats, st.just(NOWHERE)), min_size=1, max_size=12))
-    return topology, cpus, seats
+    localities = st.sampled_from(nodes).map(lambda node: gpu(node, node, topology))
+    localities = draw(st.lists(st.one_of(localities, st.just(NOWHERE)), min_size=1, max_size=12))
+    return topology, cpus, localities
 
 
 @given(tasks())
 def test_whatever_the_machine(task):
-    topology, cpus, seats = task
+    topology, cpus, localities = task
     for mode in Mode:
-        bindings = bind(mode, cpus, topology, seats)
-        assert len(bindings) == len(seats)
+        bindings = bind(mode, cpus, topology, localities)
+        assert len(bindings) == len(localities)
         for b in bindings:
             assert b.cpus
             assert set(b.cpus) <= cpus
@@ -229,17 +231,17 @@ ONE_CORE_NEAR = machine(nodes=2, cores=3, smt=2)
 @given(tasks())
 @example((ONE_CORE_NEAR, {0, 1, 2, 3, 9}, [gpu(0, 1, ONE_CORE_NEAR), gpu(1, 1, ONE_CORE_NEAR)]))
 def test_auto_gives_nothing_twice_and_to_nobody_too_little(task):
-    topology, cpus, seats = task
-    bindings = bind(Mode.AUTO, cpus, topology, seats)
+    topology, cpus, localities = task
+    bindings = bind(Mode.AUTO, cpus, topology, localities)
     cores = {topology[cpu].core for cpu in cpus}
-    if len(cpus) < len(seats):
+    if len(cpus) < len(localities):
         assert {b.cpus for b in bindings} == {tuple(sorted(cpus))}
         return
     taken = [cpu for b in bindings for cpu in b.cpus]
     assert len(taken) == len(set(taken))
     fewest = min(len({topology[cpu].core for cpu in b.cpus}) for b in bindings)
-    assert fewest >= len(cores) // len(seats) // 2
-    if fewest and len(cores) >= 2 * len(seats):  # whole cores, with all the threads there are
+    assert fewest >= len(cores) // len(localities) // 2
+    if fewest and len(cores) >= 2 * len(localities):  # whole cores, with all the threads there are
         owners = [{topology[cpu].core for cpu in b.cpus} for b in bindings]
         assert sum(map(len, owners)) == len(set().union(*owners))
         for b, own in zip(bindings, owners, strict=True):
@@ -248,22 +250,22 @@ def test_auto_gives_nothing_twice_and_to_nobody_too_little(task):
 
 @given(tasks())
 def test_auto_leaves_no_cpu_to_nobody(task):
-    topology, cpus, seats = task
-    bindings = bind(Mode.AUTO, cpus, topology, seats)
+    topology, cpus, localities = task
+    bindings = bind(Mode.AUTO, cpus, topology, localities)
     assert {cpu for b in bindings for cpu in b.cpus} == cpus
 
 
 @given(tasks())
 def test_without_gpus_all_cpus_are_given_out(task):
-    topology, cpus, seats = task
-    bindings = bind(Mode.AUTO, cpus, topology, [NOWHERE] * len(seats))
+    topology, cpus, localities = task
+    bindings = bind(Mode.AUTO, cpus, topology, [NOWHERE] * len(localities))
     assert {cpu for b in bindings for cpu in b.cpus} == cpus
     sizes = [len({topology[cpu].core for cpu in b.cpus}) for b in bindings]
     assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(
-    ("mode", "seats", "cores", "cpus"),
+    ("mode", "localities", "cores", "cpus"),
     [
         (Mode.AUTO, [NOWHERE], 8, [16]),
         (Mode.AUTO, [NOWHERE] * 3, 2, [6, 6, 4]),
@@ -273,8 +275,8 @@ def test_without_gpus_all_cpus_are_given_out(task):
         (Mode.NODE, [NEAR_0] * 2 + [NEAR_1], 2, [4, 4, 8]),
     ],
 )
-def test_what_a_worker_can_count_on(mode, seats, cores, cpus):
-    bindings = bind(mode, TWO_SOCKETS, TWO_SOCKETS, seats)
+def test_what_a_worker_can_count_on(mode, localities, cores, cpus):
+    bindings = bind(mode, TWO_SOCKETS, TWO_SOCKETS, localities)
     assert threads(bindings, TWO_SOCKETS) == cores
     assert cpus_each(bindings) == cpus
 
@@ -285,14 +287,14 @@ def test_one_core_and_a_gpu():
 
 
 def test_the_map():
-    seats = [NEAR_0, NEAR_1, Seat()]
-    bindings = bind(Mode.AUTO, range(4), TWO_SOCKETS, seats)
-    assert describe(bindings, seats, 4) == [
+    localities = [NEAR_0, NEAR_1, Locality()]
+    bindings = bind(Mode.AUTO, range(4), TWO_SOCKETS, localities)
+    assert describe(bindings, localities, 4) == [
         "rank 4: GPU 0, CPUs 0-1, memory node 0",
         "rank 5: GPU 1, CPUs 2, memory node 0, far from its GPU",
         "rank 6: CPUs 3, memory node 0",
     ]
-    (remark,) = remarks(bindings, seats, range(4))
+    (remark,) = remarks(bindings, localities, range(4))
     assert remark == "GPU 1 is near CPUs 4-7,12-15, but this task has 0-3"
     assert describe([Binding((0, 4), (0, 1))], [NOWHERE], 0) == [
         "rank 0: CPUs 0,4, memory nodes 0-1"
@@ -306,8 +308,8 @@ def test_all_of_the_machine_is_far_from_no_gpu():
 
 
 def test_workers_that_share_a_far_gpu_are_one_remark():
-    seats = [NEAR_1, NEAR_1, Seat("GPU 2", NEAR_1.near)]
-    (remark,) = remarks(bind(Mode.AUTO, range(4), TWO_SOCKETS, seats), seats, range(4))
+    localities = [NEAR_1, NEAR_1, Locality("GPU 2", NEAR_1.near)]
+    (remark,) = remarks(bind(Mode.AUTO, range(4), TWO_SOCKETS, localities), localities, range(4))
     assert remark.startswith("GPU 1, GPU 2 are near CPUs 4-7,12-15, but ")
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from hpclaunch.core.placement.devices import Gpu, Task, share_out
 from hpclaunch.core.placement.mps_shares import (
-    Found,
     Group,
+    MpsSupport,
     Plan,
     Settings,
     environment,
@@ -20,7 +20,7 @@ from hpclaunch.core.placement.mps_shares import (
 )
 from hpclaunch.core.protocol.model import Share
 
-HERE = Found("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
+HERE = MpsSupport("/usr/bin/nvidia-cuda-mps-control", cuda=(13, 1))
 ON, AUTO, OFF = Settings("on"), Settings("auto"), Settings("off")
 
 
@@ -97,7 +97,7 @@ def test_most_clients(capability, cuda, most):
 
 
 DEFAULT, EXCLUSIVE = gpus(1), gpus(1, mode="exclusive")
-NOWHERE = Found()
+NOWHERE = MpsSupport()
 PROHIBITED = "GPU 0: the compute mode is PROHIBITED"
 SLICES = "GPU 0: shared by time slices, without MPS: "
 CANNOT = "GPU 0: several workers cannot share it without MPS"
@@ -165,7 +165,7 @@ def test_an_exclusive_gpu_without_mps_has_a_way_out():
 
 
 def test_a_foreign_daemon_is_used_and_none_is_ours():
-    told = plan(AUTO, shares(4), gpus(), Found(HERE.control, "/tmp/nvidia-mps", (12, 0)))
+    told = plan(AUTO, shares(4), gpus(), MpsSupport(HERE.control, "/tmp/nvidia-mps", (12, 0)))
     assert told.groups == ()
     assert told.foreign == "/tmp/nvidia-mps"
     assert told.notes == (
@@ -175,7 +175,7 @@ def test_a_foreign_daemon_is_used_and_none_is_ours():
 
 
 def test_a_foreign_daemon_is_not_used_where_nothing_is_shared():
-    assert not plan(AUTO, shares(2), gpus(), Found(foreign="/tmp/nvidia-mps")).foreign
+    assert not plan(AUTO, shares(2), gpus(), MpsSupport(foreign="/tmp/nvidia-mps")).foreign
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from hpclaunch.core.source.loading import LATER, Module, Opaque, Reading, is_read_at_load
+from hpclaunch.core.source.loading import LATER, Module, Opaque, SourceReading, is_read_at_load
 
 
 def read(program, modules=None, environ=None, package=""):
@@ -22,7 +22,7 @@ def read(program, modules=None, environ=None, package=""):
             raise Opaque(f"{name} has no source")
         return module(f"{name}.py", modules[name], name.rpartition(".")[0])
 
-    reading = Reading(find, environ)
+    reading = SourceReading(find, environ)
     reading.run(module("train.py", program), package=package)
     return reading
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hpclaunch.system.checkpoints.service import Server
+from hpclaunch.system.checkpoints.service import CheckpointService
 
 Rounds = list[list[int | None]]
 
@@ -15,7 +15,9 @@ def newest(
     where: Path | str, rounds: Rounds | None = None, **settings: object
 ) -> tuple[str, list[str]]:
     """(path or "", "name: why" of those that are passed over), with every byte read."""
-    server = Server(str(where), **{"exclude": (), "complete": "", "verify": "full", **settings})
+    server = CheckpointService(
+        str(where), **{"exclude": (), "complete": "", "verify": "full", **settings}
+    )
     while True:
         found = server.search(rounds or [])
         lines = [f"{f.candidate.name}: {f.lacks}" for f in found if f.lacks and not f.quiet]

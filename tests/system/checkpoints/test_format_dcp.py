@@ -21,7 +21,7 @@ from torch.distributed import checkpoint as dcp
 
 from hpclaunch.system.checkpoints.finding import search
 from hpclaunch.system.checkpoints.formats.dcp import shards
-from hpclaunch.system.checkpoints.places import Folder
+from hpclaunch.system.checkpoints.listing import Folder
 from hpclaunch.system.checkpoints.reading import Memory
 
 

@@ -12,17 +12,22 @@ import pytest
 from looking import cut_short, damage, date, zero_the_middle
 from test_format_torch_save import save
 
-from hpclaunch.core.head.restarts import checksum
-from hpclaunch.core.protocol.model import Look
+from hpclaunch.core.protocol.model import Look, checksum
 from hpclaunch.system.checkpoints import service as service_module
-from hpclaunch.system.checkpoints.client import Begun, Failed, Looked, Searched, Service
-from hpclaunch.system.checkpoints.reading import Memory, Reading
-from hpclaunch.system.checkpoints.service import Server
+from hpclaunch.system.checkpoints.client import (
+    Begun,
+    CheckpointServiceClient,
+    Failed,
+    Looked,
+    Searched,
+)
+from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
+from hpclaunch.system.checkpoints.service import CheckpointService
 
 
 @pytest.fixture
 def service(tmp_path):
-    made = Service(str(tmp_path), (), "", "auto")
+    made = CheckpointServiceClient(str(tmp_path), (), "", "auto")
     yield made
     made.close()
 
@@ -142,7 +147,7 @@ def damage_in_the_middle(path: Path) -> Path:
 
 def test_a_search_that_fails_says_so(tmp_path):
     (tmp_path / "file").touch()
-    service = Service(str(tmp_path / "file"), (), "", "auto")
+    service = CheckpointServiceClient(str(tmp_path / "file"), (), "", "auto")
     service.search(1, [], {})
     told = reply(service)
     assert isinstance(told, Failed)
@@ -154,7 +159,7 @@ def test_it_ends_with_the_agent(service, tmp_path):
     service.search(1, [], {})
     reply(service)
     pid = service._process.pid
-    service._socket.close()
+    service._lines.close()
     assert os.waitpid(pid, 0) == (pid, 0)
 
 
@@ -189,7 +194,7 @@ class CountingMemory(Memory):
 
 def test_nothing_is_looked_at_twice(tmp_path):
     save(tmp_path / "epoch-1.pt", at=100)
-    server = Server(str(tmp_path), (), "", "full")
+    server = CheckpointService(str(tmp_path), (), "", "full")
     server.memory = CountingMemory()
     (found,) = server.search([])
     path = found.candidate.path
@@ -198,7 +203,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
     (found,) = server.search([])
     assert server.memory.built == 1
     seen = []
-    reading = Reading(found.parts, server.memory)
+    reading = CheckpointReading(found.parts, server.memory)
     reading._verify = lambda part, batch: seen.append(part) or True
     outcome = reading.run()
     assert not seen
@@ -207,7 +212,7 @@ def test_nothing_is_looked_at_twice(tmp_path):
 
 def test_what_is_saved_again_is_looked_at_again(tmp_path):
     path = save(tmp_path / "snapshot.pt", at=100)
-    server = Server(str(tmp_path), (), "", "full")
+    server = CheckpointService(str(tmp_path), (), "", "full")
     server.search([])
     assert server.read(str(path), lambda: False)[0] == ""
     damage_in_the_middle(path)  # and its time is set back
@@ -219,7 +224,7 @@ def test_reading_stops_for_a_request_and_goes_on_from_there(tmp_path, monkeypatc
     save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.READERS", 1)
-    server = Server(str(tmp_path), (), "", "full")
+    server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
     path = found.candidate.path
     asked = iter([False, False, True])
@@ -236,12 +241,12 @@ def test_several_nodes_may_share_the_reading(tmp_path, monkeypatch):
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.BATCH", 1000)
     read = []
     for k in range(3):
-        server = Server(str(tmp_path), (), "", "full")
+        server = CheckpointService(str(tmp_path), (), "", "full")
         server.search([])
         wrong, size, left = server.read(str(path), lambda: False, share=(k, 3))
         assert (wrong, left) == ("", 0)
         read.append(size)
-    server = Server(str(tmp_path), (), "", "full")
+    server = CheckpointService(str(tmp_path), (), "", "full")
     server.search([])
     assert sum(read) == server.read(str(path), lambda: False)[1]
 
@@ -250,19 +255,19 @@ def test_there_is_no_time_to_read_it_all(tmp_path, monkeypatch):
     path = save(tmp_path / "epoch-1.pt", at=100)
     monkeypatch.setattr(service_module, "AHEAD", 0.0)
     for verify, left in (("auto", True), ("full", False)):
-        server = Server(str(tmp_path), (), "", verify)
+        server = CheckpointService(str(tmp_path), (), "", verify)
         server.search([])
         assert bool(server.read(str(path), lambda: False)[2]) is left
 
 
 def test_with_nothing_opened_a_name_is_enough(tmp_path):
     damage(save(tmp_path / "epoch-1.pt", at=100), cut_short)
-    (found,) = Server(str(tmp_path), (), "", "off").search([])
+    (found,) = CheckpointService(str(tmp_path), (), "", "off").search([])
     assert found.lacks is None
 
 
 def test_it_reads_ahead_while_nobody_asks(tmp_path):
-    server = Server(str(tmp_path), (), "", "auto")
+    server = CheckpointService(str(tmp_path), (), "", "auto")
     server.read_ahead(lambda: False)
     path = damage_in_the_middle(save(tmp_path / "epoch-1.pt", at=100))
     server.read_ahead(lambda: False)
@@ -273,7 +278,7 @@ def test_it_reads_ahead_while_nobody_asks(tmp_path):
 
 def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
     """The process of its own, whose look shows in what is known when it is asked."""
-    service = Service(str(tmp_path), (), "", "auto")
+    service = CheckpointServiceClient(str(tmp_path), (), "", "auto")
     service.watch([], on=True)
     save(tmp_path / "epoch-1.pt", at=100)
     service.search(1, [], {})
@@ -284,7 +289,7 @@ def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
 
 
 def test_a_look_that_takes_long_is_taken_less_often(tmp_path, monkeypatch):
-    server = Server(str(tmp_path), (), "", "auto")
+    server = CheckpointService(str(tmp_path), (), "", "auto")
     times = iter([0.0, 5.0])
     clock = SimpleNamespace(monotonic=lambda: next(times), time_ns=time.time_ns)
     monkeypatch.setattr(service_module, "time", clock)
@@ -296,7 +301,7 @@ def test_the_times_of_links_and_the_like_do_not_confuse_it(tmp_path):
     new = save(tmp_path / "epoch-2.pt", at=200)
     (tmp_path / "latest.pt").symlink_to(new)
     date(tmp_path / "latest.pt", 300)
-    server = Server(str(tmp_path), (), "", "auto")
+    server = CheckpointService(str(tmp_path), (), "", "auto")
     assert [f.candidate.name for f in server.search([])] == ["epoch-2.pt"]
 
 
@@ -314,22 +319,22 @@ def test_damage_that_was_found_before_is_not_what_is_missing(service, tmp_path):
 def test_who_has_no_time_opens_nothing(tmp_path, monkeypatch):
     for step in range(8):
         save(tmp_path / f"epoch-{step}.pt", at=100)
-    server = Server(str(tmp_path), (), "", "auto")
+    server = CheckpointService(str(tmp_path), (), "", "auto")
     (found,) = server.search([])
     monkeypatch.setattr("hpclaunch.system.checkpoints.reading.spans_of", None)
-    outcome = Reading(found.parts * 8, server.memory, until=0.0).run()
+    outcome = CheckpointReading(found.parts * 8, server.memory, until=0.0).run()
     assert outcome.left
 
 
 def test_of_many_files_each_node_opens_its_own(tmp_path, monkeypatch):
     save(tmp_path / "epoch-1.pt", at=100)
-    server = Server(str(tmp_path), (), "", "full")
+    server = CheckpointService(str(tmp_path), (), "", "full")
     (found,) = server.search([])
     opened = []
     monkeypatch.setattr(
         "hpclaunch.system.checkpoints.reading.spans_of", lambda part: opened.append(part) or []
     )
-    Reading(found.parts * 12, server.memory, share=(1, 3)).run()
+    CheckpointReading(found.parts * 12, server.memory, share=(1, 3)).run()
     assert len(opened) == 4
 
 

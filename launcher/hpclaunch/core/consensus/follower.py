@@ -29,7 +29,7 @@ class Standing(Enum):
 
 STANDINGS = {
     Standing.WAITING: {Standing.FOLLOWING, Standing.LEADING},
-    Standing.FOLLOWING: {Standing.HEADLESS, Standing.LEADING},
+    Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
     Standing.LEADING: {Standing.DEPOSED},
     Standing.DEPOSED: {Standing.LEADING, Standing.FOLLOWING},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import zlib
 from collections.abc import Collection
 from dataclasses import replace
 
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
-from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit
+from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit, checksum
 from ..protocol.wording import signal_name
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
@@ -34,11 +33,6 @@ ALIKE, AT_LEAST = 0.2, 2.0  # a share, or seconds, by which the times of two suc
 BEYOND = 1 << 62  # a step that no training reaches
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
 USAGE_WORDS = ("error: ", "can't open file")
-
-
-def checksum(text: str) -> int:
-    """What tells one save from another in few bytes, for it goes to every agent; 0 for nothing."""
-    return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
 def failed(e: WorkerExit) -> bool:
@@ -225,7 +219,7 @@ class Budget:
         times = self.tally.times
         return 0.0 if times < AGAIN else min(MOST_DELAY, 2.0 ** (times - AGAIN))
 
-    def inherit(self, tally: Tally) -> None:
+    def take_over(self, tally: Tally) -> None:
         """From another head."""
         self.tally = tally
 

@@ -1,6 +1,6 @@
 """Whether a GPU is fit for training: readings in, findings out.
 
-FAIL: the training would break or its numbers be wrong, and the node is set aside. WARN: said once.
+FAIL: the training would break or its numbers be wrong, and the node is cordoned. WARN: said once.
 A finding's `check` is the same for the same trouble of the same GPU, whatever its figures, so that
 it can be told once.
 """
@@ -62,13 +62,13 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NvLink:
     up: bool
     errors: int = 0  # replays and recoveries since the driver was loaded
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """One look at a GPU. What it or its driver does not tell is as if all were well."""
 
     name: str
@@ -80,7 +80,7 @@ class Reading:
     recovery: Recovery = Recovery.NONE
     slow: tuple[Slowdown, ...] = ()
     temperature: int = 0
-    links: tuple[Link, ...] = ()
+    links: tuple[NvLink, ...] = ()
     links_of_siblings: int = 0  # the most that are up on another GPU of the same model here
     processes: tuple[Process, ...] = ()
     used: int = 0  # bytes, without what the driver keeps for itself
@@ -93,14 +93,14 @@ class Reading:
         return max(0, self.used - sum(m for m in held if m)) if None not in held else 0
 
 
-def judge(now: Reading, first: Reading | None = None) -> list[Finding]:
+def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
     """`first` is the earliest reading of the same GPU in this job."""
     if now.lost:
         return [Finding(now.name, f"does not answer: {now.lost}", Grade.FAIL, REBOOT)]
     return [*_memory_errors(now), *_links(now, first), *_slow(now), *_processes(now)]
 
 
-def _memory_errors(now: Reading) -> Iterable[Finding]:
+def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     # NVIDIA, GPU memory error management: an uncorrected error ends the process that read it, or
     # all on the GPU; none is a normal thing, and until the reset nobody knows what else it hit.
     if now.uncorrected:
@@ -124,7 +124,7 @@ def _memory_errors(now: Reading) -> Iterable[Finding]:
         yield Finding(f"{now.name} pending", found, Grade.WARN, advice)
 
 
-def _links(now: Reading, first: Reading | None) -> Iterable[Finding]:
+def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
     """A board may have fewer links in use than its chip has, and all of them down is a GPU without
     NVLink: only what was up before, or is up on the same model beside it, is missed.
     """
@@ -149,7 +149,7 @@ def _links(now: Reading, first: Reading | None) -> Iterable[Finding]:
         yield Finding(f"{now.name} NVLink errors", found, Grade.WARN, advice)
 
 
-def _slow(now: Reading) -> Iterable[Finding]:
+def _slow(now: GpuReading) -> Iterable[Finding]:
     # NVML's own reasons; each takes clocks well below the base clock, and one slow GPU holds up
     # all ranks of a synchronous training.
     for reason in now.slow:
@@ -161,7 +161,7 @@ def _slow(now: Reading) -> Iterable[Finding]:
         yield Finding(f"{now.name} slowdown {reason.name}", found, Grade.WARN, advice)
 
 
-def _processes(now: Reading) -> Iterable[Finding]:
+def _processes(now: GpuReading) -> Iterable[Finding]:
     for p in now.processes:
         if p.command.startswith(MPS):
             continue
@@ -219,18 +219,18 @@ class History:
     """What was read and told of some GPUs in this job: decides what is news."""
 
     def __init__(self) -> None:
-        self.last: dict[str, Reading] = {}  # by name
-        self._first: dict[str, Reading] = {}
+        self.last: dict[str, GpuReading] = {}  # by name
+        self._first: dict[str, GpuReading] = {}
         self._told: set[str] = set()
         self._fatal: dict[str, Finding] = {}  # Xids: over once they are told, but they still hold
 
-    def answer(self, readings: Iterable[Reading]) -> list[Finding]:
+    def answer(self, readings: Iterable[GpuReading]) -> list[Finding]:
         """All that speaks against a round; of the rest what was not told yet."""
         findings = [*self._judge(readings), *self._fatal.values()]
         fresh = self._fresh(findings)
         return [f for f in findings if f.grade is Grade.FAIL or f in fresh]
 
-    def news(self, readings: Iterable[Reading]) -> list[Finding]:
+    def news(self, readings: Iterable[GpuReading]) -> list[Finding]:
         return self._fresh(self._judge(readings))
 
     def xid(self, name: str, number: int) -> list[Finding]:
@@ -245,12 +245,12 @@ class History:
             self._fatal[finding.check] = finding
         return self._fresh([finding])
 
-    def may_be_given_back(self, reading: Reading) -> bool:
+    def may_be_given_back(self, reading: GpuReading) -> bool:
         """Whether memory is held that should not be, and was not waited for in vain before."""
         unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._told
         return unowned or any(p.dead for p in reading.processes)
 
-    def _judge(self, readings: Iterable[Reading]) -> list[Finding]:
+    def _judge(self, readings: Iterable[GpuReading]) -> list[Finding]:
         findings = []
         for reading in readings:
             self.last[reading.name] = reading

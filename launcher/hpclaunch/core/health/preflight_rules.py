@@ -80,7 +80,7 @@ class Kind(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PreflightFinding:
     kind: Kind
     ranks: tuple[int, ...]  # one, or the ends of what is slow between them
     nodes: tuple[int, ...]
@@ -139,10 +139,14 @@ def tournament(count: int) -> list[Pairs]:
 # What is slow
 
 
-def judge(ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool) -> list[Finding]:
+def judge(
+    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
+) -> list[PreflightFinding]:
     """What is wrong first. `on_gpus`: the links are NCCL's, else they lead through the hosts."""
     found = [
-        Finding(Kind.WRONG, (r.rank,), (r.node,), f"{r.name}: {r.wrong}") for r in ranks if r.wrong
+        PreflightFinding(Kind.WRONG, (r.rank,), (r.node,), f"{r.name}: {r.wrong}")
+        for r in ranks
+        if r.wrong
     ]
     found += slow_devices(ranks, Kind.COMPUTE, "computes", "TFLOP/s", lambda r: r.compute)
     found += slow_devices(ranks, Kind.MEMORY, "copies memory with", "GB/s", lambda r: r.memory)
@@ -155,7 +159,7 @@ def slow_devices(
     verb: str,
     unit: str,
     figure: Callable[[Measured], Speed | None],
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     alike: dict[Hashable, list[tuple[Measured, Speed]]] = defaultdict(list)
     for rank in ranks:
         speed = figure(rank)
@@ -172,7 +176,7 @@ def slow_devices(
             text = f"{rank.name} {verb} {compared(speed.best, median, unit)}"
             if rank.cpu < SLOW:
                 text += f"; it got {rank.cpu:.0%} of its CPU time: other processes run there"
-            found.append(Finding(kind, (rank.rank,), (rank.node,), text))
+            found.append(PreflightFinding(kind, (rank.rank,), (rank.node,), text))
     return found
 
 
@@ -186,7 +190,9 @@ def compared(figure: float, usual: float, unit: str) -> str:
     return f"{figure:.3g} {unit}, others {usual:.3g} ({figure / usual:.0%})"
 
 
-def _links(ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool) -> list[Finding]:
+def _links(
+    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
+) -> list[PreflightFinding]:
     by_rank = {rank.rank: rank for rank in ranks}
     found = []
     for link in links:
@@ -213,7 +219,7 @@ def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
 
 def _slow_links(
     by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool, enough: float
-) -> list[Finding]:
+) -> list[PreflightFinding]:
     """An end of which all links are slow is named in their place: a node, or else a rank.
 
     One bad end of three or four is at half of their links or more, so that a median would be its
@@ -265,9 +271,11 @@ def guilty(
     ]
 
 
-def _finding(kind: Kind, by_rank: dict[int, Measured], ranks: Sequence[int], text: str) -> Finding:
+def _finding(
+    kind: Kind, by_rank: dict[int, Measured], ranks: Sequence[int], text: str
+) -> PreflightFinding:
     nodes = tuple(dict.fromkeys(by_rank[rank].node for rank in ranks))
-    return Finding(kind, tuple(ranks), nodes, text)
+    return PreflightFinding(kind, tuple(ranks), nodes, text)
 
 
 # What is shown

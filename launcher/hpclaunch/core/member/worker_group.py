@@ -1,8 +1,4 @@
-"""What an agent's own workers are at, and its fork server and store.
-
-    PREPARING -> IDLE -> RUNNING -> DONE -> PREPARING ...
-                            |                  ^
-                            +---> STOPPING ----+        and from anywhere to ENDED
+"""An agent's own workers: their phases in a round, and what the agent does to them.
 
 A fork server that is killed takes its workers and the store's socket along: whoever had any is
 PREPARING again.
@@ -39,6 +35,16 @@ from ..protocol.model import EXIT_LOST, Assignment, Goal, Job, Phase, Place, Tro
 from .exits import Exits
 from .stopping import Stopping
 
+PHASES = {
+    Phase.PREPARING: {Phase.IDLE, Phase.ENDED},
+    Phase.IDLE: {Phase.PREPARING, Phase.RUNNING, Phase.ENDED},
+    Phase.RUNNING: {Phase.STOPPING, Phase.DONE},
+    Phase.STOPPING: {Phase.PREPARING, Phase.STUCK, Phase.ENDED},
+    Phase.STUCK: {Phase.PREPARING, Phase.ENDED},
+    Phase.DONE: {Phase.PREPARING, Phase.ENDED},
+    Phase.ENDED: set(),
+}
+
 
 class WorkerGroup:
     """Once the phase is ENDED the agent may leave."""
@@ -59,6 +65,11 @@ class WorkerGroup:
 
     def next_deadline(self) -> float:
         return self._stopping.next_deadline()
+
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self.phase:
+            assert phase in PHASES[self.phase], f"{self.phase} is not followed by {phase}"
+            self.phase = phase
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -107,7 +118,7 @@ class WorkerGroup:
         if part is None or part.round <= self.round or not ready:
             return []
         self.round = part.round
-        self.phase = Phase.RUNNING
+        self._enter(Phase.RUNNING)
         self.part = part
         self.exits = Exits()
         self.fenced = False
@@ -137,25 +148,25 @@ class WorkerGroup:
         self.verdict = self.verdict or verdict
         if self.phase in (Phase.RUNNING, Phase.STOPPING):
             return self.stop(now)
-        self.phase = Phase.ENDED
+        self._enter(Phase.ENDED)
         return []
 
     # Before a round
 
     def prepare(self) -> list[Effect]:
-        self.phase = Phase.PREPARING
+        self._enter(Phase.PREPARING)
         return self.readiness.begin()
 
     def _prepared(self) -> None:
         if self.phase is Phase.PREPARING and self.readiness.full:
-            self.phase = Phase.IDLE
+            self._enter(Phase.IDLE)
 
     # The end of a round
 
     def stop(self, now: float, *, lost: bool = False) -> list[Effect]:
         if self.phase is not Phase.RUNNING:
             return []
-        self.phase = Phase.STOPPING
+        self._enter(Phase.STOPPING)
         if self._waits_for_gpus:
             return self._gone()
         self._stopping.begin(now, lost=lost)
@@ -195,10 +206,10 @@ class WorkerGroup:
         self._stopping.over()
         self._waits_for_gpus = False
         if self.verdict is not None:
-            self.phase = Phase.ENDED
+            self._enter(Phase.ENDED)
             return []
         if self.phase is Phase.RUNNING:
-            self.phase = Phase.DONE
+            self._enter(Phase.DONE)
             return []
         return self.prepare()
 
@@ -206,12 +217,12 @@ class WorkerGroup:
         if self.phase is Phase.DONE:
             return []  # its workers need nothing more, and the next round begins with a store
         if self.phase in (Phase.PREPARING, Phase.IDLE):
-            self.phase = Phase.PREPARING
+            self._enter(Phase.PREPARING)
             return self.readiness.open_store()
         assert self.part is not None, "there are workers in a round only"
         stopped = self.phase is not Phase.RUNNING
         if self.exits.lose(self.part, now, stopped=stopped) and not stopped:
-            self.phase = Phase.STOPPING
+            self._enter(Phase.STOPPING)
         return self._gone()
 
     # Time
@@ -225,9 +236,9 @@ class WorkerGroup:
                 "(a hung file system or driver?)"
             )
             self.trouble = self.trouble or Trouble(EXIT_LOST, reason)
-            self.phase = Phase.STUCK
+            self._enter(Phase.STUCK)
             if self.verdict is not None:
-                self.phase = Phase.ENDED
+                self._enter(Phase.ENDED)
                 effects.append(Say(reason))
         return effects
 

@@ -48,8 +48,8 @@ Topology = Mapping[int, Cpu]  # of all the CPUs that are named here
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A worker that wants CPUs, and what it wants to be near to."""
+class Locality:
+    """What a worker that wants CPUs is to be near to."""
 
     name: str = ""  # of its GPU
     near: tuple[int, ...] = ()  # CPUs; () without a GPU, or when nobody knows
@@ -63,9 +63,9 @@ class Binding:
     near: bool = True  # False: of what could be near its GPU, less than half is
 
 
-def seat(gpus: Sequence[Gpu]) -> Seat:
-    """That of a worker with these GPUs."""
-    return Seat(
+def locality(gpus: Sequence[Gpu]) -> Locality:
+    """Of a worker with these GPUs."""
+    return Locality(
         ", ".join(gpu.name for gpu in gpus),
         tuple(sorted({cpu for gpu in gpus for cpu in gpu.cpus})),
         tuple(sorted({gpu.node for gpu in gpus if gpu.node >= 0})),
@@ -73,23 +73,24 @@ def seat(gpus: Sequence[Gpu]) -> Seat:
 
 
 def bind(
-    mode: Mode, cpus: Iterable[int], topology: Topology, seats: Sequence[Seat]
+    mode: Mode, cpus: Iterable[int], topology: Topology, localities: Sequence[Locality]
 ) -> tuple[Binding, ...]:
-    """For each seat its CPUs.
+    """For each worker its CPUs.
 
-    `seats` are all the workers for which `cpus` are, in the order of their local ranks. Where
-    several tasks of a node have the same CPUs, each must give the same seats, those of the others
-    included, or their shares overlap; `Seat()` for all is always right, and near to nothing.
+    `localities` are those of all workers that share `cpus`, in the order of their local ranks.
+    Where several tasks of a node have the same CPUs, each must give the same ones, those of the
+    others included, or their shares overlap; `Locality()` for all is always right, and near to
+    nothing.
     """
     order = _in_order(cpus, topology)
     if mode is Mode.NONE:
-        found = [tuple(order)] * len(seats)
+        found = [tuple(order)] * len(localities)
     elif mode is Mode.AUTO:
-        found = _auto(order, topology, seats)
+        found = _auto(order, topology, localities)
     else:
-        found = _like_torch(mode, order, topology, seats)
+        found = _like_torch(mode, order, topology, localities)
     bindings = []
-    for s, mine in zip(seats, found, strict=True):
+    for s, mine in zip(localities, found, strict=True):
         nodes = tuple(sorted({topology[cpu].node for cpu in mine}))
         near = 2 * len(set(mine).intersection(s.near)) >= min(len(mine), len(s.near))
         bindings.append(Binding(tuple(sorted(mine)), nodes, near))
@@ -106,14 +107,14 @@ def _in_order(cpus: Iterable[int], topology: Topology) -> list[int]:
     return sorted(cpus, key=position)
 
 
-def _auto(order: list[int], topology: Topology, seats: Sequence[Seat]) -> list[Cpus]:
+def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) -> list[Cpus]:
     """Those who are near to the same CPUs divide them. What nobody is near to goes to the workers
     of its socket, and then to all: being near costs nobody a CPU that would be idle.
 
     Nor does anybody get less than half of an equal share for the sake of others that are near.
     Where so few are left, the share is of the whole socket, or of all.
     """
-    wishes = [_wishes(s, order, topology) for s in seats]
+    wishes = [_wishes(s, order, topology) for s in localities]
     beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
     cores = _cores(order, topology)
     while True:
@@ -124,10 +125,10 @@ def _auto(order: list[int], topology: Topology, seats: Sequence[Seat]) -> list[C
         poor = []
         for group in _overlapping(first):
             theirs = _cores(set().union(*(found[k] for k in group)), topology)
-            few = 2 * theirs * len(seats) < cores * len(group)
+            few = 2 * theirs * len(localities) < cores * len(group)
             near = set().union(*(first[k] for k in group))
             # Nor is a core divided where there is one for each.
-            units = _cores(near, topology) if cores >= len(seats) else len(near)
+            units = _cores(near, topology) if cores >= len(localities) else len(near)
             if few or units < len(group):
                 poor += [k for k in group if len(wishes[k]) > 1]
         if not poor:
@@ -159,23 +160,23 @@ def _with_idle(
     return more
 
 
-def _wishes(seat: Seat, order: list[int], topology: Topology) -> list[frozenset[int]]:
+def _wishes(locality: Locality, order: list[int], topology: Topology) -> list[frozenset[int]]:
     """The nearest first; all CPUs last."""
     everything = frozenset(order)
-    near = everything.intersection(seat.near)
-    sockets = {topology[cpu].socket for cpu in seat.near if cpu in topology}
+    near = everything.intersection(locality.near)
+    sockets = {topology[cpu].socket for cpu in locality.near if cpu in topology}
     beside = frozenset(cpu for cpu in order if topology[cpu].socket in sockets)
     return [*filter(None, (near, beside)), everything]
 
 
 def _like_torch(
-    mode: Mode, order: list[int], topology: Topology, seats: Sequence[Seat]
+    mode: Mode, order: list[int], topology: Topology, localities: Sequence[Locality]
 ) -> list[Cpus]:
     """As torch/numa/binding.py (2.13) has it, but for these CPUs only.
 
     It has one worker per GPU, and divides a node among its GPUs; here workers divide it.
     """
-    homes = _homes(order, topology, seats)
+    homes = _homes(order, topology, localities)
     of_home = [frozenset(cpu for cpu in order if topology[cpu].node in home) for home in homes]
     if mode is Mode.EXCLUSIVE:
         return _disjoint(of_home, order, topology)
@@ -194,11 +195,13 @@ def _like_torch(
     return found
 
 
-def _homes(order: list[int], topology: Topology, seats: Sequence[Seat]) -> list[frozenset[int]]:
+def _homes(
+    order: list[int], topology: Topology, localities: Sequence[Locality]
+) -> list[frozenset[int]]:
     """The memory nodes of each; by its equal share for one whose GPU is near to none of these."""
-    plain = _divide(order, topology, len(seats))
+    plain = _divide(order, topology, len(localities))
     homes = []
-    for s, share in zip(seats, plain, strict=True):
+    for s, share in zip(localities, plain, strict=True):
         wanted = set(s.nodes) or {topology[cpu].node for cpu in s.near if cpu in topology}
         nodes = wanted & {topology[cpu].node for cpu in order}
         most = Counter(topology[cpu].node for cpu in share).most_common(1)
@@ -300,30 +303,32 @@ def advice(cores: int) -> str:
 
 
 def remarks(
-    bindings: Sequence[Binding], seats: Sequence[Seat], cpus: Iterable[int]
+    bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:
     """A line for each place from which this task's CPUs are far; NEARER says what to do."""
     far: dict[Cpus, list[str]] = {}
-    for b, s in zip(bindings, seats, strict=True):
+    for b, s in zip(bindings, localities, strict=True):
         if not b.near and s.name not in far.setdefault(s.near, []):
             far[s.near].append(s.name)
-    have, write = ranges.written(cpus), ranges.written
+    have = ranges.written(cpus)
     return tuple(
-        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} near CPUs {write(near)}, but "
-        f"this task has {have}"
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} near CPUs "
+        f"{ranges.written(near)}, but this task has {have}"
         for near, names in far.items()
     )
 
 
-def describe(bindings: Sequence[Binding], seats: Sequence[Seat], first_rank: int) -> list[str]:
+def describe(
+    bindings: Sequence[Binding], localities: Sequence[Locality], first_rank: int
+) -> list[str]:
     """A line for each worker: `rank 0: GPU 0, CPUs 0-15, memory node 0`."""
-    pairs = zip(bindings, seats, strict=True)
+    pairs = zip(bindings, localities, strict=True)
     return [f"rank {rank}: {placed(b, s)}" for rank, (b, s) in enumerate(pairs, first_rank)]
 
 
-def placed(binding: Binding, seat: Seat) -> str:
+def placed(binding: Binding, locality: Locality) -> str:
     words = [
-        seat.name,
+        locality.name,
         f"CPUs {ranges.written(binding.cpus)}",
         f"memory node{'s' * (len(binding.nodes) > 1)} {ranges.written(binding.nodes)}",
         "" if binding.near else "far from its GPU",

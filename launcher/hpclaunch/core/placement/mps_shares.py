@@ -26,7 +26,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MpsSupport:
     """What this node has; by default nothing."""
 
     control: str = ""  # path of nvidia-cuda-mps-control
@@ -74,14 +74,14 @@ class _Shared:
 def wanted(settings: Settings, shares: Shares) -> bool:
     """Whether there is anything to find out for `plan`, which is slow.
 
-    Where this says no, `plan` needs no more than an empty `Found`.
+    Where this says no, `plan` needs no more than an empty `MpsSupport`.
     """
     if settings.mode == "auto":
         return any(share.gpus and share.sharers > 1 for share in shares.of)
     return settings.mode == "on" and any(share.gpus for share in shares.of)
 
 
-def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: Found) -> Plan:
+def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport) -> Plan:
     """`gpus` are those of the task, to which the positions in `shares` refer.
 
     With MPS, a worker sees the GPUs of its group only: with mode "on" the shares are isolated.
@@ -176,7 +176,7 @@ def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
     return [_Shared(tuple(gpus[i] for i in own), n, own in leads) for own, n in sharers.items()]
 
 
-def _obstacle(one: _Shared, settings: Settings, found: Found) -> tuple[str, str] | None:
+def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
     """What is in the way of a daemon of ours, and what to do about it."""
     if settings.mode == "auto" and any(gpu.mig for gpu in one.gpus):
         return "it is an instance of a GPU (MIG)", "--mps on starts a daemon for each instance"
@@ -195,11 +195,11 @@ def _obstacle(one: _Shared, settings: Settings, found: Found) -> tuple[str, str]
     return None
 
 
-def _most(one: _Shared, found: Found) -> int:
+def _most(one: _Shared, found: MpsSupport) -> int:
     return min(most_clients(gpu, found.cuda) for gpu in one.gpus)
 
 
-def _with_foreign(candidates: list[_Shared], found: Found) -> Plan:
+def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
     for one in candidates:
         most = _most(one, found)
         if one.clients > most:

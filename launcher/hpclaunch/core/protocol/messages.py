@@ -31,7 +31,7 @@ class Report:
     stop_signal: int  # the signal that asked this agent to end the job, or 0
     trouble: Trouble | None
     gpus: tuple[str, ...] = ()  # the UUIDs of those that its task may use
-    unfit: str = ""  # why its node is to be set aside
+    unfit: str = ""  # why its node is to be cordoned
     heard: int = 0  # the serial of the newest order that it answers
     fenced: bool = False  # its workers of that round were ended, since the head was not heard
     group: int = -1  # its node's group in that round

@@ -24,6 +24,8 @@ class Timing:
     wait: float = 60.0  # for lost nodes, where fewer than the fewest are left
     visible: float = 20.0  # for a file system to show a node the checkpoint another has written
     older: float = 2.0  # after that, for an older checkpoint
+    # In a round
+    look: float = 5.0  # between two looks for a new checkpoint, while a node waits to take part
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL of a worker
     stuck: float = 5.0  # the same in a lost round, for one that writes nothing all the while

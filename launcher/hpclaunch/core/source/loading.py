@@ -68,7 +68,7 @@ class Opaque(Exception):  # noqa: N818 - no error, but what cannot be known
     """Something that reading cannot tell; the text is the reason."""
 
 
-class Reading:
+class SourceReading:
     """Follows a program from file to file in the order of its execution.
 
     `find` gives a module by its dotted name, None when it is not the program's own; it may raise
@@ -131,7 +131,7 @@ class Reading:
 class _File:
     """One file, with its own names for os.environ."""
 
-    def __init__(self, reading: Reading, module: Module, *, main: bool) -> None:
+    def __init__(self, reading: SourceReading, module: Module, *, main: bool) -> None:
         self.reading = reading
         self.module = module
         self.main = main

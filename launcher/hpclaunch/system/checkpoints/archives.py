@@ -1,9 +1,9 @@
-"""What torch.save and safetensors write: whether a file has all of it, by its structure alone, and
-where in it the parts with a checksum lie.
+"""Files by torch.save and safetensors: whether one is whole, judged by its structure alone, and
+where in it the parts with a checksum are.
 
-torch.save writes a zip archive without compression from front to back, its directory last; its
-older form, pickles and then the storages that these name, without any checksum. safetensors writes
-the sizes first. A file that was cut short is known by its size then, without reading it.
+torch.save writes a zip archive without compression, from front to back, with its directory last.
+Its older form is a few pickles and then the storages that they name, without any checksum.
+safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
 
 CUT = "cut short or still being written"
 EMPTY = "empty"
-UNWRITTEN = "not written out"  # zeros, where the file system has lost what was to be there
+UNWRITTEN = "not written out"  # zeros: the file system has lost the data
 FOREIGN = "not written by torch.save"
 
 # Bytes of an element, by the type of a storage in torch's older form.
@@ -44,7 +44,7 @@ class DamagedError(Exception):
     """What is wrong with a file, in a few words."""
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A part of an archive, as the archive's directory has it."""
 
     name: str
@@ -199,7 +199,7 @@ def _directory(window: Window) -> tuple[int, int, int]:
     return begin, length, count
 
 
-def members(window: Window) -> list[Member]:
+def members(window: Window) -> list[ArchiveMember]:
     """Of a zip archive. Raises DamagedError."""
     begin, length, count = _directory(window)
     if length > MOST_DIRECTORY:
@@ -215,7 +215,7 @@ def members(window: Window) -> list[Member]:
         name = data[at + 46 : at + 46 + names].decode(errors="surrogateescape")
         extra = data[at + 46 + names : at + 46 + names + extras]
         size, packed, where = _wide(extra, size, packed, where)
-        found.append(Member(name, where, packed, crc, method))
+        found.append(ArchiveMember(name, where, packed, crc, method))
         at += 46 + names + extras + comment
     if len(found) != count or at != len(data):
         raise DamagedError("damaged (its directory)")
@@ -239,7 +239,7 @@ def _wide(extra: bytes, *numbers: int) -> tuple[int, ...]:
     return tuple(out)
 
 
-def contents(window: Window, member: Member) -> int:
+def contents(window: Window, member: ArchiveMember) -> int:
     """Where what a member holds begins, after its header. Raises DamagedError."""
     name = member.name.encode(errors="surrogateescape")
     header = window.read(member.at, 30 + len(name))
@@ -255,7 +255,7 @@ def contents(window: Window, member: Member) -> int:
     return begin
 
 
-def has_checksums(found: list[Member]) -> bool:
+def has_checksums(found: list[ArchiveMember]) -> bool:
     """torch.serialization.set_crc32_options(False) leaves them all at zero."""
     return any(member.crc for member in found)
 
@@ -282,7 +282,7 @@ def _check_legacy(window: Window) -> None:
 
     from .pickles import storages
 
-    stream = io.BufferedReader(_Stream(window))
+    stream = io.BufferedReader(_WindowStream(window))
     try:
         for _ in range(3):
             for _ in pickletools.genops(stream):
@@ -306,7 +306,7 @@ def _check_legacy(window: Window) -> None:
         raise DamagedError(CUT)
 
 
-class _Stream(io.RawIOBase):
+class _WindowStream(io.RawIOBase):
     def __init__(self, window: Window) -> None:
         self._window, self._at = window, 0
 

@@ -1,5 +1,5 @@
-"""The nouns of this room: a place that may hold a checkpoint, what a format makes of it, and what
-has to be whole for it to be complete.
+"""The nouns of this package: a location that may hold a checkpoint, the candidate that a format
+recognises there, and the parts that have to be whole for it to be complete.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
-from .places import Entry, Folder, Identity
+from .listing import Entry, Folder, Identity
 
 SECOND = 10**9  # nanoseconds
 SLACK = 2 * SECOND  # by which the clocks of the nodes that write one checkpoint may differ
-SETTLED = 10 * SECOND  # a process that lived so long after a write has done what was to follow it
+SETTLED = 10 * SECOND  # after a write, by which its process has done what was to follow
 
 DRAFTS = (".tmp", ".part", ".partial", ".temp")
 COMPLETE = ".complete"  # a script's own seal
@@ -56,8 +56,8 @@ def step_of(name: str) -> Step | None:
     return Step(int(stem), "number", "its name") if stem.isdecimal() else None
 
 
-class Round(NamedTuple):
-    """A round of this job; the times are the wall clock's, in nanoseconds."""
+class RoundPeriod(NamedTuple):
+    """When a round of this job ran, in nanoseconds of the wall clock."""
 
     begun: int
     ended: int  # or the time of the search, while it goes on
@@ -66,13 +66,13 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the user and the launcher know about the directory."""
+    """What the user and the launcher know about a directory of checkpoints."""
 
     exclude: tuple[str, ...] = ()  # patterns of what is no checkpoint
     complete: str = ""  # pattern of the file that seals a directory; "": the format's own rule
-    rounds: tuple[Round, ...] = ()  # of this job, the oldest first
+    rounds: tuple[RoundPeriod, ...] = ()  # of this job, the oldest first
 
-    def round_at(self, time: int) -> Round | None:
+    def round_at(self, time: int) -> RoundPeriod | None:
         """The round in which something was written; None: before this job, or it is not known."""
         before = [r for r in self.rounds if r.begun <= time]
         return before[-1] if before else None
@@ -83,12 +83,12 @@ class Facts:
 
     def is_settled(self, time: int) -> bool:
         """Whether whoever wrote something at this time has surely written what was to follow it.
-        Of what was written before this job nothing is known, and nobody is left to go on."""
+        True also for what was written before this job: nobody is left to go on with it."""
         found = self.round_at(time)
         return found is None or time < found.ended - SETTLED
 
     def one_round(self, first: int, last: int) -> bool | None:
-        """Whether all that was written in between is of one round; None: not known."""
+        """Whether both times are in the same round; None: not known."""
         a, b = self.round_at(first), self.round_at(last)
         return None if b is None else a == b
 
@@ -99,15 +99,15 @@ class Facts:
 NOTHING_KNOWN = Facts()
 
 
-class Place:
-    """A file or directory that may be a checkpoint; `root` is the directory that it lies in."""
+class Location:
+    """A file or directory that may be a checkpoint; `root` is the directory that it is in."""
 
     def __init__(self, entry: Entry, root: Folder, facts: Facts = NOTHING_KNOWN) -> None:
         self.entry, self.root, self.facts = entry, root, facts
 
     @cached_property
     def folder(self) -> Folder:
-        """Itself, of a directory."""
+        """The directory that this location is."""
         return Folder(self.entry.path)
 
     @property
@@ -115,14 +115,14 @@ class Place:
         return self.entry.name
 
 
-class Kind:
-    """What a file has to be."""
+class FileKind:
+    """What a file has to be to count as whole."""
 
     TORCH = "torch"  # written by torch.save
     ANY = "any"  # by torch.save or safetensors, if it is one of these at all
     TENSORS = "tensors"  # written by safetensors
     JSON = "json"
-    PIECES = "pieces"  # several archives of torch.save's, at `pieces`
+    PIECES = "pieces"  # several archives by torch.save, at `pieces`
     PLAIN = "plain"  # of any kind, with something in it
 
 
@@ -144,17 +144,19 @@ class Part(NamedTuple):
 
 
 @dataclass
-class Candidate:
-    """A place that a format has recognised, complete or not."""
+class CheckpointCandidate:
+    """A location that a format has recognised as a checkpoint, complete or not."""
 
-    place: Place
+    place: Location
     format: Format
     decides: Entry  # the file whose identity and time are the checkpoint's
     step: Step | None = None
     world: int | None = None  # how many ranks saved it, where the format tells
     export: str = ""  # why it is no resume point, whatever lies beside it
-    bare: bool | None = False  # a model alone: it does not count beside others; None: not known
-    beside: Sequence[Candidate] = field(default=(), repr=False)  # others of the same directory
+    bare: bool | None = False  # only a model: does not count beside others; None: not known
+    beside: Sequence[CheckpointCandidate] = field(
+        default=(), repr=False
+    )  # others of the same directory
 
     @property
     def path(self) -> str:
@@ -178,22 +180,22 @@ class Candidate:
 
     @property
     def mark(self) -> str:
-        """Differs from that of any other save, on every node alike: paths are used again. Which
-        device a file system is differs from node to node."""
+        """Identifies this save, the same on every node. The path is not enough, since it may be
+        used again; the number of the device is left out, since nodes differ in it."""
         s = self.decides.stat
         return f"{self.path} {s.st_ino} {s.st_size} {s.st_mtime_ns}"
 
 
 class Format(Protocol):
-    """One way to save. Neither method may unpickle anything, or read more than a little."""
+    """One way to save. Its methods unpickle nothing, and read no more than a little."""
 
     name: str
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT
 
-    def recognise(self, place: Place) -> Candidate | None:
-        """None for a file, or directory, that was not written this way. May raise OSError."""
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
+        """None for a file or directory that was not saved this way. May raise OSError."""
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         """The files that have to be whole. Raises IncompleteError where one is missing, or is of
         another save than the rest."""
 
@@ -205,7 +207,8 @@ def need(files: Mapping[str, Entry], name: str, why: str = "") -> Entry:
 
 
 def none_newer(entries: Iterable[tuple[str, Entry]], seal: Entry, slack: int = SLACK) -> None:
-    """What is newer than the seal is of a later save in the same place, which was not finished."""
+    """Raises IncompleteError for a file newer than the seal, which is written last: it is of a
+    later save in the same place that was not finished."""
     latest = seal.time + slack
     for label, entry in entries:
         if entry.time > latest:

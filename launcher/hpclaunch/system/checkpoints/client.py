@@ -1,4 +1,7 @@
-"""The agent's end of the process that looks for checkpoints. Nothing of that is imported here."""
+"""The agent's client of the process that searches for checkpoints (`service.py`).
+
+Nothing that only that process needs is imported here.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from hpclaunch.system.shared.helper import Helper
 
 from . import ALL
 
-PATIENCE = 5.0  # seconds in which it begins with a search, unless it hangs
+PATIENCE = 5.0  # seconds after which a process that has not begun a search counts as hung
 
 
-class Found(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """A checkpoint, complete or not (`told` in service.py)."""
 
     path: str
@@ -25,23 +28,23 @@ class Found(NamedTuple):
     format: str
     step: int | None
     unit: str | None
-    rule: str  # by which it is where it is in the order
+    rule: str  # that decided its position in the order
     identity: str  # differs for every save
     time: int
     size: int
-    is_read: bool  # every byte, or none is to be
+    is_read: bool  # every byte was read, or none is to be
     world: int | None
     lacks: str | None  # why it is not to be used
-    quiet: bool  # which needs no word as long as there is another
+    quiet: bool  # not worth a line to the user as long as there is another checkpoint
 
 
 class Searched(NamedTuple):
-    """All up to the newest complete one, the newest first."""
+    """The newest first, up to the first that is complete."""
 
     id: int
-    found: tuple[Found, ...]
+    found: tuple[FoundCheckpoint, ...]
     disk: dict[str, Any]  # see `disk.look`
-    others: tuple[str, ...]  # what is there, where no checkpoint is
+    others: tuple[str, ...]  # the names that are there instead, where there is no checkpoint
 
 
 class Failed(NamedTuple):
@@ -51,7 +54,7 @@ class Failed(NamedTuple):
 
 class Looked(NamedTuple):
     id: int
-    missing: str  # why it is not the same here
+    missing: str  # why it is not here, or not the same
     damage: str  # what is wrong with its bytes
 
 
@@ -62,7 +65,7 @@ class Suggested(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """The search with this id: it may take long."""
+    """The search or look with this id has begun, and may take long."""
 
     id: int
 
@@ -70,24 +73,25 @@ class Begun(NamedTuple):
 Reply = Begun | Searched | Failed | Looked | Suggested
 
 
-class Service(Helper):
-    """Asks; its descriptor becomes readable when a reply is there, or it has ended."""
+class CheckpointServiceClient(Helper):
+    """Requests out, replies in. The descriptor is readable when a reply is there, or the process
+    has ended."""
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
         settings = {"where": where, "exclude": tuple(exclude)}
         settings |= {"complete": complete, "verify": verify}
         module = "hpclaunch.system.checkpoints.service"
         super().__init__(module, str(os.getpid()), json.dumps(settings))
-        self._reads = False  # what it was asked to look at
-        self.deadline = math.inf  # if nothing is heard by then, it hangs: begin another
+        self._reads = False  # it was asked to look at a checkpoint, which may take long
+        self.deadline = math.inf  # when nothing is heard by then, it hangs: start another
 
     def search(self, number: int, rounds: Rounds, avoid: Mapping[int, str]) -> None:
-        if not self._reads:  # else it may take long until it gets to this
+        if not self._reads:  # else it may take long to get to this request
             self.deadline = time.monotonic() + PATIENCE
         self.ask(do="search", id=number, rounds=rounds, avoid=list(avoid.items()))
 
     def look(self, number: int, look: Look, *, local: bool = False) -> None:
-        """`local`: it is another one than that of the head, of the same name."""
+        """`local`: this node has its own file, which only has the name of the head's."""
         self.deadline = time.monotonic() + PATIENCE
         self._reads = True
         of = (look.path, -1 if local else look.size, look.time)
@@ -95,7 +99,7 @@ class Service(Helper):
         self.ask(do="look", id=number, rounds=look.rounds, of=of, share=share)
 
     def suggest(self, number: int, arguments: Iterable[str], since: int) -> None:
-        """Not answered where there is nothing to suggest."""
+        """What --checkpoint-dir could be. No reply if there is nothing to suggest."""
         self.ask(do="suggest", id=number, arguments=list(arguments), since=since)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:
@@ -119,7 +123,7 @@ def _reply(event: str, id: int, **told: Any) -> Reply:  # noqa: A002 - the proto
         case "begun":
             return Begun(id)
         case "found":
-            found = tuple(Found(**f) for f in told["found"])
+            found = tuple(FoundCheckpoint(**f) for f in told["found"])
             return Searched(id, found, told["disk"], tuple(told["others"]))
         case "suggested":
             return Suggested(id, **told)

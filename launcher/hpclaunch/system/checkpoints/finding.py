@@ -1,5 +1,6 @@
-"""Which checkpoints there are below a directory, which of them is the newest, and which is
-complete. Reads only, and nothing is ever changed.
+"""The search: which checkpoints are below a directory, which is the newest, and which is complete.
+
+Nothing is ever changed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from typing import NamedTuple
 
-from hpclaunch.core.head.restarts import checksum
+from hpclaunch.core.protocol.model import checksum
 
-from .candidates import DRAFTS, NOTHING_KNOWN, Candidate, Facts, IncompleteError, Part, Place, Step
+from .candidates import (
+    DRAFTS,
+    NOTHING_KNOWN,
+    CheckpointCandidate,
+    Facts,
+    IncompleteError,
+    Location,
+    Part,
+    Step,
+)
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
-from .places import Entry, Folder, entry_at
+from .listing import Entry, Folder, entry_at
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
@@ -25,13 +35,13 @@ NOTHING: Mapping[int, str] = {}
 MOST_FOLDERS = 20_000  # that `**` goes through
 
 
-class Found(NamedTuple):
-    """One of those that there are."""
+class ExaminedCheckpoint(NamedTuple):
+    """A candidate, and whether it can be resumed from."""
 
-    candidate: Candidate
-    rule: str  # by which it stands where it does in the order
+    candidate: CheckpointCandidate
+    rule: str  # that decided its position in the order
     lacks: str | None  # why it is not to be used; None if it is complete
-    quiet: bool  # and that it is not needs no word as long as there is another
+    quiet: bool  # that it is not used is not worth a line as long as there is another
     parts: tuple[Part, ...]  # of a complete one
     size: int  # bytes
 
@@ -43,10 +53,10 @@ def search(
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
-) -> list[Found]:
-    """All up to the newest complete one, the newest first: what would be chosen is the last, if it
-    lacks nothing. Raises OSError where the directory cannot be read; one yet to come has none."""
-    found: list[Found] = []
+) -> list[ExaminedCheckpoint]:
+    """The newest first, up to the first that is complete: the last one is chosen, if it lacks
+    nothing. Raises OSError if the directory cannot be read; one that is yet to come is empty."""
+    found: list[ExaminedCheckpoint] = []
     for each in examine(where, facts, memory or Memory(), opens=opens, avoid=avoid):
         found.append(each)
         if each.lacks is None:
@@ -61,10 +71,12 @@ def examine(
     *,
     opens: bool = True,
     avoid: Mapping[int, str] = NOTHING,
-) -> Iterator[Found]:
-    """Each of those that there are, in the order in which they would be chosen. `opens`: files are
-    opened to see whether they are whole; else it is enough that none is missing. `avoid` has the
-    checksums of the marks of those that are not to be chosen, and why."""
+) -> Iterator[ExaminedCheckpoint]:
+    """All candidates, in the order in which they would be chosen.
+
+    With `opens`, files are opened to see whether they are whole; otherwise it is enough that none
+    is missing. `avoid` maps the checksums of the marks of those not to be chosen to the reasons.
+    """
     ordered = in_order(list(candidates(where, facts)))
     fuller = any(candidate.bare is False and not candidate.export for candidate, _ in ordered)
     for candidate, rule in ordered:
@@ -74,26 +86,27 @@ def examine(
         elif candidate.bare and fuller:
             quiet = "no resume point: a model without an optimizer, beside checkpoints that have it"
         if quiet:
-            yield Found(candidate, rule, quiet, True, (), candidate.decides.size)
+            yield ExaminedCheckpoint(candidate, rule, quiet, True, (), candidate.decides.size)
         elif why := avoid.get(checksum(candidate.mark)):
-            yield Found(candidate, rule, why, False, (), candidate.decides.size)
+            yield ExaminedCheckpoint(candidate, rule, why, False, (), candidate.decides.size)
         elif found := _judged(candidate, rule, memory, opens=opens):
             yield found
 
 
 def look_at(
     where: str, path: str, facts: Facts, memory: Memory, *, opens: bool = True
-) -> Found | None:
-    """One of those that there are, whichever comes before it; None if it is none of them. Raises
-    OSError."""
+) -> ExaminedCheckpoint | None:
+    """The candidate at `path`, whatever comes before it; None if there is none. Raises OSError."""
     for candidate in candidates(where, facts):
         if candidate.path == path:
             return _judged(candidate, "", memory, opens=opens)
     return None
 
 
-def _judged(candidate: Candidate, rule: str, memory: Memory, *, opens: bool) -> Found | None:
-    """None for one that rotation has deleted while we looked."""
+def _judged(
+    candidate: CheckpointCandidate, rule: str, memory: Memory, *, opens: bool
+) -> ExaminedCheckpoint | None:
+    """None for a candidate that rotation has deleted meanwhile."""
     try:
         parts = tuple(candidate.format.parts(candidate))
         lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
@@ -104,14 +117,14 @@ def _judged(candidate: Candidate, rule: str, memory: Memory, *, opens: bool) -> 
             return None
         parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
     size = sum(part.entry.size for part in parts) or candidate.decides.size
-    return Found(candidate, rule, lacks or None, False, parts, size)
+    return ExaminedCheckpoint(candidate, rule, lacks or None, False, parts, size)
 
 
 # Where they are
 
 
 def roots(where: str) -> list[str]:
-    """The directories that a path or a pattern means. A path that exists is no pattern."""
+    """The directories that a path or a pattern stands for. A path that exists is no pattern."""
     where = os.path.abspath(where)
     if os.path.lexists(where) or not glob.has_magic(where):
         return [where] if os.path.isdir(where) else _refuse(where)
@@ -128,7 +141,7 @@ def _refuse(where: str) -> list[str]:
 
 
 def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[str]:
-    """Directories below `base`. What is itself a checkpoint has nothing of ours in it."""
+    """Directories below `base`; nothing inside a checkpoint is searched."""
     if not names:
         yield base
         return
@@ -161,28 +174,29 @@ def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[st
 def _is_checkpoint(path: str) -> bool:
     try:
         return (
-            _recognise(Place(entry_at(path), Folder(os.path.dirname(path))), known=True) is not None
+            _recognise(Location(entry_at(path), Folder(os.path.dirname(path))), known=True)
+            is not None
         )
     except OSError:
         return False
 
 
-def candidates(where: str, facts: Facts) -> Iterator[Candidate]:
+def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     searched = set(roots(where))
     for path in searched:
         try:
             found = list(_in(path, facts))
-        except FileNotFoundError:  # one run's directory is deleted as another looks
+        except FileNotFoundError:  # deleted meanwhile
             continue
-        # What looks saved, and nobody knows how, may just have the checkpoints in it.
+        # A searched directory of no known format may just be where the checkpoints are.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
 
 
-def _in(path: str, facts: Facts) -> Iterator[Candidate]:
-    """What lies in a directory, and that itself: a script may save in one place."""
+def _in(path: str, facts: Facts) -> Iterator[CheckpointCandidate]:
+    """The candidates in a directory, and the directory itself: a script may save right there."""
     root = Folder(path)
-    found: list[Candidate] = []
-    own = Place(entry_at(path), Folder(os.path.dirname(path)), facts)
+    found: list[CheckpointCandidate] = []
+    own = Location(entry_at(path), Folder(os.path.dirname(path)), facts)
     if not facts.excludes(own.name) and (itself := _recognise(own, known=True)):
         found.append(itself)
     seen = set()
@@ -191,9 +205,9 @@ def _in(path: str, facts: Facts) -> Iterator[Candidate]:
             continue
         key = (entry.stat.st_dev, entry.stat.st_ino)
         if entry.is_link and key in seen:
-            continue  # what it leads to has a name of its own
+            continue  # the same file has been seen under its own name
         seen.add(key)
-        if candidate := _recognise(Place(entry, root, facts)):
+        if candidate := _recognise(Location(entry, root, facts)):
             found.append(candidate)
     for candidate in found:
         candidate.beside = found
@@ -208,8 +222,8 @@ def _entries(root: Folder) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.is_link)
 
 
-def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
-    """`known`: by a format of its own, and not just as something that looks saved."""
+def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate | None:
+    """`known`: only by a real format, not just because it looks like something saved."""
     formats = OF_DIRECTORIES if place.entry.is_folder else OF_FILES
     if place.facts.complete and place.entry.is_folder:
         formats = (SEAL, UNKNOWN)  # the user has said what seals a directory
@@ -225,8 +239,8 @@ def _recognise(place: Place, *, known: bool = False) -> Candidate | None:
     return None
 
 
-def others(where: str, found: list[Found]) -> list[str]:
-    """The names of what lies there, where nothing of it is a checkpoint."""
+def others(where: str, found: list[ExaminedCheckpoint]) -> list[str]:
+    """The names that are there, if none of them is a checkpoint."""
     if found:
         return []
     names: list[str] = []
@@ -243,20 +257,19 @@ def _is_draft(name: str) -> bool:
 # Which is the newest
 
 
-def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
-    """The newest first, each with the rule by which it stands there.
+def in_order(found: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, str]]:
+    """The newest first, each with the rule that decided its position.
 
-    Of those in one directory whose step is known the one with the higher step is the newer,
-    whatever their times are: a copy may not have kept them. So each counts as saved no earlier than
-    those with lower steps. Between these and all others the time decides: the steps of two runs
-    say nothing of each other.
+    In one directory, a higher step is newer than a lower one, whatever their times are: a copy may
+    not have kept these. So a checkpoint counts as saved no earlier than those with lower steps.
+    Otherwise the time decides, since steps of different runs cannot be compared.
     """
-    groups: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[CheckpointCandidate]] = defaultdict(list)
     for candidate in found:
         if candidate.step is not None:
             groups[candidate.place.root.path, candidate.step.unit].append(candidate)
     times = {id(candidate): candidate.time for candidate in found}
-    ahead: dict[int, Candidate] = {}  # one with a lower step that was saved later
+    ahead: dict[int, CheckpointCandidate] = {}  # one with a lower step that was saved later
     for group in groups.values():
         group.sort(key=lambda c: (_value(c.step), c.time))
         latest = group[0]
@@ -267,11 +280,11 @@ def in_order(found: list[Candidate]) -> list[tuple[Candidate, str]]:
                 times[id(candidate)] = latest.time
                 ahead[id(candidate)] = latest
 
-    def key(candidate: Candidate) -> tuple[object, ...]:
+    def key(candidate: CheckpointCandidate) -> tuple[object, ...]:
         own = not candidate.place.entry.is_link
         return times[id(candidate)], _value(candidate.step), own, _natural(candidate.name)
 
-    def rule(candidate: Candidate) -> str:
+    def rule(candidate: CheckpointCandidate) -> str:
         step = candidate.step
         if step is None:
             return "by time"

@@ -1,5 +1,6 @@
-"""What a pickle says in plain constants, read off its operations. Nothing is unpickled: whoever
-can write a file must not run code in a process of ours.
+"""The plain constants in a pickle, read from its operations.
+
+Nothing is ever unpickled: whoever can write a file must not be able to run code in our processes.
 """
 
 from __future__ import annotations

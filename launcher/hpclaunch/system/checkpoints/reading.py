@@ -1,5 +1,6 @@
-"""Whether the files of a checkpoint are whole: by their structure, and by every byte. What was
-found whole is remembered by the file's identity, so that nothing is looked at twice.
+"""Whether the files of a checkpoint are whole: by their structure, and by reading every byte.
+
+What was found whole is remembered by the file's identity, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from typing import NamedTuple
 
 from . import archives
 from .archives import DamagedError, Window
-from .candidates import Kind, Part
-from .places import SLOW, Identity, of_each
+from .candidates import FileKind, Part
+from .listing import SLOW, Identity, of_each
 
 CHUNK = 4 << 20
 BATCH = 64 << 20
-READERS = 8  # threads: a parallel file system is slow for a single one
-MANY = 4  # files for each node
+READERS = 8  # threads, since a parallel file system is slow for a single one
+MANY = 4  # files per node, from which on each node reads whole files
 KEPT = 1 << 18  # files that are remembered
 
 
@@ -34,15 +35,15 @@ class Span(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of reading. With `wrong` the checkpoint is not to be used."""
+    """Of reading. A checkpoint with something `wrong` is not to be used."""
 
     wrong: str  # "label: what is wrong", or ""
     read: int  # bytes, now and before
-    left: int  # bytes that there was no time for, as far as that is known; at least 1
+    left: int  # bytes that there was no time to read; at least 1 where that is not known
 
 
 class Memory:
-    """What was found whole. Safe for several threads."""
+    """Remembers what was found whole, and what damaged. Safe for several threads."""
 
     def __init__(self) -> None:
         self._built: set[Identity] = set()  # by their structure
@@ -74,7 +75,7 @@ class Memory:
 
 
 def structure(parts: Iterable[Part], memory: Memory) -> str:
-    """What is wrong with the first that is not whole: "label: what is wrong", or ""."""
+    """What is wrong with the first part that is not whole, as "label: what is wrong", or ""."""
     todo = [part for part in parts if not memory.is_built(part)]
     found = of_each(lambda part: _structure(part, memory), todo, 4 * SLOW)
     return next(filter(None, found), "")
@@ -82,7 +83,7 @@ def structure(parts: Iterable[Part], memory: Memory) -> str:
 
 def _structure(part: Part, memory: Memory) -> str:
     entry = part.entry
-    if part.kind == Kind.PIECES:
+    if part.kind == FileKind.PIECES:
         end = max((start + length for start, length in part.pieces), default=0)
         wrong = archives.CUT if entry.size < end else ""
     else:
@@ -101,14 +102,14 @@ def _structure(part: Part, memory: Memory) -> str:
 
 def _check(kind: str, window: Window) -> None:
     match kind:
-        case Kind.TORCH:
+        case FileKind.TORCH:
             if not archives.check_torch(window):
                 raise DamagedError(archives.FOREIGN)
-        case Kind.TENSORS:
+        case FileKind.TENSORS:
             archives.check_tensors(window)
-        case Kind.JSON:
+        case FileKind.JSON:
             archives.check_json(window)
-        case Kind.ANY:
+        case FileKind.ANY:
             archives.check_torch(window)
         case _:
             archives.check_plain(window)
@@ -116,7 +117,7 @@ def _check(kind: str, window: Window) -> None:
 
 @contextlib.contextmanager
 def _opened(part: Part) -> Iterator[Window]:
-    """Raises DamagedError where it is another file than the one that was listed."""
+    """Raises DamagedError if this is no longer the file that was listed."""
     with archives.opened(part.entry.path) as window:
         now, then = os.fstat(window.fd), part.entry.stat
         if (now.st_ino, now.st_size, now.st_mtime_ns) != (
@@ -131,11 +132,11 @@ def _opened(part: Part) -> Iterator[Window]:
 # Every byte
 
 
-class Reading:
-    """Reads every byte of the parts of a checkpoint, as far as the time goes, with several
-    threads. Progress is remembered: another reading of the same parts goes on from there.
+class CheckpointReading:
+    """Reads every byte of the parts of a checkpoint, as far as there is time, in several threads.
 
-    `share` is (k, n): of n nodes that read, this is the k-th, and reads its share of the spans.
+    Progress is remembered: another reading of the same parts goes on from there. `share` is (k, n):
+    of the n nodes that read, this is the k-th, and it reads its share of the spans.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Reading:
         memory: Memory,
         *,
         until: float = float("inf"),  # on the monotonic clock
-        is_asked: Callable[[], bool] = lambda: False,  # for something else: time is up
+        is_asked: Callable[[], bool] = lambda: False,  # whether a request has come: then time is up
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self._parts = list(parts)
@@ -177,11 +178,11 @@ class Reading:
             for each in running:
                 each.result()
         if self._stop.is_set() and not self._wrong:
-            self._left = max(1, self._left)  # how much nobody knows: it would have to be opened
+            self._left = max(1, self._left)  # how much is not known without opening the rest
         return Outcome(self._wrong, self._read, self._left)
 
     def _batches(self) -> Iterator[tuple[Part, list[Span]]]:
-        """Spans of one file that are read in one go. Of many files each node opens its own only."""
+        """Spans of one file that are read together. Of many files, each node opens only its own."""
         parts, share, number = self._parts, self._share, 0
         if len(parts) >= MANY * share[1]:
             parts, share = parts[share[0] :: share[1]], (0, 1)
@@ -209,7 +210,7 @@ class Reading:
         self._count(*((size(batch), 0) if whole else (0, size(batch))))
 
     def _verify(self, part: Part, batch: list[Span]) -> bool:
-        """False where there was no time to read all of it."""
+        """False if there was no time to read all of it."""
         with _opened(part) as window:
             for start, length, checksum in batch:
                 crc, at = 0, start
@@ -237,10 +238,10 @@ class Reading:
 
 
 def spans_of(part: Part) -> list[Span]:
-    """Those of a file that have a checksum each, where it has any: else the whole file as one.
+    """The spans of a file: those with checksums of their own if it has any, otherwise all of it.
     Raises DamagedError."""
     with _opened(part) as window:
-        pieces = part.pieces if part.kind == Kind.PIECES else ((0, window.length),)
+        pieces = part.pieces if part.kind == FileKind.PIECES else ((0, window.length),)
         spans: list[Span] = []
         for start, length in pieces:
             if start + length > window.length:
@@ -259,7 +260,7 @@ def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
             stored = checked and member.method == archives.STORED
             yield Span(begin, member.size, member.crc if stored else None)
         return
-    if kind == Kind.PIECES and head and not head.strip(b"\0"):
+    if kind == FileKind.PIECES and head and not head.strip(b"\0"):
         raise DamagedError(archives.UNWRITTEN)
     for at in range(0, length, BATCH):  # so that several threads share a large file
         yield Span(window.start + at, min(BATCH, length - at), None)

@@ -1,56 +1,55 @@
-"""The process that looks for checkpoints, of the agent that leads. It lives as long as that does,
-and remembers what it has verified.
+"""The process that searches for checkpoints. It lives as long as its agent, and remembers what it
+has verified.
 
 Requests, each with an `id` that the reply has too:
 
-    search   what there is, the newest first, up to the first that is complete; not what is to
+    search   what there is, the newest first, up to the first that is complete, without what is to
              be avoided
-    look     at one that another node has found: whether it is the same here. Its bytes are read, or
-             a share of them, for some seconds
-    suggest  what to give as --checkpoint-dir, for a launch without
-    watch    look by yourself now and then, and read what was saved; no reply. `on`: or no more
+    look     whether a checkpoint that another node has found is the same here. Its bytes, or a
+             share of them, are read for some seconds
+    suggest  what to give as --checkpoint-dir, for a launch without it
+    watch    search now and then without being asked, and read what was saved; `on` is false to
+             stop that. No reply
 
-Whatever it is busy with by itself, it leaves for a request. Standard library only.
+A request interrupts whatever it is doing unasked. Standard library only.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hpclaunch.system.shared import disk
-from hpclaunch.worker.requests import AgentGoneError, Requests
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 from . import AHEAD, ALL, READS
-from .candidates import SECOND, Facts, Round
-from .finding import NOTHING, Found, look_at, others, roots, search
-from .habits import newest, patterns
-from .reading import Memory, Reading
+from .candidates import SECOND, Facts, RoundPeriod
+from .finding import NOTHING, ExaminedCheckpoint, look_at, others, roots, search
+from .reading import CheckpointReading, Memory, Outcome
+from .suggestions import newest, patterns
 
-PR_SET_PDEATHSIG = 1
-PERIOD = 10.0  # seconds between two looks of its own, at least
-SHARE = 0.01  # of the time, that these looks take at most
-MOST = 64  # of those passed over, that are told
+PERIOD = 10.0  # seconds between two searches without being asked, at least
+SHARE = 0.01  # of its time that these searches may take
+MOST = 64  # checkpoints in one reply
 NICE = 5
 
 Reply = Callable[..., None]
 
 
-class Server:
+class CheckpointService:
     """Answers requests about one directory, or pattern of directories."""
 
     def __init__(self, where: str, exclude: tuple[str, ...], complete: str, verify: str) -> None:
         self.where = where
         self.exclude, self.complete, self.verify = exclude, complete, verify
         self.memory = Memory()
-        self._known: dict[str, Found] = {}  # those complete, by path
+        self._known: dict[str, ExaminedCheckpoint] = {}  # those complete, by path
         self._spent: dict[str, float] = {}  # seconds of reading, by the mark of a checkpoint
         self._whole: set[str] = set()  # the marks of those of which every byte was read
         self._rounds: list[list[int | None]] = []
@@ -60,7 +59,7 @@ class Server:
 
     def search(
         self, rounds: list[list[int | None]], avoid: Mapping[int, str] = NOTHING
-    ) -> list[Found]:
+    ) -> list[ExaminedCheckpoint]:
         """Raises OSError."""
         self._rounds, self._avoid = rounds, avoid
         facts = self._facts(rounds)
@@ -71,11 +70,13 @@ class Server:
 
     def _facts(self, rounds: list[list[int | None]]) -> Facts:
         now = time.time_ns()
-        known = tuple(Round(begun or 0, ended or now, world or 0) for begun, ended, world in rounds)
+        known = tuple(
+            RoundPeriod(begun or 0, ended or now, world or 0) for begun, ended, world in rounds
+        )
         return Facts(self.exclude, self.complete, known)
 
-    def is_read(self, found: Found) -> bool:
-        """Or is not to be."""
+    def is_read(self, found: ExaminedCheckpoint) -> bool:
+        """Whether all of it was read, or none of it is to be."""
         return self.verify not in READS or found.candidate.mark in self._whole
 
     def see(
@@ -87,7 +88,7 @@ class Server:
         rounds: list[list[int | None]],
         is_asked: Callable[[], bool],
     ) -> tuple[str, str]:
-        """(why it is not the same here, what is wrong with its bytes)."""
+        """(why it is not here or not the same, what is wrong with its bytes); "" for nothing."""
         opens = self.verify != "off"
         try:
             found = look_at(self.where, path, self._facts(rounds), self.memory, opens=opens)
@@ -117,14 +118,14 @@ class Server:
         is_asked: Callable[[], bool],
         *,
         share: tuple[int, int] = ALL,
-    ) -> tuple[str, int, int]:
-        """(what is wrong, bytes read, bytes left) of one that a search has found complete."""
+    ) -> Outcome:
+        """Read one that a search has found complete."""
         found = self._known[path]
         mark = found.candidate.mark
         spent = self._spent.get(mark, 0.0)
         limit = float("inf") if self.verify == "full" else max(0.0, AHEAD - spent)
         began = time.monotonic()
-        reading = Reading(
+        reading = CheckpointReading(
             found.parts, self.memory, until=began + limit, is_asked=is_asked, share=share
         )
         outcome = reading.run()
@@ -136,7 +137,7 @@ class Server:
         return outcome
 
     def read_ahead(self, is_asked: Callable[[], bool]) -> None:
-        """What was saved since is read before anybody needs it."""
+        """Read what was saved meanwhile, before anybody needs it."""
         began = time.monotonic()
         try:
             newest = self.search(self._rounds, self._avoid)[-1:]
@@ -153,8 +154,8 @@ def _never() -> bool:
     return False
 
 
-def told(found: Found, *, is_read: bool = False) -> dict[str, Any]:
-    """One of those found, as a reply has it."""
+def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
+    """A checkpoint as it stands in a reply."""
     candidate, step = found.candidate, found.candidate.step
     return {
         "path": candidate.path,
@@ -174,30 +175,29 @@ def told(found: Found, *, is_read: bool = False) -> dict[str, Any]:
 
 
 def main(fd: str, _blocked: str, agent: str, settings: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(agent):  # it died before that
+    if not die_with(int(agent)):
         return
     os.nice(NICE)  # it reads ahead while the workers compute
-    server = Server(**json.loads(settings))
-    requests = Requests(fd)
+    server = CheckpointService(**json.loads(settings))
+    channel = AgentChannel(fd)
 
     def is_asked() -> bool:
-        return bool(select.select([requests], [], [], 0)[0])
+        return bool(select.select([channel], [], [], 0)[0])
 
     try:
         while True:
             wait = server.period if server.watches else None
-            if not select.select([requests], [], [], wait)[0]:
+            if not select.select([channel], [], [], wait)[0]:
                 server.read_ahead(is_asked)
                 continue
-            for request in requests.read():
-                _answer(server, request, requests.tell, is_asked)
+            for request in channel.read():
+                _answer(server, request, channel.tell, is_asked)
     except AgentGoneError:
         pass
 
 
 def _answer(
-    server: Server, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
+    server: CheckpointService, request: dict[str, Any], tell: Reply, is_asked: Callable[[], bool]
 ) -> None:
     match request:
         case {"do": "search", "id": number, "rounds": rounds, "avoid": avoid}:

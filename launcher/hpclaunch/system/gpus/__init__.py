@@ -1,1 +1,1 @@
-"""GPUs: NVML, MPS, and a process that watches them."""
+"""GPUs: which there are (NVML), a process that watches them, and MPS for those that are shared."""

@@ -1,109 +1,342 @@
-"""The agent's end of its watcher (`nvml.py`, where the protocol is): what NVML says of its GPUs."""
+"""The GPU watcher: the process that reads NVML while the job runs.
+
+NVML can hang when a GPU falls off the bus, and the agent must not hang with it: so NVML is read
+here. There is one such process per agent, without torch or a CUDA context. Its client is in
+`gpu_watcher_client.py`; `system/shared/helper.py` starts it with AGENT (the agent's pid), PERIOD
+and [[UUID, NAME], ...].
+
+    from the agent                                  to the agent
+    {"round": R, "dead": [PID, ...]}                {"round": R or null, "findings": [...],
+                                                        "xids": [...]}
+
+Each request for a round is answered once, with all that is wrong before the round begins. Between
+requests, news comes with a null round: Xids as they happen, the rest as it is read. The process
+lives as long as its agent: it ends at the end of the socket, or by its parent-death signal should
+a call never return.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
-import math
 import os
-import subprocess
+import pwd
+import select
+import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpclaunch.core.health.findings import Finding, Grade
-from hpclaunch.core.health.gpu_rules import XidSeen
-from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.health.gpu_rules import (
+    GpuReading,
+    History,
+    NvLink,
+    Process,
+    Recovery,
+    Slowdown,
+    XidSeen,
+)
+from hpclaunch.core.health.xids import xid
+from hpclaunch.core.protocol.wording import plain
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-from ..shared.helper import Helper
-
-PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
-ANSWER_LIMIT = 10.0  # seconds, of which the memory of dead workers may take five
+MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
+MEMORY_STEP = 0.05  # NVML has no event for that
+EVENT_WAIT = 3_600_000  # milliseconds of one wait for events
+NOBODY = 0xFFFFFFFF  # the GPU instance in an event that concerns the whole GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The answer to a check of a round; without one, what has come up since."""
+class Target:
+    """One GPU to watch. `whole` is its own handle, or that of the GPU which MIG has divided."""
 
-    findings: tuple[Finding, ...] = ()
-    round: int | None = None
-    xids: tuple[XidSeen, ...] = ()
+    uuid: str
+    name: str
+    handle: Any
+    whole: Any
+    model: str = ""
+    instance: int | None = None  # of MIG: the GPU instance
+
+    def is_meant(self, event: Any) -> bool:
+        if _address(self.whole) != _address(event.device):
+            return False
+        return self.instance is None or event.gpuInstanceId in (NOBODY, self.instance)
 
 
-class Watcher(Helper):
-    """Checks out, reports in. Every check is answered: by the watcher, or in its place once
-    `next_deadline` has come or it is gone. `lost` is set when it can answer no more.
-    """
+class Lost(Exception):  # noqa: N818 - of a GPU, not of this program
+    """The GPU does not answer."""
 
-    def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
-        self.gpus = tuple(gpus)
-        self.period = period
-        wanted = json.dumps([(gpu.uuid, gpu.name) for gpu in self.gpus])
-        found = find_spec("pynvml")
-        assert found is not None, "the survey has used it"
-        assert found.origin is not None
-        super().__init__(
-            "hpclaunch.system.gpus.nvml",
-            *(str(os.getpid()), str(period), wanted),
-            paths=[str(Path(found.origin).parent)],
-            stdout=subprocess.DEVNULL,
+
+class Gpus:
+    """NVML, held open, and the GPUs that it is asked about."""
+
+    def __init__(self, wanted: list[tuple[str, str]], nvml: Any) -> None:
+        """`wanted` are UUIDs and what the user calls them. Raises NVMLError without a driver."""
+        self.nvml = nvml
+        nvml.nvmlInit()
+        self.missing = {}
+        self.targets = []
+        for uuid, name in wanted:
+            try:
+                self.targets.append(self._target(uuid, name))
+            except nvml.NVMLError as e:
+                self.missing[name] = str(e)
+
+    def _target(self, uuid: str, name: str) -> Target:
+        nvml = self.nvml
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        model = str(nvml.nvmlDeviceGetName(handle))
+        if not uuid.startswith("MIG-"):
+            return Target(uuid, name, handle, handle, model)
+        whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+        return Target(uuid, name, handle, whole, model, nvml.nvmlDeviceGetGpuInstanceId(handle))
+
+    def read(self, dead: Collection[int] | None) -> list[GpuReading]:
+        """`dead` are workers that have ended; None while others run."""
+        readings = [GpuReading(name, lost=why) for name, why in self.missing.items()]
+        found = [(target, self._read(target, dead)) for target in self.targets]
+        for target, reading in found:
+            alike = [r.links for t, r in found if t.model == target.model]
+            most = max(sum(link.up for link in links) for links in alike)
+            readings.append(replace(reading, links_of_siblings=most))
+        return readings
+
+    def _read(self, target: Target, dead: Collection[int] | None) -> GpuReading:
+        nvml, whole = self.nvml, target.whole
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        sensor = nvml.NVML_TEMPERATURE_GPU
+        try:
+            rows = self._ask(nvml.nvmlDeviceGetRemappedRows, (0, 0, 0, 0), whole)
+            reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, 0, whole)
+            pages = self._ask(nvml.nvmlDeviceGetRetiredPagesPendingStatus, 0, whole)
+            reading = GpuReading(
+                target.name,
+                uncorrected=self._ask(nvml.nvmlDeviceGetTotalEccErrors, 0, whole, *kinds),
+                pages_pending=bool(pages),
+                rows_pending=bool(rows[2]),
+                rows_failed=bool(rows[3]),
+                recovery=self._recovery(whole),
+                slow=tuple(r for r, bits in self._slowdowns().items() if reasons & bits),
+                temperature=self._ask(nvml.nvmlDeviceGetTemperature, 0, whole, sensor),
+                links=self._links(whole),
+                idle=dead is not None,
+            )
+        except Lost as e:
+            return GpuReading(target.name, lost=str(e))
+        return self._read_memory(reading, target, dead or ())
+
+    def read_again(self, readings: list[GpuReading], dead: Collection[int]) -> list[GpuReading]:
+        """Read again what changes within moments of a worker's end."""
+        targets = {target.name: target for target in self.targets}
+        return [r if r.lost else self._read_memory(r, targets[r.name], dead) for r in readings]
+
+    def _read_memory(
+        self, reading: GpuReading, target: Target, dead: Collection[int]
+    ) -> GpuReading:
+        nvml = self.nvml
+        info = nvml.nvmlDeviceGetMemoryInfo
+        try:
+            plain = self._ask(info, None, target.handle)  # counts the driver's own as used
+            memory = self._ask(info, plain, target.handle, getattr(nvml, "nvmlMemory_v2", None))
+            used = 0 if memory is None else memory.used
+            return replace(reading, processes=self.processes(target, dead), used=used)
+        except Lost as e:
+            return GpuReading(target.name, lost=str(e))
+
+    def processes(self, target: Target, dead: Collection[int] = ()) -> tuple[Process, ...]:
+        running = self._ask(self.nvml.nvmlDeviceGetComputeRunningProcesses, [], target.handle)
+        return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running)
+
+    def events(self) -> Any:
+        """An event set that reports Xids from now on; None if the driver has no events."""
+        nvml = self.nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return None
+        for whole in {_address(t.whole): t.whole for t in self.targets}.values():
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
+        return events
+
+    def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
+        """`otherwise` if the GPU or its driver does not tell. Raises Lost for a lost GPU."""
+        nvml = self.nvml
+        try:
+            return call(*words)
+        except nvml.NVMLError as e:
+            if e.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+                raise Lost(str(e)) from e
+            return otherwise
+
+    def _recovery(self, handle: Any) -> Recovery:
+        field = getattr(self.nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        if field is None:  # a pynvml before 565
+            return Recovery.NONE
+        for answer in self._ask(self.nvml.nvmlDeviceGetFieldValues, (), handle, [field]):
+            if answer.nvmlReturn == self.nvml.NVML_SUCCESS:
+                return next((r for r in Recovery if r.value == answer.value.uiVal), Recovery.NONE)
+        return Recovery.NONE
+
+    def _slowdowns(self) -> dict[Slowdown, int]:
+        nvml = self.nvml
+        thermal = (
+            nvml.nvmlClocksThrottleReasonSwThermalSlowdown
+            | nvml.nvmlClocksThrottleReasonHwThermalSlowdown
         )
-        self._round: int | None = None  # of the check that waits for its answer
-        self._deadline = math.inf
+        brake = nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        return {Slowdown.THERMAL: thermal, Slowdown.POWER_BRAKE: brake}
 
-    def successor(self) -> Watcher:
-        return Watcher(self.gpus, self.period)
-
-    def next_deadline(self) -> float:
-        return self._deadline
-
-    def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
-        """Ask for all that is wrong, before a round begins; no worker of ours is running.
-
-        `dead` are the pids of the last round's workers, whose memory is waited for.
-        """
-        self._round, self._deadline = round, time.monotonic() + ANSWER_LIMIT
-        self.ask(round=round, dead=sorted(dead))
-
-    def reports(self) -> Iterator[Report]:
-        """Those that are there; call it when the descriptor is readable."""
-        for told in self.receive():
-            report = _report(**told)
-            if report.round is not None and report.round == self._round:
-                self._round, self._deadline = None, math.inf
-            yield report
-        if self.lost:
-            why = "the process that reads NVML has ended: the GPUs of this host are not watched"
-            advice = "NVML crashes; look at nvidia-smi on this host"
-            yield self._answer(Finding("NVML", why, Grade.WARN, advice))
-
-    def expire(self) -> Report:
-        """Call it when `next_deadline` has come: a hang of NVML is the answer."""
-        self.lost = True
-        self._process.kill()
-        found = f"does not answer within {ANSWER_LIMIT:.0f} s"
-        advice = "most likely a GPU fell off the bus: look at dmesg; the node must be started again"
-        return self._answer(Finding("NVML", found, Grade.FAIL, advice))
-
-    def _answer(self, finding: Finding) -> Report:
-        """In the watcher's place, to whatever waits for it."""
-        report = Report((finding,), self._round)
-        self._round, self._deadline = None, math.inf
-        return report
-
-    def close(self) -> None:
-        self.abandon()
+    def _links(self, handle: Any) -> tuple[NvLink, ...]:
+        nvml = self.nvml
+        links = []
+        for number in range(nvml.NVML_NVLINK_MAX_LINKS):
+            up = self._ask(nvml.nvmlDeviceGetNvLinkState, None, handle, number)
+            if up is None:  # no NVLink, or no more of them
+                break
+            kinds = (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+            counter = nvml.nvmlDeviceGetNvLinkErrorCounter
+            errors = sum(self._ask(counter, 0, handle, number, kind) for kind in kinds)
+            links.append(NvLink(bool(up), errors))
+        return tuple(links)
 
 
-def _report(
-    round: int | None,  # noqa: A002 - the protocol's word
-    findings: list[dict[str, Any]],
-    xids: list[dict[str, Any]],
-) -> Report:
-    return Report(
-        tuple(Finding(**{**f, "grade": Grade(f["grade"])}) for f in findings),
-        round,
-        tuple(XidSeen(**{**x, "pids": tuple(x["pids"])}) for x in xids),
-    )
+def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
+    """NVML's pid may belong to another pid namespace: then nothing else is known here."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+        with open(f"/proc/{pid}/comm", "rb") as f:
+            command = plain(os.fsdecode(f.read()[:-1]))
+    except OSError:
+        return Process(pid, memory, dead=pid in dead)
+    try:
+        user = plain(pwd.getpwuid(uid).pw_name)
+    except KeyError:
+        user = str(uid)
+    return Process(pid, memory, user, command, uid == os.getuid(), pid in dead)
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+class GpuWatcher:
+    def __init__(
+        self, channel: AgentChannel, wanted: list[tuple[str, str]], period: float, nvml: Any
+    ) -> None:
+        """`period` is the seconds between two looks while the workers run."""
+        self.channel = channel
+        self.period = period
+        self.wanted = wanted
+        self.nvml = nvml
+        self.gpus: Gpus | None = None
+        self.history = History()
+        self.events, self._writing = os.pipe()
+        self.seen: list[Any] = []  # by the thread, for a byte in the pipe each
+
+    def run(self) -> None:
+        """Until the agent is gone: then it raises AgentGoneError."""
+        self.open()
+        due = time.monotonic() + self.period
+        while True:
+            wait = max(0.0, due - time.monotonic())
+            sources: list[Any] = [self.channel, self.events]
+            ready, _, _ = select.select(sources, [], [], wait)
+            if self.events in ready:
+                os.read(self.events, 1)
+                self.on_event(self.seen.pop(0))
+            if self.channel in ready:
+                for request in self.channel.read():
+                    self.check(**request)
+            if time.monotonic() >= due:
+                self.look()
+                due = time.monotonic() + self.period
+
+    def open(self) -> str:
+        """Why NVML cannot be read, or ""."""
+        if self.gpus is not None:
+            return ""
+        try:
+            self.gpus = Gpus(self.wanted, self.nvml)
+        except self.nvml.NVMLError as e:
+            return str(e)
+        if (events := self.gpus.events()) is not None:
+            threading.Thread(target=self.listen, args=(events,), daemon=True).start()
+        return ""
+
+    def check(self, round: int, dead: list[int]) -> None:  # noqa: A002 - the word for it
+        if (why := self.open()) or self.gpus is None:
+            advice = "look at nvidia-smi on this host; --health off goes on without"
+            wrong = Finding("NVML", f"cannot be initialised: {why}", Grade.FAIL, advice)
+            self.tell([wrong], round)
+            return
+        limit = time.monotonic() + MEMORY_LIMIT
+        readings = self.gpus.read(dead)
+        while any(map(self.history.may_be_given_back, readings)) and time.monotonic() < limit:
+            time.sleep(MEMORY_STEP)
+            readings = self.gpus.read_again(readings, dead)
+        self.tell(self.history.answer(readings), round)
+
+    def look(self) -> None:
+        """While the workers run."""
+        if self.gpus is not None and (fresh := self.history.news(self.gpus.read(None))):
+            self.tell(fresh, None)
+
+    def listen(self, events: Any) -> None:
+        """In a thread of its own, since NVML's events have no descriptor to select on."""
+        nvml = self.nvml
+        while True:
+            event = None
+            try:
+                event = nvml.nvmlEventSetWait_v2(events, EVENT_WAIT)
+            except nvml.NVMLError as e:
+                if e.value == nvml.NVML_ERROR_TIMEOUT:
+                    continue
+            self.seen.append(event)
+            os.write(self._writing, b"!")
+            if event is None:  # most likely a GPU is lost: a look tells which
+                time.sleep(self.period)
+
+    def on_event(self, event: Any) -> None:
+        if event is None or self.gpus is None:
+            self.look()
+            return
+        findings: list[Finding] = []
+        xids = []
+        number = event.eventData
+        for target in self.gpus.targets:
+            if target.is_meant(event):
+                findings += self.history.xid(target.name, number)
+                xids.append(XidSeen(target.uuid, target.name, number, self._pids(target, number)))
+        if xids:
+            self.tell(findings, None, xids)
+
+    def _pids(self, target: Target, number: int) -> tuple[int, ...]:
+        """Of our processes on this GPU, now or lately. A broken GPU is not asked: it may hang."""
+        last = self.history.last.get(target.name)
+        processes = last.processes if last is not None else ()
+        if self.gpus is not None and not xid(number).fatal:
+            with contextlib.suppress(Lost):
+                processes += self.gpus.processes(target)
+        return tuple(dict.fromkeys(p.pid for p in processes if p.ours and not p.dead))
+
+    def tell(self, findings: list[Finding], of: int | None, xids: Sequence[XidSeen] = ()) -> None:
+        told = {"findings": [asdict(f) for f in findings], "xids": [asdict(x) for x in xids]}
+        with contextlib.suppress(AgentGoneError):  # run() sees it too
+            self.channel.send({"round": of, **told})
+
+
+def main(fd: str, _blocked: str, agent: str, period: str, wanted: str) -> None:
+    """Signals stay blocked, as the agent has left them: they are meant for the agent."""
+    if not die_with(int(agent)):
+        return
+    import pynvml
+
+    names = [(uuid, name) for uuid, name in json.loads(wanted)]
+    with contextlib.suppress(AgentGoneError):
+        GpuWatcher(AgentChannel(fd), names, float(period), pynvml).run()
+    os._exit(0)  # the thread may be inside NVML

@@ -1,6 +1,6 @@
-"""GPUs that this task may use, as NVML and CUDA_VISIBLE_DEVICES tell; no CUDA context is made.
+"""The GPUs that this task may use, from NVML and CUDA_VISIBLE_DEVICES, without a CUDA context.
 
-NVML's order is that of PCI addresses: CUDA's own under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+NVML orders GPUs by PCI address, as CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ _MODES = {1: "exclusive", 2: "prohibited", 3: "exclusive"}  # NVML_COMPUTEMODE_*
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """What one look at the driver told. All empty: there is none."""
+class GpuSurvey:
+    """What the driver says. Everything is empty if there is no driver."""
 
-    gpus: tuple[Gpu, ...] = ()  # those of this task, in the order in which its programs see them
-    wrong: str = ""  # with CUDA_VISIBLE_DEVICES, for the user
-    broken: str = ""  # a driver, or a GPU of it, that is there and does not answer as it should
+    gpus: tuple[Gpu, ...] = ()  # of this task, in the order in which its programs see them
+    wrong: str = ""  # what is wrong with CUDA_VISIBLE_DEVICES, for the user
+    broken: str = ""  # the driver, or a GPU, is there and does not answer as it should
     driver: str = ""
     cuda: str = ""  # the newest that the driver can run: "12.4"
     models: str = ""  # "4 x NVIDIA H100, driver 550.54"
 
 
-def survey(environ: Mapping[str, str], nvml: Any) -> Survey:
+def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
     """`nvml` is the module `pynvml`, which the caller imports only when it needs this."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as e:
         absent = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return Survey(broken="" if e.value in absent else f"NVML cannot be initialised: {e}")
+        return GpuSurvey(broken="" if e.value in absent else f"NVML cannot be initialised: {e}")
     try:
         return _survey(environ.get("CUDA_VISIBLE_DEVICES"), nvml)
     except nvml.NVMLError as e:
-        return Survey(broken=f"NVML does not tell which GPUs there are: {e}")
+        return GpuSurvey(broken=f"NVML does not tell which GPUs there are: {e}")
     finally:
         nvml.nvmlShutdown()
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """A whole GPU, and where MIG is enabled what it is divided into."""
+class PhysicalGpu:
+    """A whole GPU, and the instances that it is divided into where MIG is enabled."""
 
     whole: Gpu
     instances: tuple[Gpu, ...] | None = None  # their `entry` is what drivers before 470 say
 
     def usable(self, entry: str) -> list[Gpu]:
-        """As a task names them to which `entry` is this device: an instance by its UUID only."""
+        """For a task to which `entry` is this GPU. An instance is named by its UUID only."""
         if self.instances is None:
             return [replace(self.whole, entry=entry)]
         return [replace(gpu, entry=gpu.uuid) for gpu in self.instances]
 
 
-def _survey(selection: str | None, nvml: Any) -> Survey:
+def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
     driver, cuda = str(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
-    devices: list[Device] = []
+    devices: list[PhysicalGpu] = []
     broken = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
@@ -74,7 +74,7 @@ def _survey(selection: str | None, nvml: Any) -> Survey:
     chosen, wrong = choose(selection, devices)
     models = Counter(device.whole.model for device in devices)
     said = [*(f"{n} x {model}" for model, n in models.items()), f"driver {driver}"]
-    return Survey(
+    return GpuSurvey(
         gpus=chosen,
         wrong=wrong,
         broken=", ".join(broken),
@@ -84,7 +84,7 @@ def _survey(selection: str | None, nvml: Any) -> Survey:
     )
 
 
-def _device(index: int, handle: Any, nvml: Any) -> Device:
+def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
     def ask(call: Any, otherwise: Any, *words: Any) -> Any:
         try:
             return call(handle, *words)
@@ -110,10 +110,10 @@ def _device(index: int, handle: Any, nvml: Any) -> Device:
         node=nodes[0] if nodes else _local_node(bus),
     )
     if not ask(nvml.nvmlDeviceGetMigMode, (0, 0))[0]:
-        return Device(whole)
+        return PhysicalGpu(whole)
     places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, 0))
     handles = (ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, None, place) for place in places)
-    return Device(whole, tuple(_instance(whole, i, nvml) for i in handles if i is not None))
+    return PhysicalGpu(whole, tuple(_instance(whole, i, nvml) for i in handles if i is not None))
 
 
 def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
@@ -122,13 +122,13 @@ def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
     return replace(whole, entry=f"MIG-{whole.uuid}/{gi}/{ci}", uuid=uuid, mig=True)
 
 
-def choose(selection: str | None, devices: Sequence[Device]) -> tuple[tuple[Gpu, ...], str]:
-    """Those that CUDA_VISIBLE_DEVICES names, and what is wrong with it.
+def choose(selection: str | None, devices: Sequence[PhysicalGpu]) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, and what is wrong with it.
 
-    CUDA's own rules: entries count up to the first that names no device, indices and UUIDs do not
-    mix, a UUID may be shortened while it is clear, and one device twice is none at all. It says
-    nothing of any of this. What it shows of MIG is one instance per process; here all are listed,
-    since each worker can be given its own.
+    The rules are CUDA's, which says nothing when it applies them: entries count up to the first
+    that names no device, indices and UUIDs do not mix, a UUID may be shortened as long as it is
+    unambiguous, and a device that is named twice hides all. CUDA shows a process one MIG instance;
+    here all are listed, since each worker can be given its own.
     """
     if selection is None:
         return tuple(gpu for i, device in enumerate(devices) for gpu in device.usable(str(i))), ""
@@ -153,8 +153,8 @@ def choose(selection: str | None, devices: Sequence[Device]) -> tuple[tuple[Gpu,
     return tuple(chosen), ""
 
 
-def _named(entry: str, devices: Sequence[Device]) -> list[Gpu] | None:
-    """None when it names nothing, or is short for several."""
+def _named(entry: str, devices: Sequence[PhysicalGpu]) -> list[Gpu] | None:
+    """None if the entry names nothing, or is ambiguous."""
     if entry.isdigit():
         return devices[int(entry)].usable(entry) if int(entry) < len(devices) else None
     if entry.startswith("GPU-"):
@@ -173,7 +173,7 @@ def _kind(entry: str) -> str:
 
 
 def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
-    """ "" where the list ends on purpose (-1, NoDevFiles), or nobody can tell what is there."""
+    """ "" where the list ends on purpose (-1, NoDevFiles), or it is not known what is there."""
     if not count:
         return ""
     if not entry:
@@ -186,8 +186,8 @@ def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
     return f"names GPU {entry}, which is not there: this task has {there}"
 
 
-def amd(environ: Mapping[str, str], count: int) -> Survey:
-    """For `count` GPUs of AMD's, which NVML knows nothing of: torch has counted them.
+def amd(environ: Mapping[str, str], count: int) -> GpuSurvey:
+    """For `count` AMD GPUs, as counted by torch: NVML knows nothing of them.
 
     ROCR_VISIBLE_DEVICES says which of the node's a process has at all, HIP_VISIBLE_DEVICES (and
     CUDA_VISIBLE_DEVICES, which HIP reads where the former is not set) which of those.
@@ -199,14 +199,14 @@ def amd(environ: Mapping[str, str], count: int) -> Survey:
         entry = hip[position] if position < len(hip) else str(position)
         known = entry.isdigit() and int(entry) < len(rocr)
         gpus.append(Gpu(entry, rocr[int(entry)] if known else entry, position, "AMD GPU"))
-    return Survey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
+    return GpuSurvey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
 
 
 def _entries(selection: str | None) -> list[str]:
     return [] if selection is None else [e.strip() for e in selection.split(",") if e.strip()]
 
 
-# What is near
+# CPUs and memory nodes nearby
 
 
 def _text(value: Any) -> str:
@@ -214,14 +214,14 @@ def _text(value: Any) -> str:
 
 
 def _members(words: Sequence[int]) -> tuple[int, ...]:
-    """Of a set of CPUs or memory nodes, as NVML writes it."""
+    """The members of a set of CPUs or memory nodes, which NVML gives as words of bits."""
     return tuple(
         i * 64 + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1
     )
 
 
 def _local_cpus(bus: str) -> tuple[int, ...]:
-    """The kernel's word, where NVML has none."""
+    """What the kernel says, where NVML does not."""
     return tuple(sorted(ranges.parsed(_sysfs(bus, "local_cpulist"))))
 
 

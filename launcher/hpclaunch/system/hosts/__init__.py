@@ -1,1 +1,1 @@
-"""Hosts: Slurm, other machines, and what this one has and lacks."""
+"""Hosts: which ones take part, with Slurm or without, and the state that this one is in."""

@@ -1,6 +1,6 @@
-"""One host as the doctor finds it: names, clock, memory, CPUs, limits, interfaces, files.
+"""The doctor's checks of one host: names, clock, memory, CPUs, limits, interfaces, files.
 
-Each function looks at one thing, changes nothing, and says what to do where it is not well.
+Each function checks one thing, changes nothing, and says what to do if something is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
 
 GIB = 1 << 30
-SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
+SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
 SHM_LEAST = GIB  # a container's default is 64 MiB
 MEMORY_LEAST = 2 * GIB  # per worker
 DISK_LEAST = GIB
@@ -36,7 +36,7 @@ _IN_BYTES = ("locked memory", "core")
 
 
 def own_name(host: str, *, several: bool) -> Finding:
-    """Programs that ask for their own address get what the host's name resolves to."""
+    """What the host's name resolves to, which is what programs take for their own address."""
     check = "host name"
     advice = "mend /etc/hosts on this host, or the name service"
     try:
@@ -57,7 +57,7 @@ def own_name(host: str, *, several: bool) -> Finding:
 
 
 def interfaces(environ: Mapping[str, str]) -> list[Finding]:
-    """What the user has told gloo and NCCL to use."""
+    """The interfaces that the user has told gloo and NCCL to use."""
     there = psutil.net_if_addrs()
     findings = []
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -79,7 +79,7 @@ def _gloo(value: str, there: Mapping[str, Any]) -> bool:
 
 
 def _nccl(value: str, there: Mapping[str, Any]) -> bool:
-    """Beginnings of names; `=` before whole ones, `^` before those to leave out."""
+    """The value has prefixes of names; `=` in front means whole names, `^` all but these."""
     names = value.lstrip("^=").split(",")
     whole = "=" in value[:2]
     hit = [n for n in there if (n in names if whole else n.startswith(tuple(names)))]
@@ -96,7 +96,7 @@ def clock(synchronised: bool | None) -> Finding:
 
 
 def shared_memory() -> Finding:
-    """What the DataLoader's workers pass their batches through."""
+    """The memory through which the DataLoader's workers pass their batches."""
     check = f"{SHM}"
     advice = "give a container --shm-size or --ipc=host; else use DataLoader(num_workers=0)"
     try:
@@ -115,14 +115,14 @@ def shared_memory() -> Finding:
 
 
 def limits(agents: int, workers: int) -> Finding:
-    """`agents` is how many will connect to this one, which starts so many workers."""
+    """For a launcher to which `agents` connect, and which starts so many workers."""
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
         say = _size if name in _IN_BYTES else str
         found.append(f"{name} {'unlimited' if soft == resource.RLIM_INFINITY else say(soft)}")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = files_needed(agents, workers)  # which a launcher takes, where it is allowed
+    needed = files_needed(agents, workers)  # the launcher raises its limit to this, if allowed
     if 0 <= most < needed:
         wrong.append(f"too few open files: a launcher needs {needed}, and the hard limit is {most}")
         advice.append(f"ulimit -Hn {needed}; or ask for LimitNOFILE={needed} of slurmd")
@@ -148,7 +148,7 @@ def limits(agents: int, workers: int) -> Finding:
 
 
 def cpus(workers: int) -> Finding:
-    """Of this task, for so many workers (one per GPU)."""
+    """The CPUs of this task, for so many workers (one per GPU)."""
     mine, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     found = f"{mine} of this host's {all_of_them}"
     advice = "#SBATCH --cpus-per-task=N, and from Slurm 22.05 to 23.02 srun --cpus-per-task=N too"
@@ -162,7 +162,7 @@ def cpus(workers: int) -> Finding:
 
 
 def memory(workers: int, limit: int | None) -> Finding:
-    """`limit` is that of the job, if it has one."""
+    """`limit` is the job's memory limit, if it has one."""
     machine = psutil.virtual_memory()
     found = f"{_size(machine.available)} available of {_size(machine.total)}"
     mine = machine.available
@@ -175,7 +175,7 @@ def memory(workers: int, limit: int | None) -> Finding:
 
 
 def log_directory(path: Path) -> Finding:
-    """Where it is, or would be made; tried with a file that is gone at once."""
+    """Whether logs can be written, tried with a temporary file."""
     directory = path.absolute()
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent

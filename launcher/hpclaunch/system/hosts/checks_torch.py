@@ -1,4 +1,4 @@
-"""The workers' torch, asked in a process of its own: it is not for ours."""
+"""The doctor's check of the workers' torch, which is imported in a process of its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Torch:
 
 
 class Question:
-    """Asked when made, so that other checks run meanwhile; `answer` waits."""
+    """The process starts at once, so that other checks can run meanwhile; `answer` waits for it."""
 
     def __init__(self, python: str) -> None:
         """OSError when there is no such interpreter."""

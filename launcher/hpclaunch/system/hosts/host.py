@@ -1,7 +1,7 @@
-"""One look at this host before a round: disks, shared memory, memory, load, clock.
+"""The state of this host before a round: disks, shared memory, memory, load, clock.
 
-Quick, and without writing anything: it comes before every restart. What the readings mean is in
-`core/health/host_rules.py`.
+Reading it is quick and writes nothing, since every restart waits for it. What it means is decided
+in `core/health/host_rules.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hpclaunch.core.health.host_rules import Disk, Host
 
 from ..shared import disk
 
-SHM = Path("/dev/shm")  # noqa: S108 - the very thing that is looked at
+SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
 MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
 LOAD = Path("/proc/loadavg")
 GROUP = Path("/proc/self/cgroup")
@@ -28,7 +28,7 @@ def read(
     first: bool,
     several: bool,
 ) -> Host:
-    """`first`: nothing of ours runs yet. `several`: there are other hosts, with clocks."""
+    """`first`: nothing of ours runs yet. `several`: there are other hosts, whose clocks matter."""
     available, limit = _available(), memory_limit()
     return Host(
         workers,
@@ -42,7 +42,7 @@ def read(
 
 
 def load() -> float:
-    """Processes that want a CPU, all minute long: what has ended by now is not counted.
+    """How many processes have wanted a CPU in the last minute, without those that have ended.
 
     A job script that unpacks its data with every core leaves a high average behind.
     """
@@ -51,7 +51,7 @@ def load() -> float:
 
 
 def _available() -> int | None:
-    """Bytes of memory."""
+    """Bytes of memory that are available."""
     with MEMORY.open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
@@ -68,18 +68,18 @@ def _shm() -> int | None:
 
 
 def clock_is_synchronised() -> bool | None:
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: only asks
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: changes nothing
     return None if state < 0 else state != UNSYNCHRONISED
 
 
 def memory_limit() -> int | None:
-    """The least of the limits of this process's control group and those above it."""
+    """The lowest memory limit of this process's control group and of those above it."""
     limits = []
     try:
         lines = GROUP.read_bytes().split(b"\n")
     except OSError:
         return None
-    for line in filter(None, lines):  # the name of a group may hold whatever a file's may
+    for line in filter(None, lines):  # a group's name may be any file name
         _, controllers, path = os.fsdecode(line).split(":", 2)
         if not controllers:
             root, name = Path("/sys/fs/cgroup"), "memory.max"

@@ -1,4 +1,4 @@
-"""Several machines without Slurm: who is the head, and where it is to be found."""
+"""Several machines without Slurm: which one is the head, and where the others find it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
 def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: str) -> Allocation:
-    """The user has numbered the machines; number 0 is at `host`."""
+    """For machines that the user has numbered; number 0 is at `host`."""
     if rank >= machines:
         raise UsageError(f"--node-rank {rank}, but --nnodes {machines}: ranks begin at 0")
     return _allocation(rank, machines, host, port, run_id=run_id, name=name, seated=True)
@@ -22,9 +22,9 @@ def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: 
 def first_come(
     machines: int, host: str, port: int, *, run_id: str, name: str, head: bool | None
 ) -> Allocation:
-    """The machine that `host` names is the head, the others get their numbers as they come.
+    """For machines that get their numbers as they come; the one that `host` names is the head.
 
-    `head` overrules that (is_host in --rdzv-conf). Of several agents on that machine the first
+    `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first
     one is the head.
     """
     is_head = (is_local(host) if head is None else head) and _claim(f"{port} {run_id}")
@@ -35,7 +35,7 @@ def first_come(
 def _allocation(
     index: int, machines: int, host: str, port: int, *, run_id: str, name: str, seated: bool
 ) -> Allocation:
-    # What the others are called is known once they report; nobody needs it to find the head.
+    # The others' names are known once they report. Nobody needs them to find the head.
     names = [host, *(f"machine {i}" for i in range(1, machines))]
     names[index] = socket.gethostname()
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
@@ -44,7 +44,7 @@ def _allocation(
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or an address is one of this machine's."""
+    """Whether a name or an address belongs to this machine."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -57,12 +57,12 @@ def is_local(host: str) -> bool:
 
 
 def _claim(what: str) -> bool:
-    """Whether this process is the first one of the user's on this machine to claim it."""
-    import hashlib  # loads OpenSSL, which only an agent that meets others waits for
+    """Whether this is the user's first process on this machine to claim it."""
+    import hashlib  # loads OpenSSL, which only an agent that meets others needs
 
     s = socket.socket(socket.AF_UNIX)
     try:
-        # The name of a socket has at most 107 bytes, a run's may have more.
+        # A socket's name has at most 107 bytes, the run's may be longer.
         s.bind(f"\0hpclaunch {os.geteuid()} {hashlib.sha256(os.fsencode(what)).hexdigest()}")
     except OSError:
         s.close()

@@ -1,4 +1,4 @@
-"""What Slurm tells about the step that this process is a task of."""
+"""What Slurm says about the step that this process is a task of."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
 SCONTROL_TIMEOUT = 10.0  # seconds
-MOST = 1 << 17  # hosts or tasks; more is a broken environment, not a cluster
-LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # as srun's words name one
+MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
+LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
 INTERACTIVE_STEP = "4294967290"  # a shell that salloc opened on the first node
 
 
@@ -25,9 +25,9 @@ def in_step(environ: Mapping[str, str]) -> bool:
 
 
 def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) -> Allocation:
-    """Reads the environment of a step; `unique` names this start where there is none.
+    """From the environment of a step. Outside of a step, `unique` is the name of this launch.
 
-    With `alone` the other tasks of the step and other nodes of the job do not matter.
+    With `alone`, other tasks of the step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if in_step(environ):
@@ -44,7 +44,7 @@ def _alone(name: str, unique: str) -> Allocation:
 
 
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
-    """A shell without srun is one node of the job at most, and that of salloc may be none."""
+    """A shell without srun is on one node of the job only; one of salloc may be on none."""
     nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
     if nodes != "1" and not alone:
         raise UsageError(
@@ -97,13 +97,17 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
 
 
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
-    """Whether Slurm would end this step for a node that it finds down: the srun that has started it
-    is seen here, as in a batch script on its first node, and has no --no-kill. Nothing else tells.
+    """Whether Slurm would end this step when it finds a node down.
+
+    Only the srun that has started the step tells, by the lack of --no-kill, and it is seen only
+    where it runs: on the first node, for a batch script.
     """
     found = False
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "comm").read_bytes() != b"srun\n":  # any bytes, of others' choice
+            if (
+                process / "comm"
+            ).read_bytes() != b"srun\n":  # a name of others' choice may be any bytes
                 continue
             words = (process / "cmdline").read_bytes().split(b"\0")
             theirs = (process / "environ").read_bytes().split(b"\0")
@@ -128,7 +132,7 @@ def _job(environ: Mapping[str, str]) -> str:
 
 
 def expand(nodelist: str) -> list[str]:
-    """`n[1-3],gpu07` -> hosts, in Slurm's order."""
+    """`n[1-3],gpu07` -> the hosts, in Slurm's order."""
     if not nodelist or nodelist.count("[") != nodelist.count("]"):
         raise ValueError(f"host list {nodelist!r}")
     if not re.fullmatch(r"[\w.,\[\]-]+", nodelist, re.ASCII):
@@ -148,7 +152,7 @@ def expand(nodelist: str) -> list[str]:
 
 
 def _count(nodelist: str) -> int:
-    """How many hosts at most, without making any: `n[1-3]x[1-2],m` -> 7."""
+    """How many hosts at most, without expanding: `n[1-3]x[1-2],m` -> 7."""
     total = 0
     for part in _parts(nodelist):
         product = 1
@@ -188,7 +192,7 @@ def tasks_per_node(text: str) -> list[int]:
         if match is None:
             raise ValueError(f"tasks per node {reprlib.repr(text)}")
         tasks, times = int(match[1]), int(match[2] or 1)
-        total += max(tasks, 1) * times  # the nodes count as well
+        total += max(tasks, 1) * times  # a node without tasks counts as well
         if total > MOST:
             raise ValueError(f"tasks per node {reprlib.repr(text)}: more than {MOST}")
         counts += [tasks] * times

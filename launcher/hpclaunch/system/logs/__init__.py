@@ -1,1 +1,1 @@
-"""Files and console: what workers write, and what the agent says and notes."""
+"""The log directory, the journal, and the console that shows what the workers write."""

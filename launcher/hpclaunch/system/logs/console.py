@@ -1,7 +1,7 @@
-"""The console: standard output or error of the agent, to which nothing ever waits.
+"""The console: the agent's standard output or error, written without ever waiting.
 
-srun may be stopped, a terminal paused, a pipe full: then text is held back, up to a limit, and the
-caller is told when there is room (`wanting`, `flush`). A console that is gone (srun died) swallows
+When srun is stopped, a terminal paused or a pipe full, text is held back up to a limit; `wanting`
+and `flush` are for the time when there is room again. A console that is gone (srun died) swallows
 everything.
 """
 
@@ -12,7 +12,7 @@ import select
 import stat
 
 LIMIT = 1 << 18  # bytes held back
-PIECE = select.PIPE_BUF  # a pipe or socket that polls writable takes as many without blocking
+PIECE = select.PIPE_BUF  # bytes that a pipe or socket takes without blocking once it is writable
 
 
 class Console:
@@ -20,7 +20,7 @@ class Console:
         self.fd = _without_waiting(fd)
         self._held = bytearray()
         self.is_terminal = os.isatty(fd)
-        self.at_line_start = True  # what was written last ended a line
+        self.at_line_start = True  # the last text ended a line
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
             self.gone = False
@@ -62,9 +62,9 @@ class Console:
 
 
 def _without_waiting(fd: int) -> int:
-    """The same console through a non-blocking descriptor of our own, where that can be had.
+    """A non-blocking descriptor of our own for the same console, where possible.
 
-    To make `fd` itself non-blocking would do so for everybody who shares it, the user's shell too.
+    Making `fd` itself non-blocking would affect everybody who shares it, the user's shell included.
     """
     try:
         if stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,9 +1,9 @@
-"""The mirror: what the workers write to their files is copied to where the user looks.
+"""The mirror: copies what the workers write to their files to where the user looks.
 
-It follows the files of this agent's workers, and gives what is new in each to the file's taps: to
-the console, whole lines where it can, so that the lines of two workers do not tear each other; and
-to the file of duplicates, the lines with certain words in them. A file advances by the room of
-the sink that has the least: nothing is lost to a console that is slow, and no worker waits.
+It follows the files of this agent's workers and passes what is new in each to the file's taps. The
+console gets whole lines where possible, so that those of two workers are not mixed up; the file of
+duplicates gets the lines with certain words. A file is read only as fast as its slowest sink takes
+it: a slow console loses nothing, and no worker waits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Protocol
 import inotify_simple
 
 CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
-SHARE = 1 << 20  # bytes of one file at a time: the agent has more to do than to copy
-PARTIAL = 0.1  # seconds after which a line without an end is shown all the same
-WITHOUT_INOTIFY = 0.2  # seconds between two looks where the kernel grants no more watches
-OVERFLOW = -1  # the kernel's word for: there was more news than it keeps
+SHARE = 1 << 20  # bytes of one file at a time: the agent has other things to do
+PARTIAL = 0.1  # seconds after which an unfinished line is shown
+WITHOUT_INOTIFY = 0.2  # seconds between two looks if the kernel grants no more watches
+OVERFLOW = -1  # the kernel's sign that it has dropped news
 
 
 class Sink(Protocol):
-    """Where the mirror writes. `write` never waits and takes all; with no `room`, none comes."""
+    """Where the mirror writes. `write` takes all, and is not called without `room`."""
 
     @property
     def room(self) -> int: ...
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tap:
-    """Copies lines to a sink, each after the prefix; with needles, whole lines with one of them."""
+    """Copies lines to a sink with a prefix; with needles, only whole lines with one of them."""
 
     sink: Sink
     prefix: bytes = b""
@@ -66,12 +66,12 @@ class Duplicates:
                 self._give_up(e)
 
     def complaint(self) -> str:
-        """Why nothing is written any more: said once, "" otherwise."""
+        """Why nothing is written any more: returned once, otherwise ""."""
         complaint, self._complaint = self._complaint, ""
         return complaint
 
     def close(self) -> None:
-        """A tap that still has this sink writes to nobody."""
+        """What is written later is dropped."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -83,7 +83,7 @@ class Duplicates:
 
 @dataclass(slots=True)
 class _Way:
-    """From a file to one tap. `partial` is an unfinished line, read at `since`, still held back."""
+    """From a file to one tap. `partial` is an unfinished line, read at `since` and held back."""
 
     tap: Tap
     partial: bytes = b""
@@ -92,7 +92,7 @@ class _Way:
 
     @property
     def due(self) -> float:
-        """When the unfinished line is passed on as it is; never one that is yet to be searched."""
+        """When to pass on the unfinished line; never, if it is to be searched for needles."""
         held = not self.partial or self.tap.needles
         return math.inf if held else self.since + self.tap.patience
 
@@ -129,9 +129,9 @@ class _Way:
         return b"".join(prefix + line.rstrip(b"\r\n") + b"\n" for line in found)
 
     def _prefixed(self, text: bytes) -> bytes:
-        """A line has the prefix once, however many pieces it comes in.
+        """A line gets the prefix once, however many pieces it comes in.
 
-        After a carriage return too: what follows is written over it.
+        So does text after a carriage return, which is written over the line.
         """
         begun = self.last not in b"\r\n" or (self.last == b"\r" and text.startswith(b"\n"))
         self.last = text[-1:]
@@ -175,9 +175,8 @@ class Mirror:
         return self._inotify.fileno() if self._inotify is not None else -1
 
     def follow(self, path: Path | str, *taps: Tap) -> None:
-        """Copy what is written to a file from now on; it is created where it is missing.
-
-        Without a tap it is only created.
+        """Copy what is written to a file from now on. A missing file is created, which is all that
+        happens without a tap.
         """
         flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(path, flags, 0o600)
@@ -196,12 +195,12 @@ class Mirror:
         self._streams[key] = _Stream(fd, tuple(map(_Way, taps)))
 
     def feeds(self, sink: Sink) -> bool:
-        """Whether a file that is followed goes there."""
+        """Whether a followed file is copied to this sink."""
         ways = (way for stream in self._streams.values() for way in stream.ways)
         return any(way.tap.sink is sink for way in ways)
 
     def next_deadline(self) -> float:
-        """A console that has no room tells itself when it has some again."""
+        """Not for a console without room: its descriptor tells when there is room again."""
         if self._may_copy:
             return 0.0
         due = (way.due for s in self._streams.values() if not s.behind for way in s.ways)
@@ -229,7 +228,7 @@ class Mirror:
         while stream.behind and left > 0 and (room := stream.room) > 0:
             try:
                 data = os.read(stream.fd, min(CHUNK, room))
-            except OSError:  # of a file system that has its troubles: until there is more to read
+            except OSError:  # the file system has trouble: wait until there is more to read
                 data = b""
             if not data:
                 stream.behind = False
@@ -238,7 +237,7 @@ class Mirror:
             for way in stream.ways:
                 way.take(data, now)
         if stream.behind:
-            return  # the ends of its lines are there to be read
+            return  # the rest of its last line may be there to be read
         for way in stream.ways:
             if now >= way.due:
                 way.flush()
@@ -262,7 +261,7 @@ class Mirror:
             self._inotify.close()
 
     def forget(self) -> None:
-        """Stop following what has been shown whole; the files of the next round come."""
+        """Stop following files that were shown completely: the next round has its own."""
         for key, stream in list(self._streams.items()):
             if stream.behind:
                 continue

@@ -1,1 +1,1 @@
-"""The network: the agents' channel, its keys and messages, routes, and what can be reached."""
+"""The network: the agents' channels, their secret and messages, addresses, and reachability."""

@@ -1,4 +1,4 @@
-"""Addresses as other nodes see them: names to addresses, routes to interfaces."""
+"""Addresses as other nodes see them: what a name resolves to, and the route to a peer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PAUSE = 1.0  # seconds between two attempts
 def resolve(host: str, *, loopback: bool = False) -> list[str]:
     """The numeric addresses of a host that others can use, in the resolver's order.
 
-    Many systems map a host's own name to 127.0.1.1, which is no address for others; with `loopback`
-    such ones come last instead of not at all. Raises OSError when the name is unknown.
+    Many systems map a host's own name to 127.0.1.1, which is no address for others. Such addresses
+    are left out, or with `loopback` come last. Raises OSError when the name is unknown.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
@@ -36,7 +36,7 @@ def resolve_any(
 ) -> list[str]:
     """The addresses of the first host that has any; OSError says why none has.
 
-    A name server that a thousand tasks ask at once may not answer the first time.
+    It is tried several times: a name server that a thousand tasks ask at once may not answer.
     """
     names = list(hosts)
     why = ""

@@ -1,7 +1,7 @@
-"""The file with the user's secret, from which a job's keys derive (`system.net`).
+"""The file with the user's secret, from which `zmq_channel.py` derives a job's keys.
 
-The file is the only thing that agents share beforehand. Who can read it can join the user's jobs,
-so it is refused when anybody else can.
+The file is the only thing that agents share beforehand. Whoever can read it can join the user's
+jobs, so it is refused when anybody else can read it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def secret_path(environ: Mapping[str, str]) -> Path:
     if path := environ.get(VARIABLE):
         return Path(path)
     state = environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # then it means nothing, as its specification has it
+    if not os.path.isabs(state):  # to be ignored, says its specification
         state = os.path.expanduser("~/.local/state")
     if not os.path.isabs(state):
         raise UsageError(
@@ -66,7 +66,7 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Whole or not at all, and by the first of many who try at once: link() decides."""
+    """Whole or not at all, by the first of many that try at once: link() decides."""
     import tempfile
 
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,7 +83,7 @@ def _create(path: Path) -> None:
 
 
 def fingerprint(secret: bytes) -> str:
-    """Tells two secrets apart and nothing else about them, for people to compare."""
+    """For people to compare: tells two secrets apart and nothing else about them."""
     import hmac
 
     return hmac.digest(secret, b"hpclaunch fingerprint", "sha256").hex()[:8]

@@ -1,4 +1,4 @@
-"""Messages as bytes: versioned, typed and limited in size. Never pickle."""
+"""The agents' messages as bytes: versioned, typed and limited in size, and never pickled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, Report
 
 from ..shared import packing
 
-VERSION = 7
+VERSION = 8
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]

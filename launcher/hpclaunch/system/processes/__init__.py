@@ -1,1 +1,1 @@
-"""Processes: the fork server, signals, and the CPUs that they may use."""
+"""Processes: the fork server's client, signals to the agent, and CPU affinity."""

@@ -1,4 +1,4 @@
-"""The CPUs of this task, and where the kernel says that they are."""
+"""The CPUs of this task, and their topology as the kernel tells it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def available() -> tuple[int, ...]:
 def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
     """Of these CPUs and of all others that are online.
 
-    Where a container or a kernel does not tell, every CPU is a core, and all have one socket, one
-    memory node, and behind each node one cache. What has several names bears the least CPU's.
+    Where a container or a kernel does not tell, every CPU is a core, all are in one socket and one
+    memory node, and each node has one cache. Cores and caches are numbered by their lowest CPU.
     """
     everything = sorted({*cpus, *_list(f"{root}/cpu/online")})
     nodes = {
@@ -44,13 +44,13 @@ def topology(cpus: Iterable[int], root: Path = SYSTEM) -> dict[int, Cpu]:
             complexes |= dict.fromkeys(together, min(together, default=cpu))
         core, socket = cores[cpu]
         node = nodes.get(cpu, 0)
-        # Without a cache to go by: as many complexes as nodes, under numbers of no CPU.
+        # Without a known cache each node is one complex; its number is that of no CPU.
         found[cpu] = Cpu(core, socket, node, complexes.get(cpu, -1 - node))
     return found
 
 
 def _behind_last_cache(caches: str) -> tuple[int, ...]:
-    """The CPUs that share the cache of the highest level with this one; () when nobody tells."""
+    """The CPUs that share the last-level cache; () if that is not known."""
     last = index = 0
     shared: tuple[int, ...] = ()
     while (level := _number(f"{caches}/index{index}/level")) >= 0:

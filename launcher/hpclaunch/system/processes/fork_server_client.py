@@ -1,4 +1,4 @@
-"""The agent's end of its fork server (`worker/forkserver.py`, where the protocol is)."""
+"""The agent's client of its fork server (`worker/fork_server.py`, where the protocol is)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 
 from ..shared.helper import GONE_LIMIT, Helper, numbers
 
-SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # to the front of PYTHONPATH
+SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYTHONPATH
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker to start; `env` is over the shared one, `out` and `err` are files."""
+    """One worker to start; `env` adds to the shared one, `out` and `err` are files."""
 
     rank: int
     argv: Sequence[str]
     env: dict[str, str]
     out: str
     err: str
-    cpus: Sequence[int] = ()  # those it is bound to; none: those of its agent
+    cpus: Sequence[int] = ()  # that it is bound to; none: those of its agent
 
 
-class ForkServer(Helper):
+class ForkServerClient(Helper):
     has_children = True
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond the usual ones on which the agent acts."""
         self.handled = tuple(handled)
-        # Workers have the standard input of whoever has started us.
-        super().__init__("hpclaunch.worker.forkserver", numbers(self.handled), stdin=None)
+        # Workers inherit our standard input.
+        super().__init__("hpclaunch.worker.fork_server", numbers(self.handled), stdin=None)
 
-    def successor(self) -> ForkServer:
-        return ForkServer(self.handled)
+    def successor(self) -> ForkServerClient:
+        return ForkServerClient(self.handled)
 
     def prepare(
         self,
@@ -44,10 +44,10 @@ class ForkServer(Helper):
         own: Iterable[str] = (),
         now: bool,
     ) -> None:
-        """How to start the template; `now`, or when a store is asked for its first connection.
+        """How to start the template: `now`, or on the first connection to a store.
 
-        `own` are variables of which each worker has a value of its own: what depends on one of
-        them when it is imported cannot be imported for all.
+        `own` are variables that differ between workers: a module that depends on one of them when
+        it is imported cannot be imported for all.
         """
         self.ask(op="prepare", argv=argv, env=env, modules=modules, own=sorted(own), now=now)
 
@@ -67,9 +67,9 @@ class ForkServer(Helper):
     ) -> None:
         """`store` is the file for the errors of the round's store, "" if another node has it.
 
-        With `learn` the template imports what the first worker has, for the next round. In
-        `terminals` a rank has "out", "err" or both: the worker writes to a terminal of that `size`
-        (rows, columns), and what it writes there is copied to its file.
+        With `learn` the template imports what the first worker has imported, for the next round.
+        `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
+        this `size` (rows, columns); what it writes there is copied to its file.
         """
         self.ask(
             op="start",
@@ -87,7 +87,7 @@ class ForkServer(Helper):
         self.ask(op="resize", size=size)
 
     def keep(self, until: float) -> None:
-        """Of the workers, until when they may run."""
+        """Until when the workers may run: their lease."""
         self.ask(op="keep", until=until)
 
     def signal(self, signum: int) -> None:
@@ -103,5 +103,5 @@ class ForkServer(Helper):
         self.ask(op="kill")
 
     def close(self) -> None:
-        """The end: the fork server kills whatever is left, and goes."""
+        """The end: the fork server kills whatever is left, and exits."""
         self.end(2 * GONE_LIMIT)

@@ -1,4 +1,4 @@
-"""Signals as data: a handler only wakes the loop, which reads what came from a descriptor."""
+"""Signals as data: a handler only wakes the loop, which reads the signals from a descriptor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Signals:
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for signum in self._all:
-            # One that was ignored when we were started (nohup) stays so.
+            # A signal that was ignored when we were started (nohup) stays ignored.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
 

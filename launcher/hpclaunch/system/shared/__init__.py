@@ -1,1 +1,1 @@
-"""What several modules of the system build on."""
+"""What several modules of the system use: helper processes, packing, disks, limits, prctl."""

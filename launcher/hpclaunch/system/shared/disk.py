@@ -1,4 +1,7 @@
-"""The file system that a directory is in, or would be made in. Standard library only."""
+"""How much room there is on the disk that a directory is on, or would be made on.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 
 def look(directory: Path) -> dict[str, Any]:
-    """The fields of a `Disk` (core/health/host_rules.py). It may hang with the file system."""
+    """The fields of a `Disk` (core/health/host_rules.py). May hang, if the file system does."""
     there = directory.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent

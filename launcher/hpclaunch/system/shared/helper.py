@@ -1,17 +1,17 @@
-"""Processes of the agent's own, each at the other end of a socket pair: JSON lines go both ways.
+"""Helpers: processes of the agent's own, which speak JSON lines with it over a socket pair.
 
     python -I -S -X utf8=... -c ... PATHS MODULE FD BLOCKED WORDS...
 
-calls MODULE's main(FD, BLOCKED, *WORDS), isolated from the user's environment but for the encoding
-of names, which are the same text at both ends, and for the PATHS in which this package and what it
-needs lie. FD is the process's end, BLOCKED the signals that the user
-had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end it.
+calls MODULE's main(FD, BLOCKED, *WORDS). The process is isolated from the user's environment, but
+for the encoding of names, which have to be the same text at both ends, and for the PATHS of this
+package and of what it needs. FD is the process's end of the socket, BLOCKED the signals that the
+user had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -23,9 +23,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import descriptors
+from hpclaunch.worker.json_lines import JsonLines
 
-PR_SET_CHILD_SUBREAPER = 36
+from . import open_file_limit
+from .prctl import adopt_orphans
+
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 ROOT = str(Path(__file__).parents[3])  # where this package lies
@@ -38,11 +40,13 @@ _own: set[int] = set()  # the pids of all helpers of this process, and of those 
 
 
 class Helper:
-    """Requests out, replies in. `lost` is set once the process at the other end is gone, and then
-    `survivors` if something that it had started cannot be killed.
+    """Requests out, replies in.
+
+    `lost` is set once the process is gone, and `survivors` if something that it had started cannot
+    be killed then.
     """
 
-    has_children = False  # which are ours when it is gone, and are ended then
+    has_children = False  # they become ours when it is gone, and are killed
 
     def __init__(
         self,
@@ -52,9 +56,10 @@ class Helper:
         stdin: int | None = subprocess.DEVNULL,
         stdout: int | None = None,
     ) -> None:
-        # Should it be killed, what it has started becomes our child.
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._socket, theirs = socket.socketpair()
+        adopt_orphans()  # of the helper, should it be killed
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        self._lines = JsonLines(ours)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         own = [json.dumps([ROOT, *paths]), module, str(theirs.fileno()), numbers(mask)]
         self._process = subprocess.Popen(
@@ -63,44 +68,40 @@ class Helper:
             stdin=stdin,
             stdout=stdout,
         )
-        descriptors.restore(self._process.pid)
+        open_file_limit.restore(self._process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         _own.add(self._process.pid)
-        self._buffer = b""
-        self.heard = False  # it did come up
+        self.heard = False  # it has come up
         self.lost = False
         self.survivors = False
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self._lines.fileno()
 
     def ask(self, **request: Any) -> None:
         with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._lines.send(request)
 
     def receive(self) -> list[dict[str, Any]]:
         """The replies that are there; call it when the descriptor is readable."""
         try:
-            data = self._socket.recv(1 << 16)
-        except ConnectionResetError:
-            data = b""
-        if not data:
+            replies = self._lines.receive()
+        except EOFError:
             self.lost = True
             if self.has_children:
                 self._end_orphans()
             _own.discard(self._process.pid)
             return []
         self.heard = True
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        return replies
 
     def spare(self, pid: int) -> None:
-        """This process below the helper outlives it for a moment, and ends by itself."""
+        """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
         _own.add(pid)
 
     def end(self, limit: float) -> None:
-        """By the end of its file, or with everything below it after `limit` seconds."""
+        """Close the socket, at which it ends; after `limit` seconds kill it and all below it."""
         self._leave()
         try:
             self._process.wait(limit)
@@ -109,7 +110,7 @@ class Helper:
             self._end_orphans()
 
     def abandon(self) -> None:
-        """End it, with nothing below it, at once. One that hangs in a driver or a file system
+        """Kill it at once, which has nothing below it. If it hangs in a driver or a file system, it
         cannot be killed for now, and is not waited for.
         """
         self._process.kill()
@@ -118,11 +119,11 @@ class Helper:
             self._process.wait(ABANDON_LIMIT)
 
     def _leave(self) -> None:
-        self._socket.close()
+        self._lines.close()
         _own.discard(self._process.pid)
 
     def _end_orphans(self) -> None:
-        """After its own death: its children died with it, theirs are ours now."""
+        """After its death: its children died with it, and their children are ours now."""
         import psutil
 
         self._process.wait()

@@ -1,8 +1,7 @@
-"""JSON of what the agents keep and tell, with the names of the user's files in it.
+"""JSON for the journal and the wire, in which any file name may stand.
 
-Such a name is bytes. Those that mean nothing in the locale's encoding Python keeps as lone
-surrogates, for which UTF-8 has no place and which msgspec neither writes nor reads; the standard
-library does both, more slowly.
+A file name is bytes. What cannot be decoded Python keeps as lone surrogates, which UTF-8 does not
+allow and msgspec neither writes nor reads. The standard library does both, but more slowly.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Which backend torch.distributed takes where several workers share a GPU.
+"""The backend that torch.distributed uses where several workers share a GPU.
 
 NCCL up to 2.29 refuses two ranks on one GPU, and may hang instead. From 2.30 on it can be told to
 allow them: an experiment for two, which exhausts the GPU and hangs with more. gloo always works.
 
 The hooks load this file in such workers only (HPCLAUNCH_RANKS_PER_GPU), when they make a process
-group. To a group of one rank NCCL is no trouble: independent replicas may each have it.
+group. A group of one rank may use NCCL: independent replicas may each have one.
 """
 
 import inspect
@@ -14,8 +14,8 @@ import sys
 RANKS_PER_GPU = "HPCLAUNCH_RANKS_PER_GPU"
 SHARED_BACKEND = "HPCLAUNCH_SHARED_BACKEND"
 ENABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-SINCE = (2, 30)  # knows that variable
-MOST = 2  # ranks on a GPU that NCCL is made for there; beyond, its users say so themselves
+SINCE = (2, 30)  # the first NCCL that knows this variable
+MOST = 2  # ranks on a GPU that NCCL supports then; for more, users have to set it themselves
 
 _said = [""]
 
@@ -109,7 +109,7 @@ def reason(version, allowed):
 
 
 def backends(c10d, backend):
-    """{device: backend} as this torch takes it, which for its default depends on the version."""
+    """{device: backend} as this torch understands it; its default depends on the version."""
     name = "undefined" if backend is None else str(backend).lower()
     if name != "undefined" and "nccl" not in name:
         return {}
@@ -120,7 +120,7 @@ def backends(c10d, backend):
 
 
 def nccl_version():
-    """The NCCL that is loaded, (2, 29, 7); None without one. Opens no device."""
+    """The version of the NCCL that is loaded, (2, 29, 7), or None. Opens no device."""
     try:
         return sys.modules["torch"].cuda.nccl.version()[:3]
     except AttributeError:

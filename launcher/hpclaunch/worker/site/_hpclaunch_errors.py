@@ -1,13 +1,13 @@
-"""The exception that ends a worker goes to TORCHELASTIC_ERROR_FILE, as torch's @record writes it.
+"""Writes the exception that ends a worker to TORCHELASTIC_ERROR_FILE, as torch's @record does.
 
 Python keeps an exception that nobody handled (sys.last_value) before it shows it, and runs atexit
 callbacks later on. One of them, registered before all others and so the last to run, writes the
 file; sys.excepthook is the script's alone.
 
-A failure counts if it is the worker's. A Python below another one leaves it to that one, which may
-handle it, and else fails itself. Where the worker is another program, a shell script say, the
-Python that failed last has the word. A file that is not from here, by @record or by a launcher in
-the worker, stays: those here end in a newline, torch's do not.
+Only the worker's own failure counts. A Python below another Python leaves it to that one, which may
+handle the failure, or else fails itself. Where the worker is another program, such as a shell
+script, the Python that failed last writes the file. A file that somebody else has written, @record
+or a launcher in the worker, is kept: files from here end in a newline, torch's do not.
 """
 
 import os
@@ -21,13 +21,13 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
     del sys.modules["atexit"]
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-PR_GET_PDEATHSIG = 2
+PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
 
-_process = None  # whose exception is recorded; forks of it know nothing
+_process = None  # the pid whose exception is recorded; a fork has another
 
 
 def record_errors():
-    """Should an exception end this process, record it. A fork that is a worker calls it again."""
+    """Record an exception that ends this process. A fork that is a worker calls it again."""
     global _process
     if _process is None:
         atexit.register(_at_exit)
@@ -47,7 +47,7 @@ def _at_exit():
 
 
 def went_through_all(trace):
-    """Whether no frame was left to handle it: shells and test runners set sys.last_value too."""
+    """Whether nothing has handled it: shells and test runners set sys.last_value too."""
     return trace is None or trace.tb_frame.f_back is None
 
 
@@ -57,7 +57,7 @@ def is_the_workers():
     if pid == leader:
         return dies_with_its_parent()
     while pid != leader:
-        # Fails where the worker is gone, or going: this is no word of its own.
+        # Fails if the worker is gone, or going: then this is not its failure.
         pid = parent(pid)
         if is_python(pid):
             return False
@@ -65,7 +65,7 @@ def is_the_workers():
 
 
 def dies_with_its_parent():
-    """The fork server asks for that; others that make sessions, torchrun for one, do not."""
+    """The fork server arranges that; others that make sessions, such as torchrun, do not."""
     import ctypes
     import signal
 

@@ -1,15 +1,15 @@
-"""Scripts under the launcher choose their own rendezvous, as they can without one.
+"""Lets scripts under the launcher choose their own rendezvous, as they can without a launcher.
 
-TORCHELASTIC_USE_AGENT_STORE says that the launcher serves the store at HPCLAUNCH_STORE. torch takes
-it as a word on every address: all ranks become clients there, and wait for a server that nobody
-starts. Here it holds for the launcher's store only; a store at any other address is served by rank
-0, as ever. And the file of a file:// store is one for every round: what a killed round left in it
-are the addresses of the dead. Both take the worker's rank where the script gives none.
+TORCHELASTIC_USE_AGENT_STORE says that the launcher serves the store at HPCLAUNCH_STORE. torch
+applies it to every address: all ranks become clients there, and wait for a server that nobody
+starts. With these hooks it applies to the launcher's store only, and rank 0 serves a store at any
+other address, as usual. A file:// store gets a new file in every round, since the old file has the
+addresses of processes that are dead. Both take the worker's rank if the script gives none.
 
-Where workers share a GPU, `_hpclaunch_backend` has a word on the backend of every process group.
-Where Horovod is installed, `_hpclaunch_horovod` comes before its `init`.
+Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group. Where
+Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
-What is patched are private names of torch, from 2.4 on. Where one is missing, torch stays as it is.
+The hooks patch private names of torch, from 2.4 on. If one is missing, torch stays as it is.
 """
 
 import os
@@ -27,7 +27,7 @@ pipe = None  # of a worker that was forked to tell what it imports
 
 
 class Finder:
-    """Waits on the meta path for what is patched, and goes when nothing more is to come."""
+    """Waits on the meta path for the modules to patch, and leaves when there are no more."""
 
     def __init__(self):
         self.awaited = {RENDEZVOUS, C10D, HOROVOD}
@@ -66,7 +66,7 @@ class Finder:
         if name == RENDEZVOUS and not (HOROVOD in self.awaited and self._find("horovod")):
             self.awaited.clear()
         if not self.awaited:
-            # A new list: threads that are importing may be going through the old one.
+            # A new list, since threads that are importing may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
@@ -101,12 +101,13 @@ def own_stores(rendezvous):
     @functools.wraps(create)
     def create_store(hostname, port, *args, **kwargs):
         tell_modules()
-        # The port tells: whatever the script calls rank 0's host, nobody else can have it there.
+        # The port is enough to tell: no other server can have it on rank 0's host, whatever the
+        # script calls that host.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
             return create(hostname, port, *args, **kwargs)
         thread.creates_own = True
-        # The C++ side reads the variable too: at MASTER_PORT it takes a port that another job has
-        # for the launcher's store, and joins it. Only its view changes, os.environ stays.
+        # The C++ side reads the variable too: it would take another job's server at MASTER_PORT
+        # for the launcher's store, and join it. This changes its view only, not os.environ.
         os.putenv(AGENT_STORE, "False")
         try:
             return create(hostname, port, *args, **kwargs)
@@ -119,7 +120,7 @@ def own_stores(rendezvous):
 
 
 def tell_modules():
-    """To the fork server, should it want to know: what has been imported and was not Python's."""
+    """Tell the fork server, if it has asked, what was imported beside Python's own modules."""
     global pipe
     if pipe is None:
         return
@@ -206,8 +207,7 @@ def own_horovod(basics):
 
 
 def beside(name):
-    """A module of ours, loaded when it is needed, which is rare, and under no name that is the
-    user's."""
+    """A module of ours, loaded only when needed, and not under a name in sys.modules."""
     if name not in _loaded:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -220,9 +220,9 @@ def beside(name):
 
 
 def with_rank(url):
-    """The URL with this worker's rank and world size, where the script gives neither.
+    """The URL with this worker's rank and world size, if the script gives neither.
 
-    Scripts for MPI do so, which knows them itself: with another backend torch would refuse.
+    Scripts for MPI give neither, since MPI knows them; with another backend torch would refuse.
     """
     from urllib.parse import urlparse
 
@@ -237,7 +237,7 @@ def with_rank(url):
 def of_round(url):
     """The file's URL in this round: `<path>.<run id>.<restarts>.<the launcher's port>`.
 
-    A run id may be the user's own, and used again; the port is another one in every round.
+    The user may use a run id again, but the port is different in every round.
     """
     import re
     from urllib.parse import urlparse
@@ -254,7 +254,7 @@ def of_round(url):
 
 
 def remove_earlier(stem, restarts):
-    """The files of this run's earlier rounds: whoever used them is dead."""
+    """Remove the files of this run's earlier rounds: all who used them are dead."""
     import re
 
     directory, base = os.path.split(stem)

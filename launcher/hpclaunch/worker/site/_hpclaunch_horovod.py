@@ -1,4 +1,4 @@
-"""What horovodrun would give Horovod with gloo: its variables, and the server where ranks meet.
+"""Gives Horovod with gloo what horovodrun would: its variables, and the rendezvous server.
 
 The hooks load this file when a script calls `hvd.init()` and nobody else has started it for
 Horovod. The ranks meet at the round's store first, each with its place; rank 0 tells them where its
@@ -15,7 +15,7 @@ import socket
 import socketserver
 import threading
 
-OTHERS = (  # who has one of these was started by horovodrun or mpirun, or meets elsewhere
+OTHERS = (  # set by horovodrun or mpirun, or where ranks meet elsewhere
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
@@ -25,7 +25,7 @@ KEYS = "hpclaunch/horovod"  # in the round's store
 
 
 def prepare():
-    """Set the variables for this worker; returns once all ranks have come. What is set stays.
+    """Set the variables for this worker, unless they are set. Returns once all ranks are there.
 
     torch.distributed's errors if the store cannot be reached, or not all ranks have come in 5
     minutes; RuntimeError where Horovod cannot connect.
@@ -99,16 +99,16 @@ def serve(address, places):
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
 
-    class Server(http_server.RendezvousHTTPServer):  # type: ignore[misc]
+    class RendezvousServer(http_server.RendezvousHTTPServer):  # type: ignore[misc]
         daemon_threads = True
         request_queue_size = 4096
 
         def server_bind(self):
-            # HTTP's own asks a name server for our name.
+            # HTTPServer's own looks up our name, which may take long.
             socketserver.TCPServer.server_bind(self)
 
     everywhere = "127.0.0.1" if address.startswith("127.") else ""
-    server = Server((everywhere, 0), http_server.RendezvousHandler, 0)
+    server = RendezvousServer((everywhere, 0), http_server.RendezvousHandler, 0)
     slots = []
     for rank in range(len(places)):
         values = assignment(places, rank)

@@ -1,11 +1,11 @@
-"""What Python runs before a script, watched in the template: sitecustomize and usercustomize.
+"""Watches, in the template, what Python runs before a script: sitecustomize and usercustomize.
 
-Both may add to sys.path, put hooks into imports, or set variables, and workers forked from the
-template have that from it. Two things cannot be had from it. What was opened or started while they
-ran would be shared by the workers; and what they read from a variable that differs from worker to
-worker was the template's. The template looks for both before it is ready.
+Both may add to sys.path, install import hooks, or set variables, and forked workers inherit that.
+Two things cannot be inherited: what they open or start would be shared by all workers, and what
+they read from a variable that differs between workers was the template's value. The template
+checks for both before it is ready.
 
-Imports nothing: what is imported here would be there too early for them.
+Imports nothing, since it would be imported before these two run.
 """
 
 import os
@@ -27,10 +27,10 @@ def _reader(frame):
 
 
 class Environ(type(os.environ)):  # type: ignore[misc]
-    """os.environ while the template loads; notes which variables are asked for, and by whom.
+    """os.environ while the template loads: records which variables are read, and by which file.
 
-    Who lists all of them, to find those with a prefix of its own or to hand them on, may read each
-    once: tqdm does, and torch imports it.
+    Code that lists all variables, to find those with its own prefix or to hand them on, may read
+    each of them once: tqdm does that, and torch imports it.
     """
 
     def __iter__(self):
@@ -48,7 +48,7 @@ class Environ(type(os.environ)):  # type: ignore[misc]
 
 
 class Startup:
-    """Made before they run."""
+    """Created before they run."""
 
     def __init__(self):
         del sys.modules[__name__]
@@ -58,7 +58,7 @@ class Startup:
         os.environ.__class__ = Environ
 
     def go_on(self):
-        """sitecustomize has run. Serve as the template once usercustomize has, too."""
+        """sitecustomize has run. Serve as the template once usercustomize has run, too."""
         import site  # which is running
 
         if not site.ENABLE_USER_SITE:
@@ -77,7 +77,7 @@ class Startup:
         sys.modules["_hpclaunch_hooks"].beside("_hpclaunch_template").serve(self)
 
     def changes(self, before):
-        """{name: value, or None where it is no more} of the variables that differ from `before`."""
+        """{name: value, or None if it is gone} of the variables that differ from `before`."""
         now = dict(os.environ)
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         return {name: now.get(name) for name in names}
@@ -94,5 +94,5 @@ class Startup:
         return found
 
     def end(self):
-        """In what is forked from the template: os.environ is as it always is."""
+        """In a fork of the template: os.environ is an ordinary one again."""
         os.environ.__class__ = self._plain

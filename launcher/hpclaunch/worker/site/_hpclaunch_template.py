@@ -1,13 +1,13 @@
 """The template: an interpreter that has imported torch, and forks the workers of every round.
 
-The fork server starts it with the workers' own command line. It never runs the script: still in
-its start, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves requests;
-a worker that it forks returns from here, and goes on to the script as a fresh interpreter does. So
-`__main__`, `sys.argv`, `sys.path`, options of the interpreter and the ends of a script are Python's
-own doing.
+The fork server starts it with the workers' own command line. It never runs the script. Still in its
+startup, after all that Python runs before a script (`_hpclaunch_startup.py`), it serves
+requests; a worker that it forks returns from here and goes on to the script as a fresh interpreter
+does. So `__main__`, `sys.argv`, `sys.path`, the interpreter's options and the end of a script are
+Python's own doing.
 
 HPCLAUNCH_TEMPLATE has the fork server's pid and three descriptors: a stream socket to the fork
-server, one JSON object per line, and the files that hold what was written to stdout and stderr.
+server, with one JSON object per line, and the files with what was written to stdout and stderr.
 
     from the fork server                            to the fork server
     {"op": "load", "modules": [...],                {"event": "failed", "module": M, "why": W}
@@ -23,13 +23,13 @@ server, one JSON object per line, and the files that hold what was written to st
 With "store" the listening socket comes along, and one child holds the round's TCPStore; with
 "learn" a pipe, to which the first worker writes what it has imported once it meets the others.
 
-Workers are forked by a child of ours that ends at once: they become children of the fork server,
-which is the nearest subreaper, and which alone waits for them and ends them.
+Workers are forked by a child of this process that ends at once. So they become children of the fork
+server, which is the nearest subreaper: it alone waits for them and ends them.
 
-Nothing that a fork could break may be here when it forks: one thread, no process, device, socket or
-file to write to but our own, no module that the script would find elsewhere, and nothing that was
-read from the variables which each worker has of its own ("own"); otherwise the template is unfit. A
-module that brings such a thing ends it, so that the next one does without.
+When it forks, nothing may be here that a fork could break: it has one thread, no child, no device,
+no socket or writable file but its own, no module that the script would find elsewhere, and has read
+none of the variables that differ between workers ("own"). Otherwise the template is unfit. A module
+that brings any of this along ends the template, so that the next one does without the module.
 """
 
 # ruff: noqa: E402
@@ -46,9 +46,9 @@ import socket
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NO_TORCH = 3  # exit code
-SHARED = (  # what must not be
+SHARED = (  # what must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
 )
@@ -73,7 +73,7 @@ def serve(startup):
 
 
 class Unfit(Exception):  # noqa: N818
-    """Why a worker that is forked from here would not be as a fresh one."""
+    """Why a worker that is forked from here would differ from a fresh interpreter."""
 
 
 class Template:
@@ -95,7 +95,10 @@ class Template:
         set_name(b"hpclaunch-torch")  # its command line is that of a worker
 
     def run(self):
-        """None at the end; in a worker that was forked, what `become` needs."""
+        """None at the end; in a worker that was forked, what `become` needs.
+
+        The lines are those of worker/json_lines.py, of which nothing can be imported here.
+        """
         buffer = b""
         fds = []
         while True:
@@ -125,7 +128,7 @@ class Template:
     def load(self, modules, env, own, blocked):
         self.env, self.own, self.blocked = env, frozenset(own), blocked
         often = gc.get_threshold()
-        gc.set_threshold(0)  # what is imported stays: to look for garbage meanwhile costs a tenth
+        gc.set_threshold(0)  # what is imported stays, and collections cost a tenth of the time
         try:
             if is_traced():
                 raise Unfit("the interpreter is being traced")
@@ -158,9 +161,9 @@ class Template:
         self.check_shadows(name)
 
     def check_state(self, what):
-        """A fork takes neither threads nor devices along, and shares connections and files."""
+        """A fork loses threads and devices, and shares connections and files."""
         if threads() > 1:
-            # OpenBLAS ends its threads before every fork and starts them again when it needs them.
+            # OpenBLAS ends its threads before a fork, and starts them again when it needs them.
             pid = os.fork()
             if not pid:
                 os._exit(0)
@@ -177,7 +180,7 @@ class Template:
                 raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
     def check_shadows(self, imported):
-        """Modules beside the script come first for it, but were not looked at here."""
+        """The script would find modules beside it first; they were not searched here."""
         first = script_directory()
         if first is None:
             return
@@ -286,7 +289,7 @@ def serve_store(listener):
 
 
 def become(template, brood, worker, env, pipe):
-    """From a fork of the template to an interpreter that is about to run its script."""
+    """Turn a fork of the template into an interpreter that is about to run its script."""
     template.adopted(brood)
     set_name(template.name)
     redirect(worker["out"], worker["err"])
@@ -297,7 +300,7 @@ def become(template, brood, worker, env, pipe):
         try:
             os.sched_setaffinity(0, worker["cpus"])
         except OSError:
-            pass  # the cgroup has shrunk meanwhile: its own CPUs are good enough
+            pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
     changes = template.startup.changes(template.env)
     template.startup.end()
     os.environ.clear()
@@ -316,7 +319,7 @@ def become(template, brood, worker, env, pipe):
 
 
 def forget():
-    """What is a process's own: random numbers, a key for its children, its thread's number."""
+    """Renew what is each process's own: random numbers, a key for children, its thread's id."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
@@ -331,7 +334,7 @@ def forget():
 
 
 def set_name(name):
-    """As ps and top have it."""
+    """As ps and top show it."""
     with open("/proc/self/comm", "wb") as f:
         f.write(name)
 
@@ -346,14 +349,14 @@ def children():
 
 
 def is_traced():
-    """By a debugger, a profiler or a measurement of coverage, which follow one process each."""
+    """By a debugger, a profiler or coverage, each of which follows a single process."""
     tools = getattr(sys, "monitoring", None)  # from Python 3.12 on
     names = [tools.get_tool(number) for number in range(6)] if tools else []
     return sys.gettrace() or sys.getprofile() or any(names)
 
 
 def is_written(fd, target):
-    """Whether it is a file to which every worker would write, at one common position."""
+    """Whether it is a file that is open for writing, at a position that workers would share."""
     if target.startswith("/dev/"):
         return False
     with open(f"/proc/self/fdinfo/{fd}") as f:
@@ -362,7 +365,7 @@ def is_written(fd, target):
 
 
 def is_of_torch(file):
-    """torch reads some when it is imported, and makes no use of them before a worker's own."""
+    """torch reads some variables on import, but uses them only in the worker."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return spec is not None and file.startswith(os.path.dirname(spec.origin) + os.sep)
 
@@ -385,14 +388,14 @@ def redirect(out, err):
 
 
 def copy(source, to):
-    """The whole of a file, with a position of our own: others read it too."""
+    """A whole file, without moving its position: others read it too."""
     at = 0
     while data := os.pread(source, 1 << 16, at):
         at += os.write(to, data)
 
 
 def script_directory():
-    """What Python is going to put before all in sys.path; None when it does not."""
+    """What Python will put first in sys.path; None if nothing."""
     if getattr(sys.flags, "safe_path", False):
         return None
     script = sys.argv[0]

@@ -1,11 +1,11 @@
-"""Runs at the start of every Python below a worker: its directory leads their PYTHONPATH.
+"""Runs at the start of every Python below a worker, since its directory comes first in PYTHONPATH.
 
-This may be any Python, one that knows nothing of torch too, so it is written for old ones, does
-next to nothing, and leaves no trace but the hooks: afterwards the path is as it would be without
-us, and `sitecustomize` is the user's or the system's, should there be one.
+That may be any Python, even an old one without torch. So this file is written for old Pythons, does
+next to nothing, and leaves nothing behind but the hooks: afterwards sys.path is what it would be
+without it, and `sitecustomize` is the user's or the system's, if there is one.
 
-In the template (`_hpclaunch_template.py`) whatever else Python runs before a script comes first,
-as it does in a fresh interpreter: only then does the template import torch.
+In the template (`_hpclaunch_template.py`) everything else that Python runs before a script comes
+first, as in a fresh interpreter; only then does the template import torch.
 """
 
 import os

@@ -1,4 +1,8 @@
-"""The ways to save that are known, one file each. A new one is a file, a line here, and a test."""
+"""The formats of checkpoints that are known, one file each.
+
+A new format is a file, a line here, and a test. `fsdp.py` and `weights.py` are no formats of their
+own: they have what several formats share.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from .safetensors import Exported, Safetensors
 from .sealed import Sealed, Unsealed
 from .torch_save import TorchSave
 
-# The first that recognises a place has it. A script's own seal comes before any other rule, and
-# those that are made of another's parts before that; the last takes what looks saved in some way.
+# The first format that recognises a location gets it. A script's own seal comes before any other
+# rule, and a format that contains another one before that one. The last takes whatever looks saved.
 SEAL = Sealed()
 UNKNOWN = Unsealed()
 OF_DIRECTORIES: tuple[Format, ...] = (

@@ -17,16 +17,16 @@ from collections.abc import Iterable
 
 from ..candidates import (
     COMPLETE,
-    Candidate,
+    CheckpointCandidate,
+    FileKind,
     IncompleteError,
-    Kind,
+    Location,
     Part,
-    Place,
     all_ranks,
     none_newer,
     step_of,
 )
-from ..places import Entry, Folder
+from ..listing import Entry, Folder
 from . import deepspeed, fsdp
 
 FIRST = "random_states_0.pkl"
@@ -46,7 +46,7 @@ class Accelerate:
     name = "Accelerate"
     load = "accelerator.load_state(path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
         of_state = [name for name in files if OF_STATE.fullmatch(name)]
         telling = any(RANDOM.fullmatch(name) or TELLING.fullmatch(name) for name in of_state)
@@ -57,9 +57,9 @@ class Accelerate:
             decides = files[FIRST]
         else:
             decides = max((files[n] for n in of_state or files), key=lambda entry: entry.time)
-        return Candidate(place, self, decides, step_of(place.name))
+        return CheckpointCandidate(place, self, decides, step_of(place.name))
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         files = folder.files
         ranks = {int(m[1]): files[name] for name in files if (m := RANDOM.fullmatch(name))}
@@ -79,17 +79,17 @@ class Accelerate:
         _check_objects(candidate, first)
         for name, entry in own:
             tensors = name.endswith(".safetensors")
-            yield Part(entry, Kind.TENSORS if tensors else Kind.TORCH, name)
+            yield Part(entry, FileKind.TENSORS if tensors else FileKind.TORCH, name)
         yield from shared
         for entry in (*ranks.values(), *_objects(folder)):
-            yield Part(entry, Kind.TORCH, entry.name)
+            yield Part(entry, FileKind.TORCH, entry.name)
 
 
 def _objects(folder: Folder) -> list[Entry]:
     return [folder.files[name] for name in folder.files if CUSTOM.fullmatch(name)]
 
 
-def _check_names(candidate: Candidate) -> None:
+def _check_names(candidate: CheckpointCandidate) -> None:
     """Nothing is missing that the saves beside it have: rotation deletes one file by one."""
     saves = sorted(_saves(candidate), key=lambda c: c.time)
     at = next(i for i, c in enumerate(saves) if c is candidate)
@@ -100,13 +100,13 @@ def _check_names(candidate: Candidate) -> None:
             raise IncompleteError(f"{name} is missing, which {beside.name} has")
 
 
-def _saves(candidate: Candidate) -> list[Candidate]:
+def _saves(candidate: CheckpointCandidate) -> list[CheckpointCandidate]:
     """This one and those beside it, as far as the first rank has got. Others may be far ahead."""
     saves = [c for c in candidate.beside if isinstance(c.format, Accelerate)]
     return [c for c in saves if FIRST in c.folder.files]
 
 
-def _check_objects(candidate: Candidate, first: Entry) -> None:
+def _check_objects(candidate: CheckpointCandidate, first: Entry) -> None:
     """Those that the script has registered come after the first rank's random state."""
     found = _objects(candidate.folder)
     for entry in found:
@@ -140,14 +140,14 @@ def _check_objects(candidate: Candidate, first: Entry) -> None:
         )
 
 
-def _begun_by_first(candidate: Candidate, after: int) -> bool:
+def _begun_by_first(candidate: CheckpointCandidate, after: int) -> bool:
     """Whether the first rank has begun this save since then: others may be ahead of it."""
     files = candidate.folder.files
     names = (n for n in files if n == FIRST or (OWN.fullmatch(n) and not OF_ALL.match(n)))
     return any(files[name].time > after for name in names)
 
 
-def _rotated(candidate: Candidate, beside: list[Candidate], after: int) -> bool:
+def _rotated(candidate: CheckpointCandidate, beside: list[CheckpointCandidate], after: int) -> bool:
     """Whether something was made or deleted beside it since then: with automatic names, which all
     ranks wait for, nobody but the first rank does that, as it begins the next save."""
     root = candidate.place.root.path

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..candidates import Candidate, Kind, Part, Place, Step
+from ..candidates import CheckpointCandidate, FileKind, Location, Part, Step
 
 NAME = re.compile(r"ep\d+-ba(\d+)-rank(\d+)(?:\.pt)?")
 
@@ -16,12 +16,12 @@ class Composer:
     name = "Composer"
     load = "Trainer(load_path=path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         named = NAME.fullmatch(place.name)
         if named is None or named[2] != "0":
             return None
         step = Step(int(named[1]), "step", "its name")
-        return Candidate(place, self, place.entry, step)
+        return CheckpointCandidate(place, self, place.entry, step)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
-        yield Part(candidate.decides, Kind.TORCH, "")
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
+        yield Part(candidate.decides, FileKind.TORCH, "")

@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ..candidates import (
-    Candidate,
+    CheckpointCandidate,
+    FileKind,
     Format,
     IncompleteError,
-    Kind,
+    Location,
     Part,
-    Place,
     all_ranks,
     need,
     none_newer,
     step_of,
 )
+from ..listing import Entry, Folder, Identity
 from ..pickles import pieces
-from ..places import Entry, Folder, Identity
 
 METADATA = ".metadata"
 SHARD = ".distcp"
@@ -39,10 +39,10 @@ class Dcp:
     name = "DCP"
     load = "dcp.load(state, checkpoint_id=path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         return candidate(self, place)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
             yield from sealed_shards(folder)
@@ -54,7 +54,7 @@ class Dcp:
             yield from sealed_shards(folder, name)
 
 
-def candidate(form: Format, place: Place) -> Candidate | None:
+def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
     """Of a directory with shards in it."""
     files = place.folder.files
     shards = [name for name in files if name.endswith(SHARD)]
@@ -62,7 +62,7 @@ def candidate(form: Format, place: Place) -> Candidate | None:
     if not shards and not seals:
         return None
     decides = max((files[name] for name in seals or shards), key=lambda entry: entry.time)
-    found = Candidate(place, form, decides, step_of(place.name))
+    found = CheckpointCandidate(place, form, decides, step_of(place.name))
     ranks = [int(m[1]) for name in shards if (m := SHARD_OF_RANK.fullmatch(name))]
     found.world = max(ranks) + 1 if ranks else None
     found.bare = False if seals and _names_optimizer(decides.path, decides.identity) else None
@@ -85,7 +85,7 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
         raise IncompleteError(f"{metadata} names no shard")
     seen = files.look()
     for name, parts in found.items():
-        yield Part(need(seen, name), Kind.PIECES, name, parts, named_by)
+        yield Part(need(seen, name), FileKind.PIECES, name, parts, named_by)
 
 
 def _named(metadata: Entry) -> dict[str, Parts]:

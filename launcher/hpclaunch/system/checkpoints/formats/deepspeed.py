@@ -18,16 +18,16 @@ from .. import archives, pickles
 from ..candidates import (
     SECOND,
     SLACK,
-    Candidate,
+    CheckpointCandidate,
     Facts,
+    FileKind,
     IncompleteError,
-    Kind,
+    Location,
     Part,
-    Place,
     none_newer,
     step_of,
 )
-from ..places import Folder, Identity
+from ..listing import Folder, Identity
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -41,13 +41,13 @@ class DeepSpeed:
     name = "DeepSpeed"
     load = "engine.load_checkpoint(path.parent, path.name)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not (names := states(place.folder)):
             return None
         first = place.folder.files[min(models(place.folder) or names)]
-        return Candidate(place, self, first, step_of(place.name))
+        return CheckpointCandidate(place, self, first, step_of(place.name))
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         found = tag_parts(candidate.folder, candidate.place.root, candidate.facts, candidate.name)
         candidate.world = world_of(candidate.folder)
         return found
@@ -116,7 +116,7 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
         )
     elif not one_round and (latest is None or max(times) > latest.time):
         raise IncompleteError(f"{LATEST} does not name it: DeepSpeed writes that last")
-    return [Part(entry, Kind.TORCH, entry.name) for entry in files]
+    return [Part(entry, FileKind.TORCH, entry.name) for entry in files]
 
 
 def _plain(folder: Folder) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..candidates import Facts, Kind, Part, all_ranks
-from ..places import Folder
+from ..candidates import Facts, FileKind, Part, all_ranks
+from ..listing import Folder
 from . import dcp
 
 SHARDED = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
@@ -29,10 +29,10 @@ def parts(folder: Folder, facts: Facts) -> Iterator[Part]:
     ranks: dict[str, set[int]] = {}
     for name in folder.files:
         if WHOLE.fullmatch(name):
-            yield Part(folder.files[name], Kind.TORCH, name)
+            yield Part(folder.files[name], FileKind.TORCH, name)
         elif of := OF_RANK.fullmatch(name):
             ranks.setdefault(of[1], set()).add(int(of[2]))
-            yield Part(folder.files[name], Kind.TORCH, name)
+            yield Part(folder.files[name], FileKind.TORCH, name)
     for stem, found in ranks.items():
         time = max(folder.files[name].time for name in folder.files if name.startswith(stem))
         all_ranks(found, facts.world_at(time), f"{stem}_rank{{}}.bin")

@@ -14,18 +14,18 @@ import re
 from collections.abc import Iterable
 
 from ..candidates import (
-    Candidate,
+    CheckpointCandidate,
+    FileKind,
     IncompleteError,
-    Kind,
+    Location,
     Part,
-    Place,
     Step,
     all_ranks,
     need,
     none_newer,
     step_of,
 )
-from ..places import Entry, Folder
+from ..listing import Entry, Folder
 from . import deepspeed, fsdp, weights
 
 STATE = "trainer_state.json"
@@ -41,7 +41,7 @@ class HfTrainer:
     name = "HF Trainer"
     load = "trainer.train(resume_from_checkpoint=path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         files, named = place.folder.files, NAME.fullmatch(place.name)
         if STATE not in files and not (named and any(name in files for name in TELLING)):
             return None
@@ -50,18 +50,18 @@ class HfTrainer:
         if step is None and state is not None:
             step = _step(state)
         decides = state or max(files.values(), key=lambda entry: entry.time)
-        found = Candidate(place, self, decides, step or step_of(place.name))
+        found = CheckpointCandidate(place, self, decides, step or step_of(place.name))
         if state is not None and not _has_optimizer(place.folder):
             found.export = "a model without its optimizer (save_only_model)"
         return found
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         files = folder.files
         if INCOMPLETE in files:
             raise IncompleteError(f"{INCOMPLETE} is in it: the Trainer was ended while it saved")
         state = need(files, STATE, "which the Trainer writes last")
-        yield Part(state, Kind.JSON, STATE)
+        yield Part(state, FileKind.JSON, STATE)
         shared = [
             *fsdp.parts(folder, candidate.facts),
             *deepspeed.root_parts(folder, candidate.facts),
@@ -73,7 +73,7 @@ class HfTrainer:
         if not deepspeed.is_root(folder):  # which has the scheduler among its own
             need(files, "scheduler.pt")
         names = [name for name in ("scheduler.pt", "scaler.pt") if name in files]
-        own += [Part(files[name], Kind.TORCH, name) for name in names]
+        own += [Part(files[name], FileKind.TORCH, name) for name in names]
         none_newer(((p.label, p.entry) for p in own), state, slack=0)  # one rank writes these
         none_newer(((p.label, p.entry) for p in shared), state)
         yield from own
@@ -99,18 +99,18 @@ def _optimizer(folder: Folder) -> list[Part]:
     """Its own file; [] also where FSDP or DeepSpeed has parts of it."""
     files = folder.files
     names = [name for name in ("optimizer.pt", "optimizer.bin") if name in files]
-    return [Part(files[name], Kind.TORCH, name) for name in names]
+    return [Part(files[name], FileKind.TORCH, name) for name in names]
 
 
-def _random_states(candidate: Candidate) -> Iterable[Part]:
+def _random_states(candidate: CheckpointCandidate) -> Iterable[Part]:
     files = candidate.folder.files
     found = {int(m[1]): name for name in files if (m := RNG.fullmatch(name))}
     if not found:
         candidate.world = 1
         name = "rng_state.pth"
-        yield Part(need(files, name), Kind.TORCH, name)
+        yield Part(need(files, name), FileKind.TORCH, name)
         return
     world = candidate.facts.world_at(candidate.time)
     candidate.world = all_ranks(found, world, "rng_state_{}.pth")
     for name in found.values():
-        yield Part(files[name], Kind.TORCH, name)
+        yield Part(files[name], FileKind.TORCH, name)

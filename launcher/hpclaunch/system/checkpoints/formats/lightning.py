@@ -8,8 +8,18 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from .. import archives, pickles
-from ..candidates import SLACK, Candidate, IncompleteError, Kind, Part, Place, Step, need, step_of
-from ..places import Entry, Identity
+from ..candidates import (
+    SLACK,
+    CheckpointCandidate,
+    FileKind,
+    IncompleteError,
+    Location,
+    Part,
+    Step,
+    need,
+    step_of,
+)
+from ..listing import Entry, Identity
 from . import dcp, deepspeed
 
 SUFFIX = ".ckpt"
@@ -21,23 +31,23 @@ class Lightning:
     name = "Lightning"
     load = LOAD
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not place.name.endswith(SUFFIX):
             return None
         step = _global_step(place.entry.path, place.entry.identity)
         if step is None:
             return None
-        return Candidate(place, self, place.entry, _step(place, step))
+        return CheckpointCandidate(place, self, place.entry, _step(place, step))
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
-        yield Part(candidate.decides, Kind.TORCH, "")
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
+        yield Part(candidate.decides, FileKind.TORCH, "")
 
 
 class LightningSharded:
     name = "Lightning FSDP"
     load = LOAD
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not place.name.endswith(SUFFIX):
             return None
         found = dcp.candidate(self, place)
@@ -46,18 +56,18 @@ class LightningSharded:
             found.step = _step(place, _global_step(meta.path, meta.identity))
         return found
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         yield from dcp.sealed_shards(candidate.folder)
         meta = need(candidate.folder.files, META, "which Lightning writes last")
         _none_older(candidate, meta)
-        yield Part(meta, Kind.TORCH, META)
+        yield Part(meta, FileKind.TORCH, META)
 
 
 class LightningDeepSpeed:
     name = "Lightning DeepSpeed"
     load = LOAD
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not place.name.endswith(SUFFIX):
             return None
         tags = [t for t in place.folder.folders if deepspeed.states(place.folder.folder(t))]
@@ -66,18 +76,18 @@ class LightningDeepSpeed:
         tag = place.folder.folder(tags[0])
         first = tag.files[min(deepspeed.models(tag) or deepspeed.states(tag))]
         world = deepspeed.world_of(tag)
-        return Candidate(place, self, first, step_of(place.name), world)
+        return CheckpointCandidate(place, self, first, step_of(place.name), world)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         return deepspeed.root_parts(candidate.folder, candidate.facts)
 
 
-def _none_older(candidate: Candidate, meta: Entry) -> None:
+def _none_older(candidate: CheckpointCandidate, meta: Entry) -> None:
     if meta.time < candidate.decides.time - SLACK:
         raise IncompleteError(f"{META} is older than {dcp.METADATA}: a later save was not finished")
 
 
-def _step(place: Place, told: int | None) -> Step | None:
+def _step(place: Location, told: int | None) -> Step | None:
     return step_of(place.name) if told is None else Step(told, "step", "what is in it")
 
 

@@ -11,8 +11,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..candidates import Candidate, IncompleteError, Kind, Part, Place, Step, need, none_newer
-from ..places import Folder
+from ..candidates import (
+    CheckpointCandidate,
+    FileKind,
+    IncompleteError,
+    Location,
+    Part,
+    Step,
+    need,
+    none_newer,
+)
+from ..listing import Folder
 from . import dcp
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -25,7 +34,7 @@ class Megatron:
     name = "Megatron"
     load = "--load DIR --ckpt-step N (DIR alone is enough for the one that the tracker names)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not (named := NAME.fullmatch(place.name)):
             return None
         step = Step(int(named[1]), "step", "its name")
@@ -36,20 +45,20 @@ class Megatron:
         if not files:
             return None
         rank, name = _legacy(place.folder)[0]
-        return Candidate(place, self, place.folder.folder(rank).files[name], step)
+        return CheckpointCandidate(place, self, place.folder.folder(rank).files[name], step)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder, root = candidate.folder, candidate.place.root
         tracked = _tracked(root)
         step = candidate.step.value if candidate.step else 0
         if dcp.METADATA in folder.files or any(n.endswith(dcp.SHARD) for n in folder.files):
             yield from dcp.sealed_shards(folder)
             if CONFIG in folder.files:
-                yield Part(folder.files[CONFIG], Kind.JSON, CONFIG)
+                yield Part(folder.files[CONFIG], FileKind.JSON, CONFIG)
             elif tracked is None or tracked < step:
                 raise IncompleteError(f"neither {CONFIG} is in it, nor does {TRACKER} name it")
             if "common.pt" in folder.files:
-                yield Part(folder.files["common.pt"], Kind.TORCH, "common.pt")
+                yield Part(folder.files["common.pt"], FileKind.TORCH, "common.pt")
             return
         if tracked is None or tracked < step:
             raise IncompleteError(f"{TRACKER} does not name it yet, which Megatron writes last")
@@ -64,7 +73,7 @@ class Megatron:
         entries = [(f"{rank}/{name}", folder.folder(rank).files[name]) for rank, name in names]
         none_newer(entries, need(root.files, TRACKER))
         for label, entry in entries:
-            yield Part(entry, Kind.TORCH, label)
+            yield Part(entry, FileKind.TORCH, label)
 
 
 def _legacy(folder: Folder) -> list[tuple[str, str]]:

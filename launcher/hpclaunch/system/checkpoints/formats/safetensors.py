@@ -7,7 +7,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ..candidates import Candidate, IncompleteError, Kind, Part, Place, none_newer, step_of
+from ..candidates import (
+    CheckpointCandidate,
+    FileKind,
+    IncompleteError,
+    Location,
+    Part,
+    none_newer,
+    step_of,
+)
 from . import weights
 
 SUFFIX = ".safetensors"
@@ -19,29 +27,29 @@ class Safetensors:
     name = "safetensors"
     load = "safetensors.torch.load_file(path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         name = place.name
         if not name.endswith(SUFFIX) or PARTS.fullmatch(name):
             return None
-        return Candidate(place, self, place.entry, step_of(place.name), bare=True)
+        return CheckpointCandidate(place, self, place.entry, step_of(place.name), bare=True)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
-        yield Part(candidate.decides, Kind.TENSORS, "")
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
+        yield Part(candidate.decides, FileKind.TENSORS, "")
 
 
 class Exported:
     name = "exported model"
     load = "AutoModel.from_pretrained(path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
         indexes = [name for name in files if name.endswith(weights.INDEX)]
         names = indexes or [name for name in (*weights.MODELS, *weights.ADAPTERS) if name in files]
         if not names:
             return None
-        return Candidate(place, self, files[names[0]], step_of(place.name), bare=True)
+        return CheckpointCandidate(place, self, files[names[0]], step_of(place.name), bare=True)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder, name = candidate.folder, candidate.decides.name
         parts = weights.model(folder)
         if not parts and name.endswith(weights.INDEX):

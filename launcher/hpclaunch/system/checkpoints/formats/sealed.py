@@ -10,16 +10,16 @@ from fnmatch import fnmatch
 
 from ..candidates import (
     COMPLETE,
-    Candidate,
+    CheckpointCandidate,
     Facts,
+    FileKind,
     IncompleteError,
-    Kind,
+    Location,
     Part,
-    Place,
     none_newer,
     step_of,
 )
-from ..places import Entry, Folder
+from ..listing import Entry, Folder
 from . import dcp
 
 SAVED = (".pt", ".pth", ".ckpt", ".bin", ".tar", ".safetensors", ".distcp")
@@ -29,12 +29,12 @@ class Sealed:
     name = "sealed"
     load = "as the script has saved it"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         if (seal := _seal(place.folder, place.facts)) is None:
             return None
-        return Candidate(place, self, seal, step_of(place.name))
+        return CheckpointCandidate(place, self, seal, step_of(place.name))
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         for prefix, folder in candidate.folder.tree():
             folder.files.look()
             none_newer(((prefix + n, e) for n, e in folder.files.items()), candidate.decides)
@@ -47,15 +47,15 @@ class Unsealed:
     name = "directory"
     load = Sealed.load
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         files = place.folder.files
         saved = [name for name in files if name.endswith(SAVED) and not name.startswith(".")]
         if not saved:
             return None
         latest = max((files[name] for name in saved), key=lambda entry: entry.time)
-        return Candidate(place, self, latest, step_of(place.name), bare=None)
+        return CheckpointCandidate(place, self, latest, step_of(place.name), bare=None)
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         if complete := candidate.facts.complete:
             raise IncompleteError(f"no {complete} in it (--checkpoint-complete)")
         several = len([name for name in candidate.folder.files if step_of(name)]) > 1
@@ -90,6 +90,6 @@ def _structured(root: Folder) -> Iterator[Part]:
             yield part._replace(label=prefix + part.label)
         for name in folder.files:
             if name.endswith(".safetensors"):
-                yield Part(folder.files[name], Kind.TENSORS, prefix + name)
+                yield Part(folder.files[name], FileKind.TENSORS, prefix + name)
             elif name.endswith(SAVED) and not (shards and name.endswith(dcp.SHARD)):
-                yield Part(folder.files[name], Kind.ANY, prefix + name)
+                yield Part(folder.files[name], FileKind.ANY, prefix + name)

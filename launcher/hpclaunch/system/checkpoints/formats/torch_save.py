@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from .. import archives
-from ..candidates import Candidate, Kind, Part, Place, step_of
-from ..places import Identity
+from ..candidates import CheckpointCandidate, FileKind, Location, Part, step_of
+from ..listing import Identity
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 # What others divide a checkpoint into; the directory that it lies in may be one.
@@ -32,18 +32,18 @@ class TorchSave:
     name = "torch.save"
     load = "torch.load(path)"
 
-    def recognise(self, place: Place) -> Candidate | None:
+    def recognise(self, place: Location) -> CheckpointCandidate | None:
         name = place.name
         if PARTS.fullmatch(name) or name.endswith(OTHERS):
             return None
         if not name.endswith(SUFFIXES) and not _is_archive(place.entry.path, place.entry.identity):
             return None
-        found = Candidate(place, self, place.entry, step_of(name))
+        found = CheckpointCandidate(place, self, place.entry, step_of(name))
         found.bare = _is_bare(place.entry.path, place.entry.identity)
         return found
 
-    def parts(self, candidate: Candidate) -> Iterable[Part]:
-        yield Part(candidate.decides, Kind.TORCH, "")
+    def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
+        yield Part(candidate.decides, FileKind.TORCH, "")
 
 
 @lru_cache(maxsize=4096)

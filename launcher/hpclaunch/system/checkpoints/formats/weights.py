@@ -7,8 +7,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ..candidates import IncompleteError, Kind, Part, need
-from ..places import Entry, Folder
+from ..candidates import FileKind, IncompleteError, Part, need
+from ..listing import Entry, Folder
 
 INDEX = ".index.json"
 # In the order in which the libraries look for them.
@@ -34,7 +34,7 @@ def model(folder: Folder) -> list[Part]:
 def sharded(folder: Folder, index: str) -> Iterator[Part]:
     """The index is written after the shards."""
     entry = folder.files[index]
-    yield Part(entry, Kind.JSON, index)
+    yield Part(entry, FileKind.JSON, index)
     try:
         with open(entry.path, "rb") as f:
             named = sorted({str(name) for name in json.load(f)["weight_map"].values()})
@@ -45,4 +45,4 @@ def sharded(folder: Folder, index: str) -> Iterator[Part]:
 
 
 def _part(entry: Entry, name: str) -> Part:
-    return Part(entry, Kind.TENSORS if name.endswith(".safetensors") else Kind.TORCH, name)
+    return Part(entry, FileKind.TENSORS if name.endswith(".safetensors") else FileKind.TORCH, name)

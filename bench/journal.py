@@ -1,0 +1,120 @@
+"""What the journal costs the head of a job that trains: CPU, and bytes in the file.
+
+    python bench/journal.py [--agents 2 1000] [--seconds 300]
+
+Real cores of so many agents, one per node, and their own clock; no process and no network. The head
+is recorded as an agent records it. Then an agent is lost, and the file is what the writer has
+written until then, and after.
+"""
+
+import argparse
+import heapq
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hpclaunch.core.control import Control
+from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import HEAD, Job, Place
+from hpclaunch.system.logs.journal.recorder import Recorder
+from hpclaunch.system.logs.journal.writer import STATE, Holding
+
+DELAY = 0.0002  # seconds of a message on its way
+
+
+class Cluster:
+    def __init__(self, agents: int) -> None:
+        job = Job(tuple(Place(i, i, f"n{i}") for i in range(agents)), fewest=1)
+        self.now = 1000.0
+        self._queue: list[tuple[float, int, int, events.Event | None]] = []
+        self._count = 0
+        self.sent = self.written = self.states = self.events = 0
+        self.spent = self.slowest = 0.0
+        self._holding = Holding()
+        self.recorder = Recorder(self._take)
+        made = [
+            {"job": job, "index": i, "nproc": 8, "address": "10.0.0.1", "incarnation": f"a{i}"}
+            for i in range(agents)
+        ]
+        self.cores = {i: Control(**each) for i, each in enumerate(made)}  # type: ignore[arg-type]
+        self.recorder.began(made[HEAD], self.now)
+        for index in range(agents):
+            self._later(index / agents, index, events.Started())
+
+    def _take(self, line: bytes) -> None:
+        self.sent += len(line)
+        self.states += line[:1] == STATE
+        self.written += sum(map(len, self._holding.take(line)))
+
+    def _later(self, seconds: float, index: int, event: events.Event | None) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, index, event))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._queue and self._queue[0][0] < end:
+            self.now, _, index, event = heapq.heappop(self._queue)
+            core = self.cores.get(index)
+            if core is None or (event is None and self.now < core.next_deadline()):
+                continue
+            self._deliver(index, core, event or events.Tick())
+
+    def _deliver(self, index: int, core: Control, event: events.Event) -> None:
+        if index == HEAD:
+            self.events += 1
+            self._timed(lambda: self.recorder.event(event, self.now, core))
+        asked = core.handle(event, self.now)
+        if index == HEAD:
+            self._timed(lambda: self.recorder.effects(asked))
+            self._timed(self.recorder.flush)
+        for effect in asked:
+            self._carry_out(index, effect)
+        self._later(max(0.0, core.next_deadline() - self.now) + 0.001, index, None)
+
+    def _timed(self, act: Callable[[], Any]) -> None:
+        began = time.thread_time()
+        act()
+        took = time.thread_time() - began
+        self.spent += took
+        self.slowest = max(self.slowest, took)
+
+    def _carry_out(self, index: int, effect: effects.Effect) -> None:
+        match effect:
+            case effects.Send(to=to, message=message):
+                self._later(DELAY, to, events.Received(index, message, "10.0.0.1"))
+            case effects.OpenStore():
+                self._later(DELAY, index, events.StoreListening(40000))
+            case effects.ChooseCheckpoint():
+                self._later(DELAY, index, events.CheckpointChosen(""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--agents", type=int, nargs="+", default=[2, 1000])
+    parser.add_argument("--seconds", type=float, default=300.0)
+    args = parser.parse_args()
+    for agents in args.agents:
+        cluster = Cluster(agents)
+        cluster.run(150.0)  # until the begin is written and nothing but beats comes
+        written = cluster.written
+        cluster.sent = cluster.states = cluster.events = 0
+        cluster.spent = cluster.slowest = 0.0
+        cluster.run(args.seconds)
+        hourly = 3600 / args.seconds
+        print(
+            f"{agents} agents: {cluster.events / args.seconds:,.0f} events/s; "
+            f"{1e6 * cluster.spent / cluster.events:.1f} us of CPU each, "
+            f"{cluster.spent / args.seconds:.2%} of a core; the slowest "
+            f"{1000 * cluster.slowest:.1f} ms (a state, every "
+            f"{args.seconds / max(1, cluster.states):.0f} s); "
+            f"{cluster.sent / args.seconds / 1000:.1f} kB/s to the writer; in the file "
+            f"{written / 1000:,.0f} kB of the begin, {(cluster.written - written) * hourly:.0f} B/h"
+        )
+        before = cluster.written
+        del cluster.cores[agents - 1]
+        cluster.run(10.0)
+        print(f"  an agent is lost: {(cluster.written - before) / 1000:,.0f} kB in the file")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""MPS for GPUs that workers share: started before a round, and verified while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ..core.placement import contract
+from ..core.protocol import events
+from ..core.protocol.model import EXIT_USAGE, HEAD, Assignment, Trouble
+from .config import Config
+
+if TYPE_CHECKING:  # what only a node with GPUs has to load
+    from ..core.placement.mps_shares import Plan
+    from ..system.gpus.mps import MpsKeeperClient
+
+UNVERIFIED = (
+    "use the GPU without MPS, so that they take turns on it: does the script change "
+    "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
+)
+
+
+class GpuSharing:
+    """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
+
+    def __init__(
+        self,
+        config: Config,
+        environ: Mapping[str, str],
+        poller: zmq.Poller,
+        say: Callable[[str], None],
+        note: Callable[[str, Any], None],
+    ) -> None:
+        self._config = config
+        self._environ = environ
+        self._poller = poller
+        self._say = say
+        self._note = note
+        here = config.job.places[config.allocation.index]
+        self._host = here.host
+        self._is_head = here.index == HEAD
+        self._keeper: MpsKeeperClient | None = None
+        self._part: Assignment | None = None
+        self._plan: Plan | None = None
+        self._waits = False  # for the keeper's answer
+        self._tries = 0
+        self._pids: dict[int, int] = {}  # of the round's workers, by rank
+        self._said: set[str] = set()
+        self.directories: dict[str, str] = {}  # of MPS's pipes, by the GPUs that they are for
+
+    def prepare(self, part: Assignment) -> list[events.Event]:
+        """Answered by GpusReady, here or later, or by trouble."""
+        self._part, self._pids, self.directories = part, {}, {}
+        self._waits, self._tries = False, 0
+        if self._config.selector != contract.CUDA:
+            return [events.GpusReady(part.round)]
+        from ..core.placement import mps_shares
+        from ..system.gpus.mps import MpsKeeperClient, find, stale
+
+        settings = mps_shares.Settings(*self._config.mps)
+        wanted = mps_shares.wanted(settings, part.shares)
+        found = find(self._environ, self._config.cuda) if wanted else mps_shares.MpsSupport()
+        self._plan = mps_shares.plan(settings, part.shares, self._config.gpus, found)
+        if self._plan.error:
+            return self._cannot(self._plan.error)
+        self._say_all(self._plan.notes)
+        if not (self._plan.groups or self._plan.foreign or stale(self._environ)):
+            return [events.GpusReady(part.round)]
+        if self._keeper is None:
+            name, control = self._config.allocation.name, found.control or mps_shares.CONTROL
+            self._keeper = MpsKeeperClient(name, control, self._config.handled)
+            self._poller.register(self._keeper.fileno(), zmq.POLLIN)
+        self._ask()
+        return []
+
+    def started(self, rank: int, pid: int) -> None:
+        """Once all workers are there, the keeper checks that they are clients of MPS."""
+        self._pids[rank] = pid
+        part, keeper = self._part, self._keeper
+        complete = part is not None and len(self._pids) == part.nproc
+        if self.directories and complete and keeper is not None:
+            keeper.watch(self._pids)
+
+    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        keeper = self._keeper
+        if keeper is None or keeper.fileno() not in ready:
+            return []
+        answers = [event for reply in keeper.receive() for event in self._on_reply(reply)]
+        if keeper.lost:
+            answers += self._on_loss(keeper)
+        return answers
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _ask(self) -> None:
+        assert self._keeper is not None, "it was started for this"
+        assert self._part is not None, "so is a part given"
+        assert self._plan is not None, "and its plan made"
+        self._waits = True
+        self._tries += 1
+        self._keeper.prepare(self._part.round, self._plan.groups, self._plan.foreign)
+
+    def _on_reply(self, reply: dict[str, Any]) -> list[events.Event]:
+        self._note("mps", reply)
+        number = self._part.round if self._waits and self._part is not None else -1
+        match reply:
+            case {"event": "ready", "number": n, "directories": directories} if n == number:
+                self._waits = False
+                self.directories = directories
+                if directories and self._is_head:
+                    self._say_all([self._serves(sorted(directories))])
+                return [events.GpusReady(number)]
+            case {"event": "failed", "number": n, "why": why} if n == number:
+                self._waits = False
+                return self._without(why)
+            case {"event": "outside", "ranks": ranks}:
+                names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+                self._say(f"{names} on {self._host} {UNVERIFIED}")
+        return []
+
+    def _on_loss(self, keeper: MpsKeeperClient) -> list[events.Event]:
+        """The daemons have ended with their keeper, so their clients, if any, will fail."""
+        self._poller.unregister(keeper.fileno())
+        keeper.close()
+        self._keeper = keeper.successor()
+        self._poller.register(self._keeper.fileno(), zmq.POLLIN)
+        self._say(f"the process that keeps MPS on {self._host} was killed and replaced")
+        if not self._waits:
+            return []
+        if self._tries > 1:
+            self._waits = False
+            return self._without("the process that keeps it was killed again")
+        self._ask()
+        return []
+
+    def _without(self, why: str) -> list[events.Event]:
+        from ..core.placement import mps_shares
+
+        assert self._part is not None, "the keeper was asked for a part"
+        shares, gpus = self._part.shares, self._config.gpus
+        left = mps_shares.without(mps_shares.Settings(*self._config.mps), shares, gpus, why)
+        if left.error:
+            return self._cannot(left.error)
+        self._say_all(left.notes)
+        return [events.GpusReady(self._part.round)]
+
+    def _cannot(self, why: str) -> list[events.Event]:
+        reason = f"on {self._host}: {why}"
+        return [events.TroubleFound(Trouble(EXIT_USAGE, reason)), events.WorkersGone()]
+
+    def _serves(self, keys: list[str]) -> str:
+        if keys == [""]:
+            return ""
+        names = {gpu.uuid: gpu.name for gpu in self._config.gpus}
+        gpus = [" and ".join(names[uuid] for uuid in key.split(",")) for key in keys]
+        return f"MPS runs for {', '.join(sorted(gpus))}; --mps off does without"
+
+    def _say_all(self, notes: Any) -> None:
+        """Each note once, although every round has them."""
+        for note in notes:
+            if note and note not in self._said:
+                self._said.add(note)
+                self._say(f"on {self._host}: {note}")

@@ -1,0 +1,304 @@
+"""From the command line, Slurm and this machine to the configuration of an agent.
+
+Everything that can be checked before anybody is started is checked here. What is wrong on one node
+only (a missing file, no GPU) does not end this agent: the others would wait for it. It goes to the
+head as trouble, and the head ends the job everywhere with one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpclaunch.agent.config import Checkpoints, Config, Start
+from hpclaunch.core.health.host_rules import files_needed
+from hpclaunch.core.placement import binding, contract
+from hpclaunch.core.protocol import wording
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
+from hpclaunch.core.protocol.timing import DEFAULTS, Timing
+from hpclaunch.system.logs.log_directory import LogDirectory
+from hpclaunch.system.processes import affinity
+from hpclaunch.system.shared import open_file_limit
+
+from .place import HONOURED, locate
+from .program import Program, program
+from .run import beyond_the_usual, rdzv_seconds, streams_of
+from .warm_start import start
+from .worker_count import Count, count_workers
+
+
+@dataclass(slots=True)
+class TaskSettings:
+    """What this agent's task has of its own. With trouble, what was not found out stays empty."""
+
+    cpus: tuple[int, ...]
+    bind: binding.Mode
+    program: Program = field(default_factory=lambda: Program((), sys.executable))
+    count: Count = field(default_factory=lambda: Count(1))
+    threads: int = 0
+    start: Start = field(default_factory=lambda: Start(warm=False, ahead=False))
+    cold: str = ""  # why it does not start warm, where the user may have expected it
+    logs: LogDirectory | None = None
+    elsewhere: str = ""  # where the logs are, if not where the user would look for them
+    trouble: Trouble | None = None
+
+
+def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config:
+    """UsageError for what is wrong with the whole job, and for whatever is wrong in a job of one
+    agent."""
+    started = time.strftime("%Y%m%d-%H%M%S")
+    where, notes = locate(options, environ, unique=f"{started}-{os.getpid()}")
+    open_file_limit.raise_to(files_needed(len(where.places), 0))  # the others come in any case
+    task = _examine(options, environ, where)
+    notes += [task.elsewhere] if task.elsewhere else []
+    if where.index == HEAD:
+        notes += [task.cold] if task.cold else []
+        notes += _notes(options, environ, where, task)
+    return Config(
+        allocation=where,
+        job=_job(options, environ, where),
+        nproc=task.count.nproc,
+        command=task.program.command,
+        python=task.program.python,
+        start=task.start,
+        run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),
+        role=options.role,
+        signals=",".join(s.name for s in options.signals_to_handle),
+        handled=beyond_the_usual(options),
+        as_tasks=not (options.standalone and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"),
+        cpus=task.cpus,
+        cpus_are_shared=_are_shared(len(task.cpus), where, environ),
+        bind=task.bind,
+        threads=task.threads,
+        gpus=task.count.gpus,
+        broken=task.count.broken,
+        cuda=task.count.cuda,
+        selector=task.count.selector,
+        virtual_local_rank=options.virtual_local_rank,
+        mps=(options.mps, options.mps_threads, options.mps_memory or ""),
+        shared_backend=options.shared_backend or "",
+        local_addr=options.local_addr or "",
+        checkpoints=_checkpoints(options),
+        resume_with=tuple(shlex.split(options.resume_with or "")),
+        logs=task.logs,
+        streams=streams_of(options, environ),
+        as_torchrun=bool(options.in_place_of),
+        trouble=task.trouble,
+        notes=tuple(notes),
+    )
+
+
+# The job
+
+
+def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocation) -> Job:
+    """The same on all of its agents."""
+    fewest, most = options.nnodes or (where.nodes, where.nodes)
+    return Job(
+        where.places,
+        fewest=min(fewest, where.nodes),
+        most=min(most, where.nodes),
+        max_restarts=options.max_restarts,
+        gpus_per_worker=options.gpus_per_worker,
+        isolate=_isolate(options),
+        health=options.health == "on",
+        preflight=options.preflight,
+        saves=options.checkpoint_dir is not None,
+        local=options.checkpoint_local,
+        slurm_id=environ.get("SLURM_JOB_ID", ""),
+        grow=_grow(options),
+        one_head=where.endpoint is not None,
+        timing=Timing(
+            join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
+            last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
+            wait=options.wait_for_nodes,
+            grace=options.shutdown_timeout,
+        ),
+    )
+
+
+def _isolate(options: argparse.Namespace) -> bool:
+    """Whether every worker is to see its own GPUs only: under MPS it has to."""
+    own = options.virtual_local_rank or options.gpus_per_worker > 1
+    return bool(own or options.mps == "on")
+
+
+def _grow(options: argparse.Namespace) -> Grow:
+    if options.grow == "checkpoint" and options.checkpoint_dir is None:
+        raise UsageError("--grow checkpoint needs --checkpoint-dir")
+    saves = options.checkpoint_dir is not None
+    return Grow(options.grow or ("checkpoint" if saves else "never"))
+
+
+def _checkpoints(options: argparse.Namespace) -> Checkpoints | None:
+    if options.checkpoint_dir is None:
+        return None
+    return Checkpoints(
+        where=str(options.checkpoint_dir),
+        exclude=options.checkpoint_exclude,
+        complete=options.checkpoint_complete or "",
+        verify=options.verify,
+    )
+
+
+# This task
+
+
+def _examine(
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
+) -> TaskSettings:
+    """Raises UsageError only where this agent is alone: else it becomes the task's trouble."""
+    task = TaskSettings(affinity.available(), binding.Mode(options.numa_binding or options.bind))
+    try:
+        task.program = program(options, environ)
+        _check_checkpoint_dir(options.checkpoint_dir)
+        task.count = count_workers(
+            options.nproc_per_node,
+            where,
+            environ,
+            python=task.program.python,
+            cpus=len(task.cpus),
+            per_worker=options.gpus_per_worker,
+        )
+        _allow_files(len(where.places), task.count.nproc)
+        workers = where.tasks_here * task.count.nproc
+        if workers > 1:
+            shared = _are_shared(len(task.cpus), where, environ)
+            sharing = workers if shared else task.count.nproc
+            task.threads = _threads(task.bind, task.cpus, sharing)
+        at_load = {**environ, **contract.at_load(environ, threads=task.threads)}
+        head = where.index == HEAD
+        task.start, task.cold = start(options, task.program, at_load, head=head)
+        task.logs, task.elsewhere = _logs(options, where)
+    except UsageError as e:
+        if where.alone:
+            raise
+        host = where.places[where.index].host
+        task.trouble = Trouble(EXIT_USAGE, f"on {host}: {e}")
+    return task
+
+
+def _check_checkpoint_dir(directory: Path | None) -> None:
+    """A directory that does not exist yet is fine, and so is a pattern: the script creates it."""
+    if directory is None or not os.path.exists(directory):
+        return
+    if not os.path.isdir(directory):
+        raise UsageError(f"--checkpoint-dir {directory} is not a directory")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise UsageError(f"cannot read the checkpoint directory {directory}: permission denied")
+
+
+def _allow_files(agents: int, workers: int) -> None:
+    needed = files_needed(agents, workers)
+    if (most := open_file_limit.raise_to(needed)) < needed:
+        others = f" in a job of {agents}" if agents > 1 else ""
+        raise UsageError(
+            f"a launcher of {wording.count(workers, 'worker')}{others} has up to {needed} files "
+            f"open, and no more than {most} are allowed: start fewer workers here, or ask for a "
+            "higher hard limit (ulimit -Hn)"
+        )
+
+
+def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> bool:
+    """Whether the tasks of this node were all given the same CPUs: all that the step has here."""
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
+    there = os.cpu_count() or 1
+    return where.tasks_here > 1 and cpus >= min(int(on_node) if on_node.isdigit() else there, there)
+
+
+def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
+    """OMP_NUM_THREADS: the cores in an equal share of the CPUs, about what each worker will have.
+
+    It is 1, as under torchrun, for workers that are not kept apart. All workers of a node get the
+    same number, since they may be forked from one process, which has read it with torch.
+    """
+    if mode not in (binding.Mode.AUTO, binding.Mode.EXCLUSIVE):
+        return 1
+    there = affinity.topology(cpus)
+    return binding.threads(binding.bind(mode, cpus, there, [binding.Locality()] * workers), there)
+
+
+def _log_dir(where: Allocation) -> Path:
+    """For this launch only: a batch script without srun may have several, even at the same time."""
+    directory = Path("hpclaunch-logs") / where.name
+    for number in itertools.count(2) if where.alone else ():
+        try:
+            directory.mkdir(mode=0o700, parents=True)
+            break
+        except FileExistsError:
+            directory = directory.with_name(f"{where.name}-{number}")
+        except OSError:
+            break  # LogDirectory says what is wrong
+    return directory
+
+
+def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory, str]:
+    """The log directory, and a line if it is not where the user would look for it.
+
+    In place of torchrun, whose own is temporary, the working directory may not be writable.
+    """
+    if options.log_dir is not None:
+        return LogDirectory(options.log_dir), ""
+    try:
+        return LogDirectory(_log_dir(where)), ""
+    except UsageError as e:
+        if not options.in_place_of:
+            raise
+        import tempfile  # takes time, and is of use here only
+
+        try:
+            logs = LogDirectory(Path(tempfile.mkdtemp(prefix=f"hpclaunch-{where.name}-")))
+        except OSError:
+            raise e from None
+        return logs, f"{e}: those of {where.places[where.index].host} are in {logs.path}"
+
+
+# What the user is told
+
+
+def _notes(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    where: Allocation,
+    task: TaskSettings,
+) -> list[str]:
+    """What the user should know before the workers start."""
+    count, cpus = task.count, len(task.cpus)
+    notes = [note for note in (task.program.note, *count.notes) if note]
+    if idle := _without_effect(options):
+        notes.append("without effect here: " + "; ".join(idle))
+    workers = where.tasks_here * count.nproc
+    shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
+    if "SLURM_JOB_ID" not in environ or not shared:
+        return notes
+    if cpus < workers:
+        notes.append(
+            f"{workers} workers on {where.places[0].host} share {cpus} CPU"
+            f"{'' if cpus == 1 else 's'}: ask Slurm for more with --cpus-per-task=N, on the "
+            "#SBATCH line and on srun"
+        )
+    elif count.gpus and (few := binding.advice(cpus // workers)):
+        notes.append(few)
+    return notes
+
+
+def _without_effect(options: argparse.Namespace) -> list[str]:
+    """Options of torchrun's that were given and have no effect here, and why."""
+    idle = []
+    if options.monitor_interval is not None:
+        idle.append("--monitor-interval (failures are seen at once)")
+    if options.start_method not in (None, "spawn"):
+        idle.append("--start-method (scripts are programs of their own, under torchrun too)")
+    if options.event_log_handler not in (None, "null"):
+        idle.append("--event-log-handler (the journal in the log directory has the events)")
+    if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
+        idle.append(f"--rdzv-conf {', '.join(conf)}")
+    return idle

@@ -1,0 +1,117 @@
+"""What the doctor checks of GPUs: which there are, their health, MPS, and the workers' CPUs.
+
+The driver is asked once. It may hang, as when a GPU has fallen off the bus, and the doctor has to
+say so.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.placement import binding
+from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
+from hpclaunch.core.protocol.model import Allocation, Share, Shares
+from hpclaunch.system.gpus import mps
+from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
+from hpclaunch.system.gpus.inventory import GpuSurvey
+from hpclaunch.system.hosts.checks_torch import Torch
+from hpclaunch.system.processes import affinity
+
+from .worker_count import ROCM, version
+
+ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
+
+
+def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> Finding:
+    check, visible = "GPUs", len(seen.gpus)
+    if seen.wrong:
+        return Finding(check, seen.wrong, Grade.FAIL)
+    granted = environ.get("SLURM_GPUS_ON_NODE", "0").removeprefix("0")
+    if seen.broken:
+        grade = Grade.FAIL if granted or visible else Grade.WARN
+        found = "; ".join(filter(None, [seen.models, seen.broken]))
+        return Finding(check, found, grade, ADMINISTRATOR)
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = "" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen}"
+    amd = not visible and ROCM.exists()
+    driver = "AMD's driver" if amd else seen.models or "no NVIDIA driver"
+    found = "; ".join(filter(None, [driver, chosen]))
+    if not visible and not amd and granted:
+        advice = "start a container with --nv, and leave CUDA_VISIBLE_DEVICES as Slurm sets it"
+        found += f", but Slurm has given {granted}"
+        return Finding(check, found, Grade.WARN, advice)
+    # A process can use one MIG instance.
+    usable = 1 if any(gpu.mig for gpu in seen.gpus) else visible
+    if torch is not None and torch.gpus < usable:
+        return Finding(check, f"{found}; torch can use {torch.gpus}", Grade.FAIL, _why_not(torch))
+    return Finding(check, found)
+
+
+def _why_not(torch: Torch) -> str:
+    if not torch.cuda:
+        return "install a torch with CUDA: this one is a build for CPUs only"
+    return f"the driver may be too old for CUDA {torch.cuda}: install a torch for an older CUDA"
+
+
+def health(seen: GpuSurvey) -> list[Finding]:
+    """What a launch would find before its first round, in the same way."""
+    if not seen.gpus:
+        return []
+    watcher = GpuWatcherClient(seen.gpus)
+    watcher.check(0)
+    found: list[Finding] = []
+    while (deadline := watcher.next_deadline()) < math.inf:  # it is not answered yet
+        if select.select([watcher], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            reports = list(watcher.reports())
+        else:
+            reports = [watcher.expire()]
+        found += [finding for report in reports for finding in report.findings]
+    watcher.close()
+    nothing = Finding("health", "nothing is wrong with " + ", ".join(g.name for g in seen.gpus))
+    return [replace(f, check="health", found=f"{f.check}: {f.found}") for f in found] or [nothing]
+
+
+def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:
+    """What would happen with more workers than GPUs."""
+    if not seen.gpus:
+        return []
+    check, count = "MPS", len(seen.gpus)
+    found = mps.find(environ, version(seen))
+    two_on_each = Shares(tuple(Share((k,), sharers=2) for k in range(count)), isolated=True)
+    planned = plan(Settings(), two_on_each, seen.gpus, found)
+    if planned.error:
+        unusable = any(gpu.mode == "prohibited" for gpu in seen.gpus)
+        return [Finding(check, planned.error, Grade.FAIL if unusable else Grade.WARN)]
+    if not planned.groups:
+        return [Finding(check, "; ".join(planned.notes))]
+    most = min(most_clients(gpu, found.cuda) for gpu in seen.gpus)
+    ready = f"{found.control}, for at most {most} workers on a GPU"
+    alone = [f"{gpu.name} needs it for more than one" for gpu in seen.gpus if gpu.mode != "default"]
+    return [Finding(check, "; ".join([ready, *alone, *planned.notes]))]
+
+
+def cpus_of_workers(where: Allocation, seen: GpuSurvey) -> list[Finding]:
+    """How a launch without options would bind its workers; nothing without a GPU.
+
+    One of several tasks on a host does not know who has the other CPUs: it tells those of its task.
+    """
+    if not seen.gpus:
+        return []
+    cpus = affinity.available()
+    topology = affinity.topology(cpus)
+    alone = where.tasks_here == 1
+    each = [[gpu] for gpu in seen.gpus] if alone else [list(seen.gpus)]
+    localities = [binding.locality(group) for group in each]
+    mode = binding.Mode.AUTO if alone else binding.Mode.NONE
+    bindings = binding.bind(mode, cpus, topology, localities)
+    lines = [binding.placed(b, s) for b, s in zip(bindings, localities, strict=True)]
+    far = binding.remarks(bindings, localities, cpus)
+    few = binding.advice(binding.threads(bindings, topology))
+    grade = Grade.WARN if far or few else Grade.OK
+    advice = "; ".join(filter(None, [binding.NEARER if far else "", few]))
+    return [Finding("binding", "; ".join([*lines, *far]), grade, advice)]

@@ -1,0 +1,192 @@
+"""What the doctor checks on one host, in the order of its table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpclaunch import __version__
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.host_rules import Host, judge_host
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.system.gpus.inventory import GpuSurvey
+from hpclaunch.system.hosts import checks, host, slurm
+from hpclaunch.system.hosts.checks_torch import Question
+from hpclaunch.system.network import route, secret
+
+from . import doctor_gpus
+from .worker_count import survey
+
+ATTEMPTS = 2  # to resolve a name
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where this task is. `secret` is None if there is none, or no need for one."""
+
+    environ: Mapping[str, str]
+    where: Allocation
+    findings: tuple[Finding, ...]  # made on the way
+    secret: bytes | None = None
+
+    @property
+    def host(self) -> str:
+        return self.where.places[self.where.index].host
+
+    @property
+    def several(self) -> bool:
+        return self.where.nodes > 1
+
+
+def surroundings(environ: Mapping[str, str]) -> Surroundings:
+    """What Slurm says comes first, since all else depends on it."""
+    unique = str(os.getpid())
+    try:
+        where = slurm.allocation(environ, unique=unique)
+    except UsageError as e:
+        wrong = Finding("Slurm", str(e), Grade.FAIL)
+        bare = {k: v for k, v in environ.items() if not k.startswith("SLURM")}
+        return Surroundings(environ, slurm.allocation(bare, unique=unique), (wrong,))
+    findings = [Finding("Slurm", _slurm(environ, where))]
+    if "SLURM_JOB_ID" in environ and shutil.which("scontrol") is None:
+        findings.append(Finding("scontrol", "not in PATH; ClusterShell reads the host lists"))
+    if where.alone:
+        return Surroundings(environ, where, (*findings, _unneeded_secret(environ)))
+    finding, shared = secret_file(environ)
+    return Surroundings(environ, where, (*findings, finding), shared)
+
+
+def _slurm(environ: Mapping[str, str], where: Allocation) -> str:
+    job = environ.get("SLURM_JOB_ID")
+    if job is None:
+        return "none: this machine alone"
+    if not slurm.in_step(environ):
+        return f"job {job}, without srun: this host alone"
+    hosts = where.nodes
+    said = f"step {where.name}, {hosts} host{'s' * (hosts > 1)}, {len(where.places)} tasks"
+    options = {
+        "SLURM_CPUS_PER_TASK": "CPUs per task",
+        "SLURM_GPUS_ON_NODE": "GPUs per host",
+    }
+    return ", ".join([said, *(f"{environ[k]} {n}" for k, n in options.items() if environ.get(k))])
+
+
+def secret_file(environ: Mapping[str, str]) -> tuple[Finding, bytes | None]:
+    """A missing file is created, as by a launch."""
+    try:
+        path = secret.secret_path(environ)
+        shared = secret.load_or_create(path)
+    except UsageError as e:
+        return Finding("secret", str(e), Grade.FAIL), None
+    mode = stat.S_IMODE(path.stat().st_mode)
+    said = f"{path}, mode {mode:04o}, on {checks.file_system(path)}"
+    return Finding("secret", f"{said}, fingerprint {secret.fingerprint(shared)}"), shared
+
+
+def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
+    """A single agent shares it with nobody, but the user's next job may need it."""
+    with contextlib.suppress(UsageError):
+        path = secret.secret_path(environ)
+        if not os.path.lexists(path):
+            return Finding("secret", f"none yet; jobs of several tasks make {path}")
+    finding, shared = secret_file(environ)
+    return finding if shared is not None else replace(finding, grade=Grade.WARN)
+
+
+def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
+    """All checks but the meeting; `limit` seconds for the workers' torch."""
+    findings = list(here.findings)
+    for check in _checks(here, log_dir, limit):
+        try:
+            findings += check()
+        except Exception as e:  # a check that breaks is a finding too
+            findings.append(Finding("doctor", f"a check broke: {e!r}", Grade.WARN, "report it"))
+    return findings
+
+
+def _checks(
+    here: Surroundings, log_dir: Path, limit: float
+) -> Iterator[Callable[[], list[Finding]]]:
+    environ, agents = here.environ, len(here.where.places)
+    question = _ask_torch(environ)
+    seen = survey(environ, limit)
+    visible = len(seen.gpus)
+    yield lambda: [_ours()]
+    yield lambda: [checks.own_name(socket.gethostname(), several=here.several)]
+    yield lambda: [_route(here)]
+    yield lambda: checks.interfaces(environ)
+    yield lambda: [_port()] if here.where.alone else []
+    yield lambda: [checks.clock(host.clock_is_synchronised())]
+    yield lambda: [checks.cpus(visible)]
+    yield lambda: [checks.memory(max(1, visible), host.memory_limit())]
+    yield _load
+    yield lambda: [checks.shared_memory()]
+    yield lambda: [checks.limits(agents, max(1, visible))]
+    yield lambda: [checks.log_directory(log_dir)]
+    yield lambda: _torch_and_gpus(question, limit, environ, seen)
+    yield lambda: doctor_gpus.health(seen)
+    yield lambda: doctor_gpus.cpus_of_workers(here.where, seen)
+    yield lambda: doctor_gpus.sharing(environ, seen)
+
+
+def _ours() -> Finding:
+    found = f"{__version__}, in Python {platform.python_version()} ({sys.executable})"
+    return Finding("hpclaunch", found)
+
+
+def _route(here: Surroundings) -> Finding:
+    """The route to the head, or from the head to another host."""
+    places, index = here.where.places, here.where.index
+    if not here.several:
+        return Finding("route", "one host: nothing leaves it")
+    mine = places[index].node
+    others = [p.host for p in places if p.node != mine]
+    to = others[:1] if mine == places[HEAD].node else [places[HEAD].host]
+    try:
+        peer = route.resolve_any(to, ATTEMPTS)[0]
+        source = route.source_address(peer)
+    except OSError as e:
+        advice = "all nodes must resolve each other's names, and share a network"
+        return Finding("route", f"to {to[0]}: {e}", Grade.FAIL, advice)
+    return Finding("route", f"{source} on {route.interface_of(source)}, to {to[0]} ({peer})")
+
+
+def _port() -> Finding:
+    try:
+        with socket.create_server((route.LOOPBACK, 0)):
+            return Finding("port", f"can listen on {route.LOOPBACK}")
+    except OSError as e:
+        advice = "look at ip address show lo, and at limits of the container"
+        return Finding("port", f"cannot listen on {route.LOOPBACK}: {e}", Grade.FAIL, advice)
+
+
+def _load() -> list[Finding]:
+    """Whether others compute on this host; nothing if nobody does."""
+    return judge_host(Host(workers=0, load=host.load(), cpus=os.cpu_count() or 1))
+
+
+def _ask_torch(environ: Mapping[str, str]) -> Question | Finding:
+    python = environ.get("PYTHON_EXEC") or sys.executable
+    try:
+        return Question(python)
+    except OSError as e:
+        advice = "set PYTHON_EXEC to the interpreter of the workers, or unset it"
+        return Finding("torch", f"PYTHON_EXEC={python}: {e.strerror}", Grade.FAIL, advice)
+
+
+def _torch_and_gpus(
+    question: Question | Finding, limit: float, environ: Mapping[str, str], seen: GpuSurvey
+) -> list[Finding]:
+    if isinstance(question, Finding):
+        return [question, doctor_gpus.there(None, environ, seen)]
+    finding, torch = question.answer(limit)
+    return [finding, doctor_gpus.there(torch, environ, seen)]

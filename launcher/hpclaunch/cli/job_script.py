@@ -1,0 +1,95 @@
+"""The text of a job script for sbatch, or of the lines to type for salloc."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+COMMENTS = 41  # the column where they begin
+TO_THE_WORKERS = ("USR1", "USR2")
+
+
+@dataclass(frozen=True, slots=True)
+class JobScript:
+    name: str
+    time: str
+    nodes: int
+    command: Sequence[str]  # the launcher's options, the script, and the script's arguments
+    account: str = ""
+    partition: str = ""
+    gpus: tuple[str, str] = ("", "")  # an option of Slurm's, and a comment on it
+    cpus: int = 0  # of a task; 0: Slurm's default
+    memory: str = ""  # of a node
+    share: str = ""  # a comment: what these two are per GPU
+    elastic: bool = False  # goes on without nodes that are lost
+    signal: str = ""
+    requeue: bool = False
+    setup: Sequence[str] = ()  # lines of shell before the launch
+    image: str = ""  # of Apptainer
+    pyxis: str = ""  # an image for Slurm's own plugin
+
+
+def script(job: JobScript) -> str:
+    return _lines(["#!/bin/bash", *(_directive(*r) for r in _requests(job)), *_shell(job)])
+
+
+def interactive(job: JobScript) -> str:
+    asked = " ".join(options for options, _ in _requests(job))
+    return _lines([f"salloc {asked}", "# and in the shell that it opens:", *_shell(job)])
+
+
+def name_of(script: str) -> str:
+    """A job name for any file name."""
+    return re.sub(r"[^\w.-]+", "_", script.rpartition("/")[2].removesuffix(".py")) or "job"
+
+
+def quoted(words: Sequence[str]) -> str:
+    """For the shell; a ~ or a variable is taken literally."""
+    return shlex.join(words)
+
+
+def _lines(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _directive(options: str, comment: str) -> str:
+    line = f"#SBATCH {options}"
+    return f"{line:<{COMMENTS}} # {comment}" if comment else line
+
+
+def _requests(job: JobScript) -> list[tuple[str, str]]:
+    """Lines of options for sbatch and salloc, each with a comment or ""."""
+    where = [f"--account={job.account}"] * bool(job.account)
+    where += [f"--partition={job.partition}"] * bool(job.partition)
+    share = [f"--cpus-per-task={job.cpus}"] * bool(job.cpus)
+    share += [f"--mem={job.memory}"] * bool(job.memory)
+    told = "the workers, which keep running"
+    lines = [
+        (f"--job-name={job.name} --time={job.time}", ""),
+        (" ".join(where), ""),
+        (f"--nodes={job.nodes} --ntasks-per-node=1", "one launcher on each"),
+        job.gpus,
+        (" ".join(share), job.share),
+        ("--no-kill" * job.elastic, "a lost node ends the job otherwise"),
+        (
+            f"--signal={job.signal}" * bool(job.signal),
+            f"to {told}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
+        ),
+        ("--requeue --open-mode=append" * job.requeue, "its output goes on in the same file"),
+    ]
+    return [line for line in lines if line[0]]
+
+
+def _shell(job: JobScript) -> list[str]:
+    step = ["srun"]
+    # The last two: a killed launcher must not end the others, whatever the site has set.
+    step += ["--no-kill --kill-on-bad-exit=0 --wait=0"] * job.elastic
+    step += ["-c $SLURM_CPUS_PER_TASK"] * bool(job.cpus)  # Slurm 22.05 to 23.02 forget it
+    if job.pyxis:
+        step += [f"--container-image={quoted([job.pyxis])}", "--container-mount-home"]
+        step += ['--container-mounts="$PWD"', '--container-workdir="$PWD"']
+    if job.image:
+        step += ["apptainer exec --nv", quoted([job.image])]
+    return [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]

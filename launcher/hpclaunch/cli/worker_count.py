@@ -1,0 +1,150 @@
+"""How many workers a task starts, and which GPUs it has for them."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpclaunch.core.health.findings import Finding
+from hpclaunch.core.placement.contract import CUDA, HIP
+from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Allocation
+from hpclaunch.system.gpus import inventory
+
+ROCM = Path("/dev/kfd")  # AMD's driver, of which NVML knows nothing
+NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
+SURVEY_LIMIT = 60.0  # seconds; without persistence mode every GPU is initialised first
+ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    nproc: int
+    gpus: tuple[Gpu, ...] = ()  # AMD's only where their number matters
+    selector: str = CUDA
+    cuda: tuple[int, int] = (0, 0)  # the newest that the driver can run
+    broken: tuple[Finding, ...] = ()  # what did not answer
+    notes: tuple[str, ...] = ()
+
+
+def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.GpuSurvey:
+    """The NVIDIA GPUs, and what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds."""
+    try:
+        ctypes.CDLL(NVML)
+    except OSError:
+        return inventory.GpuSurvey()  # as on most machines without a GPU: nothing is imported
+    import threading
+
+    import pynvml
+
+    answers: list[inventory.GpuSurvey] = []
+    # It may never answer, if a GPU has fallen off the bus.
+    thread = threading.Thread(
+        target=lambda: answers.append(inventory.survey(environ, pynvml)), daemon=True
+    )
+    thread.start()
+    thread.join(limit)
+    return (
+        answers[0]
+        if answers
+        else inventory.GpuSurvey(broken=f"NVML did not answer within {limit:g} s")
+    )
+
+
+def version(found: inventory.GpuSurvey) -> tuple[int, int]:
+    """The version of CUDA."""
+    major, _, minor = found.cuda.partition(".")
+    return (int(major), int(minor)) if found.cuda else (0, 0)
+
+
+def count_workers(
+    nproc: str | None,
+    where: Allocation,
+    environ: Mapping[str, str],
+    *,
+    python: str,
+    cpus: int,
+    per_worker: int = 1,
+) -> Count:
+    """`nproc` is as on the command line; None: one per GPU, or one where there is a task for
+    each worker."""
+    found = survey(environ)
+    if found.wrong:
+        raise UsageError(found.wrong)
+    notes: list[str] = []
+    tasks, selector = where.tasks_here, CUDA
+    number = int(nproc) if nproc is not None and nproc.isdigit() else 0
+    matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
+    if not found.gpus and matters and ROCM.exists():
+        # torch too calls them cuda
+        found, selector = inventory.amd(environ, _ask_torch(python, "cuda")), HIP
+    models = len(found.gpus) // per_worker
+    if per_worker > 1 and not models:
+        raise UsageError(
+            f"--gpus-per-worker {per_worker}, but this task has {len(found.gpus)}: ask Slurm for "
+            "more (--gpus-per-node)"
+        )
+    if number:
+        count = number
+        if tasks > 1 and number > 1:
+            notes.append(
+                f"{tasks} tasks on {where.places[where.index].host}, each with --nproc {nproc}: "
+                "leave --nproc out for one worker per task"
+            )
+    elif nproc == "cpu":
+        count = cpus
+    elif nproc == "xpu":
+        count = _found(_ask_torch(python, "xpu"), "xpu", environ)
+    elif nproc == "gpu":
+        count = _found(models, "gpu", environ)
+    elif tasks > 1:
+        count = 1  # such a step has one task per GPU
+    elif models:
+        count = models
+    elif nproc == "auto":
+        count = cpus
+        notes.append(f"no GPU here: one worker for each of the {cpus} CPUs of this task")
+    else:
+        count = 1
+    return Count(count, found.gpus, selector, version(found), _broken(found, environ), tuple(notes))
+
+
+def _broken(found: inventory.GpuSurvey, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    if not found.broken:
+        return ()
+    from hpclaunch.core.health.gpu_rules import judge_survey
+
+    return tuple(judge_survey(found.broken, len(found.gpus), _given(environ)))
+
+
+def _given(environ: Mapping[str, str]) -> int | None:
+    """How many GPUs Slurm or the user has chosen for this task."""
+    selection = environ.get(CUDA)
+    if selection is not None:
+        return len(list(filter(None, selection.split(","))))
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() else None
+
+
+def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
+    if count:
+        return count
+    selection = environ.get("CUDA_VISIBLE_DEVICES") if kind == "gpu" else None
+    because = "" if selection is None else f" with CUDA_VISIBLE_DEVICES={selection!r}"
+    raise UsageError(f"--nproc {kind}, but no {kind.upper()} is visible here{because}")
+
+
+def _ask_torch(python: str, device: str) -> int:
+    """In a process of its own, since the agent does not import torch."""
+    code = f"import torch; print(torch.{device}.device_count())"
+    try:
+        answer = subprocess.run(
+            [python, "-c", code], capture_output=True, timeout=ASK_LIMIT, check=True
+        )
+        return int(answer.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,440 @@
+"""The head: the state machine of a job's rounds.
+
+Every transition is in `NEXT` (stages.py) and `_step`. The head keeps the newest report of every
+agent and decides from that state alone, never from the fact that a message arrived. So it does not
+matter whether a message came once, twice or late.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..consensus.election import Election
+from ..consensus.leader_lease import LeaderLease
+from ..consensus.rotation import Rotation
+from ..placement.assigning import assign
+from ..placement.ranks import seated
+from ..protocol.configuration import Configuration, Record
+from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
+from ..protocol.events import (
+    AgentGone,
+    CheckpointChosen,
+    Diagnosed,
+    Event,
+    PeerClosed,
+    Received,
+    Started,
+    Tick,
+)
+from ..protocol.messages import Report
+from ..protocol.model import Job, Phase, Verdict
+from ..protocol.stages import GOAL, NEXT, Stage
+from ..protocol.wording import count, some
+from . import restarts
+from .checkpoint_choice import CheckpointChoice
+from .cordon import Cordon, cordon
+from .explanations import Explanations
+from .growth import Growth
+from .loss_detection import LossDetector
+from .orders import Orders
+from .preface import NAMES, preface
+from .rendezvous import Rendezvous
+from .roster import Laggards, Peer, Roster, all_in
+from .round import End, Round
+from .takeover import Takeover, after_all
+
+
+class Head:
+    """`handle(event, now) -> effects`; the job is over once `stage` is ENDED."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        me: int = 0,
+        term: int = 0,
+        configuration: Configuration | None = None,
+    ) -> None:
+        self.job, self.timing = job, job.timing
+        self.me = me
+        self.rotation = Rotation(job.places)
+        self.stage = Stage.RENDEZVOUS
+        self.round = 0  # the number of the last one that began, or of the next
+        self.current: Round | None = None  # the last one that began under this head
+        self.budget = restarts.Budget(job.max_restarts)
+        self.verdict: Verdict | None = None
+        self.roster = Roster(job, me)
+        presences = [peer.presence for peer in self.roster]
+        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration)
+        self.losses = LossDetector(self.roster)
+        self.growth = Growth(job, self.roster)
+        self._orders = Orders(self.lease, term)
+        self._rendezvous = Rendezvous(job, self.roster, self.lease)
+        self._choosing = CheckpointChoice(job, self.budget)
+        self._cordon = Cordon(job)
+        self._explanations = Explanations(self.budget)
+        self._takeover: Takeover | None = None
+        self._tenure_since = math.inf
+        self._preflight_due = job.preflight
+        self._unsettled = Laggards()
+        self._beat_at = math.inf
+        self._since = 0.0  # when this stage began
+
+    @property
+    def term(self) -> int:
+        return self._orders.term
+
+    @property
+    def groups(self) -> list[int]:
+        """The nodes of the last round in the order of the ranks."""
+        if self.current is not None:
+            return self.current.groups
+        return [] if self._takeover is None else self._takeover.groups()
+
+    @property
+    def is_growing(self) -> bool:
+        """The round ends for the sake of a larger one."""
+        return self.current is not None and End.GROWTH in self.current.ends
+
+    def next_deadline(self) -> float:
+        if self.stage is Stage.ENDED:
+            return math.inf
+        deadlines = [self._beat_at, self.losses.check_at]
+        if self.stage is Stage.CHOOSING:
+            deadlines.append(self._choosing.next_deadline(self._rendezvous.paused_until))
+        if self.stage is Stage.RENDEZVOUS:
+            deadlines.append(self._rendezvous.next_deadline())
+        if self.stage is Stage.RUNNING:
+            deadlines.append(self.lease.until)
+        if self.stage is Stage.ENDING:
+            deadlines.append(self._since + self.timing.goodbye)
+        return min(deadlines)
+
+    @property
+    def deposed_at(self) -> float:
+        """Another may lead from then on, since we had no quorum."""
+        return max(self.lease.until, self._tenure_since + self.timing.loss)
+
+    def take_over(self, election: Election[Report], now: float) -> list[Effect]:
+        """From a head that is lost, with the reports of those who voted."""
+        self._takeover = takeover = Takeover(self.job, self.roster, election, now)
+        self.lease.dead_head = election.old if takeover.old_is_dead else None
+        self.budget.take_over(election.configuration.record.tally)
+        self._preflight_due = False
+        self._since = self._tenure_since = now
+        self.round = takeover.next_round
+        self._rendezvous.take_over(now, begun=takeover.begun)
+        self._rendezvous.pause(takeover.not_before)
+        for peer in self.roster:
+            self.losses.expect(peer)
+        self._beat_at = now + self.timing.beat
+        return self._renew(now) + self._order_all(now)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.stage is Stage.ENDED:
+            return []
+        effects: list[Effect] = []
+        news = None  # whose report it is, if it is a new one and not our own
+        match event:
+            case Started():
+                self._since = self._tenure_since = now
+                self._rendezvous.begin(now)
+                effects += self._renew(now)
+                self._beat_at = now + self.timing.beat if self.roster.others else math.inf
+            case Received(sender=sender, message=Report() as report):
+                peer = self.roster[sender]
+                follows = self.rotation.head_of(report.term) == self.me
+                if peer.accept(report, now, follows=follows):
+                    news = sender if sender != self.me else None
+                    effects += self._note(peer, report, now)
+            case PeerClosed(index=index) if index < len(self.roster):
+                peer = self.roster[index]
+                peer.presence.contact.close(now)
+                if not peer.lost and peer.report is not None:
+                    effects.append(Probe(index, peer.report.address, peer.report.port))
+            case AgentGone(index=index) if self.roster[index].presence.can_be_dead():
+                self._rendezvous.pause(now + self.timing.killing)
+                effects += self._lose(self.losses.died(self.roster[index], now))
+                effects += self._renew(now)
+            case CheckpointChosen() if self.stage is Stage.CHOOSING:
+                self._choosing.choice = event
+            case CheckpointChosen() if self.stage is Stage.RUNNING:
+                self.growth.chosen(event.mark)
+            case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
+                effects += self._rendezvous.explain(text, now)
+        # Only time can tell some things, and no message is on its way that happened before a tick.
+        ticked = isinstance(event, Tick)
+        if ticked and now >= self.losses.check_at:
+            effects += self._lose(self.losses.check(now))
+        beat = now >= self._beat_at
+        if beat:
+            self._beat_at = now + self.timing.beat
+            effects += self._renew(now)
+            self._reconfigure(now)
+        effects += self._advance(now, ticked=ticked)
+        if news is not None and not any(isinstance(e, Send) and e.to == news for e in effects):
+            # An agent that hears nothing takes us for lost.
+            effects.append(self._order(self.roster[news], now))
+        if beat and self.stage is Stage.RUNNING:
+            effects += self._grow(now)
+        if beat:  # most have had an answer to their own beat
+            before = now - self.timing.beat
+            others = (p for p in self.roster.others if p.report)
+            waiting = (p for p in others if p.presence.answered.sent_at <= before)
+            effects += [self._order(peer, now) for peer in waiting]
+        if self._takeover is None:
+            return effects
+        return self._takeover.say(effects, confirmed=self.lease.holds(now))
+
+    # What is known
+
+    def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
+        current = self.current
+        if current is not None and report.round == current.number:
+            current.note(peer, report, now)
+            if peer.assignment is not None and report.fenced:
+                current.ends.add(End.LOSS)
+        if self.verdict is None:
+            self.verdict = restarts.asked_for(report, self.budget.total)
+        if report.term > self.term and self.lease.holds(now):
+            self._orders.term = self.rotation.next_term(report.term, self.me)  # it led, in vain
+        effects = self._keep(self.lease.note(peer.place.index, report.version, now))
+        was_lost = peer.lost
+        said = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
+        if (peer.lost and not was_lost) or peer.unfit:
+            self._interrupt(peer)
+        lines = [*self._cordon.announce(peer), *filter(None, [said])]
+        return effects + [Say(line) for line in lines]
+
+    def _lose(self, lost: list[Peer]) -> list[Effect]:
+        """Who is lost while the job ends has left, and its last word did not arrive."""
+        for peer in lost:
+            self._interrupt(peer)
+        return [] if self.stage is Stage.ENDING else [Say(peer.lost) for peer in lost]
+
+    def _interrupt(self, peer: Peer) -> None:
+        if self.current is not None and peer.assignment is not None:
+            self.current.ends.add(End.LOSS)
+
+    # Who may decide
+
+    def _renew(self, now: float) -> list[Effect]:
+        return self._keep(self.lease.renew(now))
+
+    def _keep(self, until: float | None) -> list[Effect]:
+        """The lease of this agent's own workers."""
+        return [] if until is None else [KeepWorkers(until)]
+
+    def _reconfigure(self, now: float) -> None:
+        """Those who are there vote, once the first round has begun."""
+        begun = self.current is not None
+        if begun and self.lease.holds(now) and self.stage is not Stage.ENDING:
+            self.lease.reconfigure(Record(self.round, self.budget.tally))
+            self.lease.settle()
+
+    # What to do
+
+    def _enter(self, stage: Stage, now: float) -> None:
+        assert stage in NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
+        self.stage = stage
+        self._since = now
+
+    def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
+        """Until there is nothing more to do."""
+        effects: list[Effect] = []
+        while True:
+            stage = self.stage
+            step = self._step(now, ticked=ticked)
+            effects += step
+            if not step and self.stage is stage:
+                return effects
+
+    def _step(self, now: float, *, ticked: bool) -> list[Effect]:
+        """One transition, or what is to be done without one."""
+        match self.stage:
+            case Stage.RENDEZVOUS:
+                return self._meet(now, ticked=ticked)
+            case Stage.CHOOSING:
+                return self._choose(now, ticked=ticked)
+            case Stage.RUNNING:
+                return self._watch(now, ticked=ticked)
+            case Stage.STOPPING:
+                return self._settle(now)
+            case Stage.ENDING:
+                if self.roster.has_left or now >= self._since + self.timing.goodbye:
+                    self._enter(Stage.ENDED, now)
+            case Stage.ENDED:
+                pass
+        return []
+
+    def _meet(self, now: float, *, ticked: bool) -> list[Effect]:
+        if self._is_given_up(now, ticked=ticked):
+            return self._end(now)
+        ready, effects = self._is_ready(now)
+        if not ready:
+            return effects + self._rendezvous.notice(now)
+        self._rendezvous.complete()
+        self._enter(Stage.CHOOSING, now)
+        return effects + self._choosing.begin(now)
+
+    def _is_given_up(self, now: float, *, ticked: bool) -> bool:
+        self._rendezvous.update(now, ticked=ticked)
+        self.verdict = self.verdict or self._rendezvous.verdict(now, self.budget.total)
+        return self.verdict is not None
+
+    def _is_ready(self, now: float) -> tuple[bool, list[Effect]]:
+        """Whether a round may begin, and the renewed lease if that had to be asked for."""
+        if not self._rendezvous.is_ready(self._next_groups):
+            return False, []
+        effects = [] if self.lease.will_hold(now) else self._renew(now)
+        return self.lease.will_hold(now), effects
+
+    def _next_groups(self) -> list[int]:
+        return seated(self.groups, sorted(self.roster.nodes), self.job.most)
+
+    def _next_parts(self) -> list[Peer]:
+        """Who takes part in the next round."""
+        taking = set(self._next_groups())
+        return [p for p in self.roster if p.place.node in taking]
+
+    def _choose(self, now: float, *, ticked: bool) -> list[Effect]:
+        if self._is_given_up(now, ticked=ticked):
+            return self._end(now)
+        if self._rendezvous.is_short:
+            self._enter(Stage.RENDEZVOUS, now)
+            return []
+        choosing = self._choosing
+        if said := choosing.notice(now):
+            return said
+        if choosing.choice is None:
+            return []
+        # One whose fork server was killed meanwhile has no store yet; the port of its last one
+        # is dead, and whoever began with that would wait for a store that nobody serves.
+        ready, effects = self._is_ready(now)
+        if not ready:
+            return effects
+        if not (choosing.done or self._preflight_due):
+            asked = choosing.asked
+            considered = choosing.consider(self._next_parts, now)
+            if considered is not None:
+                again = self._order_all(now) if choosing.asked != asked else []
+                return effects + considered + again
+            if choosing.verdict is None and not choosing.done:
+                return effects
+        self.verdict = choosing.verdict or self.budget.begin(choosing.choice)
+        if self.verdict is not None:
+            return effects + self._end(now)
+        return effects + self._start(choosing.choice, now)
+
+    def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
+        self.round = max(self.round, after_all(self.roster))
+        last, groups, parts = self.groups, self._next_groups(), self._next_parts()
+        preflight = self._preflight_due
+        resumed = "" if preflight else checkpoint.path
+        assigned = assign(
+            self.job,
+            {p.place.index: p.report for p in parts if p.report is not None},
+            groups=groups,
+            head=self.me,
+            number=self.round,
+            restarts=self.budget.total,
+            checkpoint=resumed,
+            preflight=preflight,
+        )
+        for peer in self.roster:
+            peer.assignment = assigned.get(peer.place.index)
+        self.current = Round(self.round, parts, groups, now, resumed, preflight)
+        self._reconfigure(now)
+        self.growth.begin()
+        self._enter(Stage.RUNNING, now)
+        lines = preface(self.job, self.roster, last, groups, checkpoint)
+        return [*(Say(line) for line in lines), *self._order_all(now)]
+
+    def _watch(self, now: float, *, ticked: bool) -> list[Effect]:
+        """Every reason to end a round is one of `End`."""
+        current = self._running
+        done = all_in(Phase.DONE, current.number, current.parts)
+        if current.has_failed and not done:  # else it was a store that nobody needs now
+            current.ends.add(End.FAILURE)
+        if done and current.is_preflight:
+            self._preflight_due = False
+            current.ends.add(End.MEASURED)
+        if self.verdict is not None:
+            current.ends.add(End.VERDICT)
+        if ticked and not self.lease.holds(now):
+            current.ends.add(End.QUORUM)
+        # A loss that comes after the work is done changes nothing, unless it is not for us to say.
+        moot = {End.LOSS, End.GROWTH} if done else set()
+        if current.ends - moot:
+            self._enter(Stage.STOPPING, now)
+            return self._order_all(now)
+        if not done or not self.lease.holds(now):
+            return []
+        again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
+        self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
+        return self._end(now)
+
+    @property
+    def _running(self) -> Round:
+        assert self.current is not None, "there is a round in this stage"
+        return self.current
+
+    def _grow(self, now: float) -> list[Effect]:
+        current = self._running
+        hosts = self.growth.newcomers(current.groups, current.number)
+        if not hosts or current.is_preflight or current.ends:
+            return []
+        if not self.growth.is_time:
+            return self.growth.look(self._choosing.search, now)
+        current.ends.add(End.GROWTH)
+        said = Say(f"ending the round, to go on with {some(hosts, NAMES)}")
+        return [said, *self._advance(now, ticked=False)]
+
+    def _settle(self, now: float) -> list[Effect]:
+        """No worker of this round may be left anywhere before the next one or the end."""
+        current = self._running
+        if not self._unsettled.none(
+            lambda: current.parts, lambda p: bool(p.lost) or p.settled(current.number)
+        ):
+            return []
+        if current.is_programs_fault and self.verdict is None:
+            self.verdict = self.budget.spend(
+                current.failures.values(),
+                saves=self.job.saves and not current.is_preflight,
+                spares=bool(self.roster.nodes.difference(current.groups)),
+                resumed=current.resumed,
+                begun=current.begun,
+            )
+        if self.verdict is not None:
+            return self._end(now)
+        self.round += 1
+        self._enter(Stage.RENDEZVOUS, now)
+        self._rendezvous.begin(now)
+        return self._explain(current, now) if current.is_programs_fault else []
+
+    def _explain(self, failed: Round, now: float) -> list[Effect]:
+        """The restart that is about to come; a node that fails again and again waits or goes."""
+        delay = self.budget.delay if self.job.nodes > 1 else 0.0
+        if delay:
+            self._rendezvous.pause(now + delay)
+        lines = self._explanations.of(failed.cause, delay=delay)
+        if self.budget.suspect:
+            lines.append(cordon(self.roster, self.budget.suspect))
+        lines += self._explanations.advice(failed.cause)
+        return [Say(line) for line in lines]
+
+    def _end(self, now: float) -> list[Effect]:
+        self._enter(Stage.ENDING, now)
+        return self._order_all(now)
+
+    # Orders
+
+    def _order_all(self, now: float) -> list[Effect]:
+        # One that was given up in error may still hear how the job ended.
+        told = self.roster if self.stage is Stage.ENDING else self.roster.present
+        return [self._order(p, now) for p in told if p.report is not None]
+
+    def _order(self, peer: Peer, now: float) -> Send:
+        look = self._choosing.look(peer) if self.stage is Stage.CHOOSING else None
+        goal = GOAL[self.stage]
+        return self._orders.order(peer, goal, self.round, now, verdict=self.verdict, look=look)

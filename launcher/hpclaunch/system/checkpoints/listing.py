@@ -1,0 +1,154 @@
+"""What is in a directory, listed once and then looked at many times.
+
+Only names, sizes and times are read, and a file's size and time only once somebody asks for them:
+on a parallel file system each costs a message to a server and back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
+PROBE = 32  # looks that are timed first
+AT_ONCE = 16
+
+Identity = tuple[int, ...]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Entry(NamedTuple):
+    """A file or directory as it was seen; for a link, what it leads to."""
+
+    name: str
+    path: str
+    stat: os.stat_result
+    is_link: bool
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.stat.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.stat.st_mode)
+
+    @property
+    def time(self) -> int:
+        """When it was last written, in nanoseconds."""
+        return self.stat.st_mtime_ns
+
+    @property
+    def size(self) -> int:
+        return self.stat.st_size
+
+    @property
+    def identity(self) -> Identity:
+        """Changes when the file is written again, even if its time is then set back."""
+        s = self.stat
+        return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
+
+
+def entry_at(path: str) -> Entry:
+    """Raises OSError."""
+    return Entry(os.path.basename(path), path, os.stat(path), os.path.islink(path))
+
+
+class Entries(Mapping[str, Entry]):
+    """By name. Asking for one that has vanished since the listing raises OSError."""
+
+    def __init__(self, listed: Iterable[os.DirEntry[str]]) -> None:
+        self._listed = {entry.name: entry for entry in listed}
+        self._seen: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._listed)
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._listed
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._seen:
+            self._seen[name] = _look(self._listed[name])
+        return self._seen[name]
+
+    def look(self) -> Mapping[str, Entry]:
+        """Look at all, several at once where that is slow. What has vanished is left out."""
+        todo = [entry for name, entry in self._listed.items() if name not in self._seen]
+        for _ in of_each(self._try, todo, SLOW):
+            pass
+        return self._seen
+
+    def _try(self, entry: os.DirEntry[str]) -> None:
+        try:
+            self._seen[entry.name] = _look(entry)
+        except OSError:
+            del self._listed[entry.name]
+
+
+class Folder:
+    """A directory. Listing it may raise OSError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._folders: dict[str, Folder] = {}
+
+    @cached_property
+    def _listed(self) -> list[os.DirEntry[str]]:
+        with os.scandir(self.path) as found:
+            return list(found)
+
+    @cached_property
+    def files(self) -> Entries:
+        return Entries(entry for entry in self._listed if entry.is_file())
+
+    @cached_property
+    def folders(self) -> Entries:
+        return Entries(entry for entry in self._listed if entry.is_dir())
+
+    def folder(self, name: str) -> Folder:
+        if name not in self._folders:
+            self._folders[name] = Folder(os.path.join(self.path, name))
+        return self._folders[name]
+
+    def tree(self, prefix: str = "") -> Iterator[tuple[str, Folder]]:
+        """Itself and every directory below it, with the path to each from here, "" or "a/b/";
+        links are not followed."""
+        yield prefix, self
+        for entry in self._listed:
+            if entry.is_dir(follow_symlinks=False):
+                yield from self.folder(entry.name).tree(f"{prefix}{entry.name}/")
+
+
+def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
+    """What `work` returns for each item, in order; in threads if an item takes over `slow` seconds.
+
+    The median of the first items decides: a single one that had to wait for a CPU says nothing
+    about the file system, and threads would only make it slower.
+    """
+    took = []
+    for item in items[:PROBE]:
+        began = time.monotonic()
+        result = work(item)
+        took.append(time.monotonic() - began)
+        yield result
+    rest = items[PROBE:]
+    if rest and sorted(took)[PROBE // 2] > slow:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            yield from pool.map(work, rest)
+    else:
+        yield from map(work, rest)
+
+
+def _look(entry: os.DirEntry[str]) -> Entry:
+    return Entry(entry.name, entry.path, entry.stat(), entry.is_symlink())

@@ -1,0 +1,109 @@
+"""The agent's client of its GPU watcher (`gpu_watcher.py`, where the protocol is)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.gpu_rules import XidSeen
+from hpclaunch.core.placement.devices import Gpu
+
+from ..shared.helper import Helper
+
+PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
+ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """The answer to the check of a round; without a round, news."""
+
+    findings: tuple[Finding, ...] = ()
+    round: int | None = None
+    xids: tuple[XidSeen, ...] = ()
+
+
+class GpuWatcherClient(Helper):
+    """Checks out, reports in. Every check is answered: by the watcher, or on its behalf once
+    `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
+        self.gpus = tuple(gpus)
+        self.period = period
+        wanted = json.dumps([(gpu.uuid, gpu.name) for gpu in self.gpus])
+        found = find_spec("pynvml")
+        assert found is not None, "the survey has used it"
+        assert found.origin is not None
+        super().__init__(
+            "hpclaunch.system.gpus.gpu_watcher",
+            *(str(os.getpid()), str(period), wanted),
+            paths=[str(Path(found.origin).parent)],
+            stdout=subprocess.DEVNULL,
+        )
+        self._round: int | None = None  # of the check that waits for its answer
+        self._deadline = math.inf
+
+    def successor(self) -> GpuWatcherClient:
+        return GpuWatcherClient(self.gpus, self.period)
+
+    def next_deadline(self) -> float:
+        return self._deadline
+
+    def check(self, round: int, dead: Collection[int] = ()) -> None:  # noqa: A002
+        """Ask for all that is wrong before a round begins, while no worker of ours is running.
+
+        `dead` are the pids of the last round's workers, whose memory is waited for.
+        """
+        self._round, self._deadline = round, time.monotonic() + ANSWER_LIMIT
+        self.ask(round=round, dead=sorted(dead))
+
+    def reports(self) -> Iterator[GpuReport]:
+        """The reports that are there; call it when the descriptor is readable."""
+        for told in self.receive():
+            report = _report(**told)
+            if report.round is not None and report.round == self._round:
+                self._round, self._deadline = None, math.inf
+            yield report
+        if self.lost:
+            why = "the process that reads NVML has ended: the GPUs of this host are not watched"
+            advice = "NVML crashes; look at nvidia-smi on this host"
+            yield self._answer(Finding("NVML", why, Grade.WARN, advice))
+
+    def expire(self) -> GpuReport:
+        """Call it when `next_deadline` has come: the answer is that NVML hangs."""
+        self.lost = True
+        self._process.kill()
+        found = f"does not answer within {ANSWER_LIMIT:.0f} s"
+        advice = "most likely a GPU fell off the bus: look at dmesg; the node must be started again"
+        return self._answer(Finding("NVML", found, Grade.FAIL, advice))
+
+    def _answer(self, finding: Finding) -> GpuReport:
+        """On the watcher's behalf, to whatever waits for an answer."""
+        report = GpuReport((finding,), self._round)
+        self._round, self._deadline = None, math.inf
+        return report
+
+    def close(self) -> None:
+        self.abandon()
+
+
+def _report(
+    round: int | None,  # noqa: A002 - the protocol's word
+    findings: list[dict[str, Any]],
+    xids: list[dict[str, Any]],
+) -> GpuReport:
+    return GpuReport(
+        tuple(Finding(**{**f, "grade": Grade(f["grade"])}) for f in findings),
+        round,
+        tuple(XidSeen(**{**x, "pids": tuple(x["pids"])}) for x in xids),
+    )

@@ -1,0 +1,338 @@
+"""The agents' channels: ZeroMQ with CURVE, authenticated both ways.
+
+Only a holder of this job step's keys completes a handshake. So agents also find each other
+without configuration: an agent listens on the first free one of a few ports, which derive from the
+secret and its index. The others try all of these ports, and only one answers with the right key.
+Whatever listens on the other ports is never spoken to.
+
+Every agent listens, since any may have to replace a lost head; each also connects to its head.
+
+An agent's routing id is its index. An agent without one (`index` None) brings a random name, and
+the head gives it an index: first come, first served.
+
+Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
+and are sent again (`core/protocol/messages.py`). What they mean is not this module's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD
+
+# Below the usual range for outgoing connections (32768 and up), above most daemons.
+PORTS = range(20000, 32000)
+CANDIDATES = 8
+UNSEATED = b"?"  # begins the routing id of an agent without an index
+MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
+LINGER = 2000  # milliseconds for the last words
+RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
+RECONNECT_MAX = 1000
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # linux/tcp.h; Python has no names for them
+_ZAP = "inproc://zeromq.zap.01"
+# The events of a failed handshake. On the head's side one without detail is a connection that was
+# closed at once, as by a port scanner; on a member's side it is the only sign of a refusal.
+_REFUSED_BY_US = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_REFUSED = _REFUSED_BY_US | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """CURVE key pairs in Z85: of one agent as head, and of all members; never printed."""
+
+    head_public: bytes
+    head_secret: bytes = field(repr=False)
+    member_public: bytes
+    member_secret: bytes = field(repr=False)
+    ports: tuple[int, ...]  # where that agent may listen, in order of preference
+
+
+def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Keys:
+    """The keys and ports of an agent in one job step; those of any other job are unrelated.
+
+    `port` is the user's own choice, which is tried first.
+    """
+    import hmac  # loads OpenSSL, which an agent that is alone does not need
+
+    def stream(purpose: str) -> bytes:
+        return hmac.digest(secret, os.fsencode(f"hpclaunch/1 {identity} {purpose}"), "sha256")
+
+    head_secret = z85.encode(stream(f"head {agent}"))
+    member_secret = z85.encode(stream("member"))
+    draws = stream(f"ports {agent}")
+    ports = [port] if port else []
+    ports += [
+        PORTS[int.from_bytes(draws[i : i + 4], "big") % len(PORTS)]
+        for i in range(0, 4 * CANDIDATES, 4)
+    ]
+    return Keys(
+        head_public=zmq.curve_public(head_secret),
+        head_secret=head_secret,
+        member_public=zmq.curve_public(member_secret),
+        member_secret=member_secret,
+        ports=tuple(dict.fromkeys(ports)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Bytes from an agent with the job's keys; `address` is its end of the connection."""
+
+    sender: int
+    data: bytes
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Our connection to an agent is up; messages sent before may be lost."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The connection to an agent was closed from its side."""
+
+    index: int
+
+
+Item = Arrived | Reached | Closed
+
+
+def _retransmit_soon(connection: int) -> None:
+    """Have TCP retransmit at even intervals, from 0.2 s on, and from Linux 6.15 on at least once a
+    second.
+
+    By default the intervals double: a stall of 2 seconds becomes one of 3, and an agent that was
+    only slow is taken for dead.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as s:
+        s.setsockopt(socket.IPPROTO_TCP, _TCP_THIN_LINEAR_TIMEOUTS, 1)
+        s.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000)
+
+
+class Channel(ABC):
+    """What both sides have in common: sockets to poll, and what arrives on them."""
+
+    def __init__(
+        self, kind: int, max_bytes: int, refusals: int, context: zmq.Context[Any] | None
+    ) -> None:
+        self.context = context or zmq.Context()
+        self._owns_context = context is None
+        self.socket = self.context.socket(kind)
+        self.socket.linger = LINGER
+        self.socket.maxmsgsize = max_bytes
+        self.socket.ipv6 = True
+        watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | refusals
+        self.monitor = self.socket.get_monitor_socket(watched)
+        self._peer_on: dict[int, int] = {}  # file descriptor of a connection -> agent's index
+        self._connection_of: dict[int, int] = {}  # and back
+        self._refusals = refusals
+        self.refused = 0  # handshakes that failed: somebody without the job's keys
+        self.reached = False  # somebody with them was there
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [self.socket, self.monitor]
+
+    def receive(self) -> list[Item]:
+        """Everything that is there."""
+        events: list[Item] = []
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            events += self._read(frames)
+        while self.monitor.poll(0):
+            what, value = struct.unpack("=hi", self.monitor.recv_multipart()[0])
+            if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.reached = True
+                events += self._handshake()
+            elif what & self._refusals:
+                self.refused += 1
+            elif (index := self._peer_on.pop(value, None)) is not None:
+                events.append(Closed(index))
+        return events
+
+    def _handshake(self) -> list[Item]:
+        return []
+
+    @abstractmethod
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        """What one message has in it; nothing if it is not for us."""
+
+    def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
+        """Also remembers whose connection it is, for when it is closed."""
+        connection = int(frame.get(zmq.SRCFD))
+        if self._peer_on.get(connection) != sender:
+            before = self._connection_of.get(sender, -1)
+            if self._peer_on.get(before) == sender:
+                del self._peer_on[before]
+            self._peer_on[connection] = sender
+            self._connection_of[sender] = connection
+            _retransmit_soon(connection)
+        address = str(frame.get("Peer-Address")).removeprefix(MAPPED)
+        return Arrived(sender, frame.bytes, address)
+
+    def close(self) -> None:
+        """Returns once the last messages are sent, or LINGER has passed."""
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close()
+        if self._owns_context:
+            self.context.term()
+
+
+class HeadChannel(Channel):
+    """The end to which others report, of agent number `me`."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        agents: int,
+        max_bytes: int,
+        me: int = HEAD,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        super().__init__(zmq.ROUTER, max_bytes, _REFUSED_BY_US, context)
+        self.me = me
+        self.agents = agents
+        self.keys = keys
+        self._seats: dict[bytes, int] = {}  # routing id -> index, of those who came without one
+        self._names: dict[int, bytes] = {}  # and back
+        self.zap = self.context.socket(zmq.REP)
+        self.zap.linger = 0
+        self.zap.bind(_ZAP)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = keys.head_secret
+        self.port = self._listen()
+
+    def _listen(self) -> int:
+        for port in self.keys.ports:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.bind(f"tcp://*:{port}")
+                return port
+        self.close()
+        tried = ", ".join(map(str, self.keys.ports))
+        raise UsageError(f"none of this job's ports is free on {socket.gethostname()}: {tried}")
+
+    @property
+    def sockets(self) -> list[zmq.Socket[bytes]]:
+        return [*super().sockets, self.zap]
+
+    def receive(self) -> list[Item]:
+        self._authenticate()
+        return super().receive()
+
+    def _authenticate(self) -> None:
+        """ZAP (rfc.zeromq.org/spec/27): only the job's own member key is accepted."""
+        while self.zap.poll(0):
+            version, request, _domain, _address, _id, mechanism, *keys = self.zap.recv_multipart()
+            known = mechanism == b"CURVE" and keys == [z85.decode(self.keys.member_public)]
+            status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
+            self.zap.send_multipart([version, request, *status, b"", b""])
+
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        index = self._index_of(frames[0].bytes)
+        if len(frames) != 2 or index is None:
+            return []  # a task that Slurm did not announce, or one too many
+        return [self._arrived(frames[1], index)]
+
+    def _index_of(self, routing_id: bytes) -> int | None:
+        if not routing_id.startswith(UNSEATED):
+            index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else self.me
+            return index if index < self.agents and index != self.me else None
+        if routing_id not in self._seats and len(self._seats) < self.agents - 1:
+            self._seats[routing_id] = len(self._seats) + 1
+            self._names[len(self._seats)] = routing_id
+        return self._seats.get(routing_id)
+
+    def send(self, to: int, data: bytes) -> None:
+        name = self._names.get(to, str(to).encode())
+        with contextlib.suppress(zmq.Again):
+            self.socket.send_multipart([name, data], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        self.zap.close()
+        super().close()
+
+
+class MemberChannel(Channel):
+    """The end that reports to agent number `to`, whose keys these are. `addresses` are all those
+    that its name resolves to."""
+
+    def __init__(
+        self,
+        keys: Keys,
+        index: int | None,
+        addresses: Iterable[str],
+        max_bytes: int,
+        to: int = HEAD,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
+        self.to = to
+        self.socket.routing_id = (
+            UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
+        )
+        # Messages go only to connections that have completed the handshake.
+        self.socket.immediate = True
+        self.socket.reconnect_ivl = RECONNECT
+        self.socket.reconnect_ivl_max = RECONNECT_MAX
+        self.socket.curve_serverkey = keys.head_public
+        self.socket.curve_publickey = keys.member_public
+        self.socket.curve_secretkey = keys.member_secret
+        self._candidates = {
+            (address, port): f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+            for address in addresses
+            for port in keys.ports
+        }
+        for endpoint in self._candidates.values():
+            self.socket.connect(endpoint)
+
+    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+        if len(self._candidates) > 1:
+            self._settle_on(int(frames[-1].get(zmq.SRCFD)))
+        return [self._arrived(frames[-1], self.to)]
+
+    def _handshake(self) -> list[Item]:
+        return [Reached(self.to)]
+
+    @property
+    def targets(self) -> list[tuple[str, int]]:
+        """Addresses and ports where the other end may listen; one once it has answered."""
+        return list(self._candidates)
+
+    def _settle_on(self, connection: int) -> None:
+        """The head has answered on one candidate: drop the others."""
+        try:
+            with socket.socket(fileno=os.dup(connection)) as s:
+                address, port = s.getpeername()[:2]
+        except OSError:
+            return  # closed meanwhile
+        address = address.removeprefix(MAPPED)
+        if (address, port) not in self._candidates:
+            return
+        for candidate, endpoint in list(self._candidates.items()):
+            if candidate != (address, port):
+                self.socket.disconnect(endpoint)
+                del self._candidates[candidate]
+
+    def send(self, to: int, data: bytes) -> None:
+        assert to == self.to, "one channel for each agent that is reported to"
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(data, zmq.NOBLOCK)

@@ -1,0 +1,29 @@
+"""How many files this process may have open, connections included (`ulimit -n`).
+
+An agent raises its limit to what it needs, up to the hard limit. What it starts has the user's own
+limit: some programs close every descriptor that they might have, and scripts are to see what the
+user has set.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+
+SPARE = 512  # beyond what is needed: for connections that come and go
+_USERS = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def raise_to(needed: int) -> float:
+    """Allow `needed` files and some to spare, up to the hard limit, which is returned."""
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in _USERS)
+    wanted = min(needed + SPARE, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), _USERS[1]))
+    return hard
+
+
+def restore(pid: int) -> None:
+    """The user's limit, for a process that was started after `raise_to`."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE) != _USERS:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, _USERS)

@@ -1,0 +1,25 @@
+"""prctl(2) for the agent and its helpers: who adopts orphans, and who dies with whom.
+
+Standard library only. `worker/processes.py` has its own: no file there imports from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Processes below this one whose parents die become its children."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> bool:
+    """Have this process killed when its parent ends, however that happens. False when the parent
+    has ended already, since then no signal comes any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return os.getppid() == parent

@@ -1,0 +1,450 @@
+"""The fork server: starts, watches and ends everything that a round runs on one node.
+
+`system/shared/helper.py` starts it, and says with which arguments; SPARED is its own: signals to
+ignore beside the usual ones ("12,25", may be empty). Workers inherit the signals that the user had
+blocked.
+
+    from the agent                                 to the agent
+    {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
+        "env": {...}, "modules": [...],            {"event": "passed-over", "module": M, "why": W}
+        "own": [...], "now": BOOL}
+    {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
+    {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
+        "store": PATH, "env": {...},               {"event": "copier", "pid": P}
+        "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
+        "out", "err", "cpus"}, ...],                   "signal": S}
+        "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
+        "size": [ROWS, COLUMNS]}
+    {"op": "resize", "size": [ROWS, COLUMNS]}
+                                                   {"event": "store-exit", "port": P,
+                                                       "code": C, "signal": S, "why": W}
+    {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
+    {"op": "keep", "until": T}                     {"event": "lease-over"}
+    {"op": "stop"}   SIGTERM to process groups
+    {"op": "kill-idle"}   SIGKILL to the groups that have written next to nothing since
+    {"op": "kill"}   SIGKILL to everything
+
+Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
+then everything is killed. Should this process be killed itself, its children die by their
+parent-death signal. It is a subreaper, so that a grandchild whose parent is gone becomes its own
+child, whatever session that has moved to: "no children" means that nothing is left.
+
+Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
+interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
+errors, "" when another node has it; the template forks it as well, and is started on its first
+connection if not before. "store-exit" says that there is none any more; "why" is empty where the
+process itself has written it. With "learn" the template imports what the script did, for the next
+round. This process itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T,
+on the monotonic clock) it kills what runs, whatever the agent does: others may be about to go on
+without this node.
+"""
+
+import collections
+import contextlib
+import math
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from .json_lines import AgentChannel, AgentGoneError
+from .processes import (
+    PR_SET_CHILD_SUBREAPER,
+    SPARED,
+    Spawner,
+    Wakeup,
+    catches,
+    children,
+    complain,
+    exit_code,
+    kill,
+    numbers,
+    prctl,
+    to_group,
+    written,
+)
+from .store import Store
+from .template_client import UNSAFE, Lessons, State, TemplateClient
+from .terminals import Terminals
+
+SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
+BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
+NEXT_TO_NOTHING = 1 << 16  # bytes; a worker that writes more between two looks is saving
+
+
+class WorkerLease:
+    """Until when the workers may run, on the monotonic clock; the head renews it."""
+
+    def __init__(self):
+        self.until = math.inf
+
+    def left(self):
+        """Milliseconds for poll(), None without an end."""
+        if self.until == math.inf:
+            return None
+        return max(0, math.ceil(1000 * (self.until - time.monotonic())))
+
+    def ends(self):
+        """Whether it is over; True once, since the next round comes with a new one."""
+        over = time.monotonic() >= self.until
+        if over:
+            self.until = math.inf
+        return over
+
+
+class ForkServer:
+    def __init__(self, channel, spared, blocked):
+        self.channel = channel
+        self.workers = {}  # pid -> rank, the living ones of the round
+        self.running = False  # a round was started and not everything of it is gone
+        self.request: Any = None  # the round that waits for the template, or that it is forking
+        self.asked = False  # the template is forking it
+        self.early = {}  # pid -> how it ended, until the template has told which process it is
+        self.warm = self.curious = False  # how the round starts
+        self.lease = WorkerLease()
+        self.written = {}  # bytes that the workers had written at the last look
+        self.store = Store()
+        self.terminals = Terminals()
+        self.held: Any = collections.deque()  # (limit, event, fields), waiting for a flush
+        self.lessons = Lessons()
+        handlers = {s: signal.getsignal(s) for s in spared}
+        for s in spared:
+            signal.signal(s, signal.SIG_IGN)
+        self.spawner = Spawner(handlers, blocked)
+        self.template = TemplateClient(self.spawner, deaf=spared)
+        # The agent blocked them for the moments until here.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self.wakeup = Wakeup()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def run(self):
+        while True:
+            poll = select.poll()
+            poll.register(self.channel, select.POLLIN)
+            poll.register(self.wakeup, select.POLLIN)
+            if self.template.fileno() >= 0:
+                poll.register(self.template, select.POLLIN)
+            elif self.store.wanted:
+                poll.register(self.store, select.POLLIN)
+            for awaited in (self.lessons, self.terminals):
+                if awaited.fileno() >= 0:
+                    poll.register(awaited, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(self.time_left())}
+            if self.terminals.fileno() in ready:
+                self.hear_terminals()
+            while self.held and time.monotonic() >= self.held[0][0]:
+                self.release(1)
+            if self.running and self.lease.ends():
+                self.tell("lease-over")
+                self.on_kill()
+            if self.template.fileno() in ready:
+                self.hear_template()
+            elif self.store.wanted and self.store.fileno() in ready:
+                self.on_store_wanted()
+            if self.lessons.fileno() in ready:
+                self.learn()
+            if self.wakeup.fileno() in ready:
+                self.wakeup.drain()
+                self.reap()
+                self.settle()
+            if self.channel.fileno() in ready:
+                for request in self.channel.read():
+                    getattr(self, "on_" + request.pop("op").replace("-", "_"))(**request)
+
+    def time_left(self):
+        """Milliseconds for poll(), None without an end."""
+        ends = [self.lease.left()] if self.running else []
+        ends += [max(0, 1000 * (self.held[0][0] - time.monotonic()))] if self.held else []
+        return min((end for end in ends if end is not None), default=None)
+
+    def tell(self, event, **fields):
+        with contextlib.suppress(AgentGoneError):  # run() sees it too
+            self.channel.tell(event, **fields)
+
+    # Requests
+
+    def on_prepare(self, argv, env, modules, own, now):
+        self.template.prepare(argv, os.environ | env, modules, own)
+        if now:
+            self.template.start()
+
+    def on_listen(self, loopback):
+        self.tell("listening", port=self.store.listen(loopback))
+
+    def on_start(self, workers, env, store, warm, learn, terminals, size):
+        self.store.begin(store)
+        had = self.terminals.pid
+        self.terminals.give(workers, terminals, size)
+        if self.terminals.pid != had:
+            self.tell("copier", pid=self.terminals.pid)
+        self.running, self.warm, self.curious = True, warm, learn
+        self.request = {"workers": workers, "env": dict(os.environ | env)}
+        if self.lease.left() != 0:  # else the order is old, and run() would end it at once
+            self.proceed()
+
+    def on_signal(self, signum):
+        """Pass a signal on to the workers that it does not kill."""
+        deaf = []
+        for pid, rank in self.workers.items():
+            if catches(pid, signum):
+                os.kill(pid, signum)
+            else:
+                deaf.append(rank)
+        if deaf:
+            self.tell("unhandled", signum=signum, ranks=deaf)
+
+    def on_resize(self, size):
+        watched = self.terminals.resize(size)
+        for pid in [pid for pid, rank in self.workers.items() if rank in watched]:
+            to_group(pid, signal.SIGWINCH)
+
+    def on_keep(self, until):
+        self.lease.until = until
+
+    def on_stop(self):
+        self.await_birth()
+        for pid in self.workers:
+            to_group(pid, signal.SIGTERM)
+            to_group(pid, signal.SIGCONT)
+        self.written = written(self.workers)
+        self.settle()
+
+    def on_kill_idle(self):
+        now = written(self.workers)
+        for pid, amount in now.items():
+            if amount - self.written.get(pid, 0) < NEXT_TO_NOTHING:
+                to_group(pid, signal.SIGKILL)
+        self.written = now
+
+    def on_kill(self):
+        self.await_birth()
+        self.sweep()
+        self.settle()
+
+    # The round
+
+    def proceed(self):
+        """Start what waits for the template, as soon as it is known how."""
+        state = self.template.state
+        if self.request is not None and not self.asked:
+            warm = self.warm and self.template.fits(self.request["workers"])
+            if warm and state is State.READY:
+                self.asked = True
+                self.fork("workers", learn=self.curious, **self.request)
+            elif not (warm and state is State.STARTING):
+                self.spawn(**self.request)
+                self.request = None
+        if not self.store.wanted or self.asked:
+            return
+        if state in (State.READY, State.UNFIT):
+            self.fork("store")
+        elif state is State.DEAD and not self.template.torchless:
+            self.store.close()
+            self.lose_store(self.template.why)
+
+    def fork(self, what, learn=False, **request):
+        errors = self.store.errors if self.store.wanted else ""
+        fds = [self.store.fileno()] if errors else []
+        if learn:
+            fds.append(self.lessons.begin())
+        request = {"workers": (), "env": {}, **request}
+        self.template.ask("fork", fds, what=what, store=errors, learn=learn, **request)
+        if errors:
+            self.store.close()
+            self.store.asked = True
+        if learn:
+            os.close(fds[-1])
+
+    def lose_store(self, why="", code=1, signum=0):
+        """Told at once: a rank that connects to the store later would wait in vain."""
+        self.store.pid, self.store.asked = 0, False
+        self.tell("store-exit", port=self.store.port, code=code, signal=signum, why=why)
+
+    def on_store_wanted(self):
+        """Somebody has connected to the store. If this Python has no torch, workers normally have
+        none either; but a program of the user's may have its own."""
+        if self.template.torchless:
+            self.store.close()
+            self.lose_store(self.template.why)
+        else:
+            self.template.start()
+
+    def learn(self):
+        names = self.lessons.take()
+        if self.template.state is State.READY and self.template.learn(names):
+            self.template.load()
+
+    def spawn(self, workers, env):
+        for worker in workers:
+            out, err, cpus = worker["out"], worker["err"], worker["cpus"]
+            environ = env | worker["env"]
+            pid = self.spawner.spawn(worker["argv"], environ, out, err, cpus=cpus)
+            self.born(worker["rank"], pid)
+
+    def born(self, rank, pid):
+        self.workers[pid] = rank
+        self.tell("started", rank=rank, pid=pid)
+
+    def hear_template(self, wait=0.0):
+        for reply in self.template.receive(wait):
+            event = reply.pop("event")
+            if event == "forked":
+                self.on_forked(**reply)
+            elif event in ("failed", "unsafe"):
+                self.template.unlearn(reply["module"])
+                self.tell("passed-over", **reply)
+            else:
+                self.template.state = State.READY if event == "ready" else State.UNFIT
+                self.template.words = reply["words"]
+                self.tell("template", state=event, why=reply["why"])
+                self.proceed()
+
+    def on_forked(self, what, pids, store, why, code=126, signum=0):
+        if self.store.asked and not store:
+            self.lose_store(f"cannot start the store process: {why}", code, signum)
+        elif store:
+            self.store.pid, self.store.asked = store, False
+            if store in self.early:
+                self.lose_store("", *self.early.pop(store))
+        if what != "workers":
+            return
+        request, self.request, self.asked = self.request, None, False
+        for worker in request["workers"]:
+            rank = worker["rank"]
+            if str(rank) in pids:
+                self.born(rank, pids[str(rank)])
+            else:
+                complain(worker["err"], f"cannot start the worker: {why}")
+                self.tell("exit", rank=rank, code=code, signal=signum)
+        for pid in self.early.keys() & self.workers.keys():
+            self.ended(pid, *self.early[pid])
+        self.early = {}
+        self.settle()
+
+    def ended(self, pid, code, signum):
+        rank = self.workers.pop(pid)
+        self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum)
+
+    def tell_flushed(self, of, event, **fields):
+        """Tell once all that a rank (None: every rank) has written to terminals is in files."""
+        if self.terminals.flush(of):
+            self.held.append((time.monotonic() + FLUSH_LIMIT, event, fields))
+        else:
+            self.release(len(self.held))
+            self.tell(event, **fields)
+
+    def hear_terminals(self):
+        done = self.terminals.flushed()
+        if done is None:
+            self.terminals.close()
+        self.release(len(self.held) if done is None else done)
+
+    def release(self, number):
+        for _ in range(min(number, len(self.held))):
+            _, event, fields = self.held.popleft()
+            self.tell(event, **fields)
+
+    def await_birth(self):
+        """A worker that is being forked cannot be ended before its pid is known.
+
+        A template that takes too long is killed, and what it may have forked is swept. One that
+        hangs in the kernel keeps the round from ending.
+        """
+        self.hear_birth()
+        if self.asked:
+            os.kill(self.template.pid, signal.SIGKILL)
+            self.hear_birth()
+        if not self.asked:
+            self.request = None
+
+    def hear_birth(self):
+        limit = time.monotonic() + BIRTH_LIMIT
+        while self.asked and time.monotonic() < limit:
+            self.hear_template(wait=0.1)
+            self.reap()
+
+    def on_template_end(self, code, signum):
+        """It was killed, or has failed: the next one may do better."""
+        how = signal.Signals(signum).name if signum else f"exit code {code}"
+        why = self.template.bury(how)
+        if why != UNSAFE:
+            self.tell("template", state=self.template.state.value, why=why)
+        if self.asked or self.store.asked:
+            killed, what = "the template process was killed", "workers" if self.asked else "store"
+            self.on_forked(what, {}, 0, killed, 128 + signal.SIGKILL, signal.SIGKILL)
+        if self.template.state is State.NONE:
+            self.template.start()
+        self.proceed()
+
+    # Processes
+
+    def reap(self):
+        """Wait for whatever has ended. All children of this process are its own, so for -1."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            code, signum = exit_code(status)
+            if pid in self.workers:
+                self.ended(pid, code, signum)
+            elif pid == self.store.pid:
+                self.lose_store("", code, signum)
+            elif pid == self.template.pid:
+                self.on_template_end(code, signum)
+            elif pid == self.terminals.pid:
+                self.terminals.pid = 0
+            elif self.asked or self.store.asked:
+                self.early[pid] = (code, signum)
+
+    def settle(self):
+        """Once all workers of the round have ended, end whatever they have left behind."""
+        if self.running and self.request is None and not self.workers and self.sweep():
+            self.running = False
+            self.tell_flushed(None, "gone")
+
+    def sweep(self, everything=False):
+        """SIGKILL until no child is left but the store, the template and the copier of terminals.
+
+        Grandchildren become children on the way. Returns whether all are gone: a process inside a
+        hung system call cannot be killed; should it end after all, there is a SIGCHLD as ever.
+        """
+        limit = time.monotonic() + SWEEP_LIMIT
+        while time.monotonic() < limit:
+            spared = {self.terminals.pid}
+            spared |= set() if everything else {self.store.pid, self.template.pid}
+            living = [pid for pid in children() if pid not in spared]
+            if not living:
+                return True
+            kill(living)
+            select.select([self.wakeup], [], [], 0.05)
+            self.wakeup.drain()
+            self.reap()
+        return False
+
+    def leave(self):
+        """The agent is gone, or this process has failed: either way nothing may stay."""
+        self.request = None
+        self.template.end()
+        self.sweep(everything=True)
+        self.terminals.close()
+        limit = time.monotonic() + SWEEP_LIMIT
+        while self.terminals.pid and time.monotonic() < limit:
+            select.select([self.wakeup], [], [], 0.05)
+            self.wakeup.drain()
+            self.reap()
+        kill(children())
+
+
+def main(fd, blocked, spared):
+    server = ForkServer(AgentChannel(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
+    try:
+        server.run()
+    except AgentGoneError:
+        pass
+    finally:
+        server.leave()

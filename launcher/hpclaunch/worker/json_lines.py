@@ -1,0 +1,82 @@
+"""JSON objects over a stream socket, one per line: how the processes of a node talk to each other.
+
+The agent and its helpers, the fork server and its template, and the copier of terminals all use
+it. Only `site/_hpclaunch_template.py` has a copy, since it can import nothing from here.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+CHUNK = 1 << 16
+MOST_DESCRIPTORS = 16  # that one message brings along
+
+
+class JsonLines:
+    """One end. A line may arrive in pieces, and several at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._buffer = b""
+        self.descriptors: list[int] = []  # that have come along, for the caller to take out
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Raises OSError when nobody is at the other end."""
+        data = json.dumps(message).encode() + b"\n"
+        if descriptors:
+            data = data[socket.send_fds(self._socket, [data], descriptors) :]
+        self._socket.sendall(data)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """The messages that are complete; waits for some bytes. EOFError when the other end is
+        closed."""
+        try:
+            data, came, _, _ = socket.recv_fds(self._socket, CHUNK, MOST_DESCRIPTORS)
+        except ConnectionResetError:  # it died without reading our last words
+            data, came = b"", []
+        self.descriptors += came
+        if not data:
+            raise EOFError
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class AgentGoneError(Exception):
+    """Nobody is left to ask or to be told."""
+
+
+class AgentChannel:
+    """A helper's end of the socket to its agent: requests come in, events go out."""
+
+    def __init__(self, fd: str) -> None:
+        end = socket.socket(fileno=int(fd))
+        end.set_inheritable(False)  # it came by inheritance; no child may have it
+        self._lines = JsonLines(end)
+
+    def fileno(self) -> int:
+        return self._lines.fileno()
+
+    def read(self) -> list[dict[str, Any]]:
+        """The requests that have come; waits for some bytes."""
+        try:
+            return self._lines.receive()
+        except EOFError:
+            raise AgentGoneError from None
+
+    def send(self, message: dict[str, Any]) -> None:
+        try:
+            self._lines.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise AgentGoneError from None
+
+    def tell(self, event: str, **fields: Any) -> None:
+        self.send({"event": event, **fields})

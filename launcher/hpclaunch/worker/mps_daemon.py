@@ -1,0 +1,325 @@
+"""The MPS control daemons of a keeper (`mps_keeper.py`): their directories, start, answers, end."""
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import time
+
+from .processes import PR_SET_PDEATHSIG, children, kill, prctl
+
+ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
+START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
+SETTLE_LIMIT = 5.0  # seconds for a server to be without clients, and ACTIVE again
+KILL_LIMIT = 5.0
+QUIT = 1  # seconds that servers, which are unused by then, have to end by themselves
+LONGEST = 106  # bytes in the path of a daemon's sockets
+TICK = 0.02
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+UNKNOWN = "this driver cannot tell whether its server has had a fault"
+NAME = b"nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
+
+
+class MpsError(Exception):
+    """One line for the user."""
+
+
+# Directories
+
+
+def make(path):
+    """A directory that only this user can enter: a new one, or one that is ours already."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise MpsError(
+                f"{path} is in the way: it is not a directory of this user. Remove it, or let "
+                "SLURM_TMPDIR or TMPDIR name a directory of your own"
+            ) from None
+        os.chmod(path, 0o700)
+
+
+def enter(places, name):
+    """(path, lock) of the job's directory in the first place that can have it."""
+    why = "its path would be too long"
+    for place in places:
+        path = f"{place}/{name}"
+        if len(f"{path}/12345678/pipe/control_privileged") > LONGEST:
+            continue
+        try:
+            return path, _hold(path)
+        except OSError as e:
+            why = str(e.strerror)
+    raise MpsError(f"cannot make a directory {name} in {' or '.join(places)}: {why}")
+
+
+def _hold(path):
+    """Mark the directory as used while the descriptor is open; other keepers of the job may too."""
+    while True:
+        make(path)
+        try:
+            lock = _open(f"{path}/lock")
+        except FileNotFoundError:  # removed by its last keeper, at this moment
+            continue
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if _same(lock, f"{path}/lock"):
+            return lock
+        os.close(lock)
+
+
+def leave(path, lock):
+    """Remove the directory, if this is the last keeper of the job on this node."""
+    for _ in range(3):  # others hold the lock for a moment, to see whether it is free
+        if _alone(lock):
+            shutil.rmtree(path, ignore_errors=True)
+            break
+        time.sleep(TICK)
+    os.close(lock)
+
+
+def sweep(places, prefix):
+    """End and remove what killed keepers have left behind; returns the names."""
+    swept = []
+    for place in places:
+        try:
+            names = [name for name in os.listdir(place) if name.startswith(prefix)]
+        except OSError:
+            continue
+        for name in names:
+            path = f"{place}/{name}"
+            try:
+                found = os.lstat(path)
+                if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                    continue
+                lock = _open(f"{path}/lock")
+            except OSError:
+                continue
+            if _alone(lock) and _same(lock, f"{path}/lock") and end_users(path):
+                shutil.rmtree(path, ignore_errors=True)
+                swept.append(name)
+            os.close(lock)
+    return swept
+
+
+def _open(path):
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+
+
+def _alone(lock):
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _same(fd, path):
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+# Processes
+
+
+def users(directory):
+    """The pids of MPS's own processes whose pipes lie in a directory."""
+    mark = os.fsencode(f"{PIPES}={directory}/")
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/comm", "rb") as comm:
+                if not comm.read().startswith(NAME):
+                    continue
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                if any(entry.startswith(mark) for entry in environ.read().split(b"\0")):
+                    found.append(int(pid))
+        except OSError:  # gone, or another user's
+            continue
+    return found
+
+
+def end_users(directory):
+    """SIGKILL until none is left. Returns whether that worked in time."""
+    limit = time.monotonic() + KILL_LIMIT
+    while True:
+        left = users(directory)
+        kill(left)
+        for pid in children():  # the servers of a daemon that died are ours now
+            os.waitpid(pid, os.WNOHANG)
+        if not left or time.monotonic() > limit:
+            return not left
+        time.sleep(TICK)
+
+
+# Daemons
+
+
+class FrontEnd:
+    """Asks the daemon of one pipe directory, whoever has started it."""
+
+    def __init__(self, control, pipes):
+        self.control = control
+        self.pipes = pipes
+
+    def begin(self):
+        return subprocess.Popen(
+            [self.control],
+            env={**os.environ, PIPES: self.pipes},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+
+    def ask(self, command, limit=ANSWER_LIMIT):
+        """The lines of the answer, None if nobody answers."""
+        with self.begin() as process:
+            try:
+                out, _ = process.communicate(f"{command}\n", timeout=limit)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return None
+        return None if process.returncode else out.split("\n")[:-1]
+
+    def servers(self):
+        answer = self.ask("get_server_list")
+        return None if answer is None else [line for line in answer if line.isdigit()]
+
+    def clients(self):
+        """The pids, None if nobody answers."""
+        servers = self.servers()
+        if servers is None:
+            return None
+        answers = [self.ask(f"get_client_list {server}") or () for server in servers]
+        return {int(line) for lines in answers for line in lines if line.isdigit()}
+
+
+class MpsDaemon:
+    """A daemon of ours for one group of GPUs, in a directory of its own."""
+
+    def __init__(self, control, directory, uuids, spawner):
+        self.directory = directory
+        self.uuids = uuids
+        self.spawner = spawner
+        self.pipes = f"{directory}/pipe"
+        self.front = FrontEnd(control, self.pipes)
+        self.pid = 0
+        self.owner = None  # a lock, since only one keeper at a time may have a daemon here
+
+    def alive(self):
+        try:
+            return bool(self.pid) and os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        except ChildProcessError:
+            return False
+
+    def start(self, pause):
+        limit = time.monotonic() + START_LIMIT
+        names = ",".join(self.uuids)
+        if self.owner is None:
+            self.owner = _open(f"{self.directory}/owner")
+        while not _alone(self.owner):
+            if time.monotonic() > limit:
+                raise MpsError(f"another agent of this job still has an MPS daemon for {names}")
+            pause(TICK)
+        self.clear()
+        log = f"{self.directory}/log/control.log"
+        env = {PIPES: self.pipes, "CUDA_MPS_LOG_DIRECTORY": os.path.dirname(log)}
+        environ = os.environ | env | {"CUDA_VISIBLE_DEVICES": names}
+        self.pid = self.spawner.spawn([self.front.control, "-f"], environ, log, log)
+        while not os.path.exists(f"{self.pipes}/control") or self.front.servers() is None:
+            if not self.alive() or time.monotonic() > limit:
+                raise MpsError(f"the MPS daemon for {names} does not start: {last_line(log)}")
+            pause(TICK)
+
+    def clear(self):
+        """Empty directories, and no process that still uses the old ones."""
+        if not end_users(self.directory):
+            raise MpsError(f"processes of MPS in {self.directory} cannot be killed")
+        shutil.rmtree(self.pipes, ignore_errors=True)
+        for path in (self.pipes, f"{self.directory}/log"):
+            make(path)
+
+    def unfit(self, pause):
+        """Why it cannot serve another round, "" if it can; the last round's workers are gone."""
+        limit = time.monotonic() + SETTLE_LIMIT
+        while True:
+            if not self.alive() or (servers := self.front.servers()) is None:
+                self.pid = 0  # killed without being asked
+                return "its daemon does not answer"
+            why = self._fault(servers)
+            if why in ("", UNKNOWN) or time.monotonic() > limit:
+                return why
+            pause(TICK)
+
+    def _fault(self, servers):
+        if self.front.clients():
+            return "a process of the last round is still its client"
+        for server in servers:
+            state = "".join(self.front.ask(f"get_server_status {server}") or ())
+            if state.startswith("Unknown command"):
+                return UNKNOWN
+            if state != "ACTIVE":
+                return f"the state of its server is {state or 'unknown'}"
+        return ""
+
+    def stamp(self, number):
+        """Tell other keepers that it is ready for a round."""
+        with open(f"{self.directory}/ready.new", "w") as f:
+            f.write(str(number))
+        os.replace(f"{self.directory}/ready.new", f"{self.directory}/ready")
+
+
+def stop(daemons):
+    """All at once: they are asked to end, then killed. Returns directories still in use."""
+    asked = []
+    for daemon in daemons:
+        if daemon.alive():
+            process = daemon.front.begin()
+            asked.append(process)
+            try:
+                process.stdin.write(f"quit -t {QUIT}\n")
+                process.stdin.close()
+            except BrokenPipeError:
+                pass  # it found no daemon
+    limit = time.monotonic() + QUIT + ANSWER_LIMIT
+    for process in asked:
+        try:
+            process.wait(max(0.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+    left = [daemon.directory for daemon in daemons if not end_users(daemon.directory)]
+    for daemon in daemons:
+        if daemon.owner is not None:
+            os.close(daemon.owner)
+        daemon.pid, daemon.owner = 0, None
+    return left
+
+
+def ready_for(directory):
+    """The last round for which its owner has found the daemon ready, -1 for none."""
+    try:
+        with open(f"{directory}/ready") as f:
+            return int(f.read())
+    except FileNotFoundError:
+        return -1
+
+
+def last_line(path):
+    """The last line of a daemon's log, without the time."""
+    try:
+        with open(path, errors="replace") as f:
+            lines = f.read().split("\n")
+    except OSError:
+        lines = []
+    said = [line for line in lines if line.strip()] or ["it said nothing"]
+    return said[-1].partition("] ")[2] or said[-1]

@@ -1,0 +1,273 @@
+"""The MPS keeper: starts, verifies and ends the MPS control daemons of one agent.
+
+`system/shared/helper.py` starts it with SPARED (as for the fork server), CONTROL, PLACES, PREFIX,
+JOB, DEVICE and FIRST. All directories of a job are in PREFIX + JOB in the first of PLACES (a JSON
+list) that can have it. CONTROL is nvidia-cuda-mps-control. DEVICE is the file that every process
+that uses CUDA has open, and FIRST the seconds until the first look at the workers.
+
+    from the agent                                 to the agent
+                                                   {"event": "swept", "names": [...]}
+    {"op": "prepare", "number": ROUND,             {"event": "ready", "number": ROUND,
+        "groups": [{"uuids": [...],                    "directories": {UUIDS: PIPES},
+                    "owned": BOOL}, ...],              "replaced": {UUIDS: WHY}}
+        "foreign": PIPES}                          {"event": "failed", "number": ROUND, "why": W}
+    {"op": "watch", "workers": {RANK: PID}}        {"event": "clients", "counts": {UUIDS: N}}
+                                                   {"event": "outside", "ranks": [...]}
+
+UUIDS are those of a group, separated by commas, or "" for a foreign daemon. A group that is not
+owned is ready when the keeper of the agent that owns it has said so, in a file. The next prepare
+ends a watch. "clients" comes once, when all workers are clients; "outside" comes once, when some
+use CUDA without being clients, as CUDA does where it cannot reach MPS.
+
+Law: no daemon that was started here outlives this process or the agent. At the end of the socket
+the daemons are asked to end, then they and their servers are killed, and the directories removed.
+Should this process be killed itself, its daemons die by their parent-death signal; their servers
+become the agent's children, and whatever is left is swept by the next keeper on this node. Daemons
+ignore the signals that Slurm or a terminal sends to every process: workers that save their state
+still need them.
+"""
+
+import json
+import os
+import select
+import signal
+import time
+import zlib
+from typing import Any
+
+from .json_lines import AgentChannel, AgentGoneError
+from .mps_daemon import (
+    TICK,
+    FrontEnd,
+    MpsDaemon,
+    MpsError,
+    enter,
+    leave,
+    make,
+    ready_for,
+    stop,
+    sweep,
+)
+from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
+
+OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
+LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
+LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
+WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
+
+
+class OvertakenError(Exception):
+    """The agent asks for something else already."""
+
+
+class MpsKeeper:
+    def __init__(self, channel, spawner, control, places, prefix, job):
+        self.channel = channel
+        self.spawner = spawner
+        self.control = control
+        self.places = places
+        self.prefix = prefix
+        self.job = job
+        self.home = None  # (path, lock) of the job's directory
+        self.daemons = {}  # UUIDs -> ours
+        self.fronts = {}  # UUIDs -> whoever's daemon the workers of this round are clients of
+        self.watch: Any = None
+
+    def run(self, device, first):
+        swept = sweep(self.places, self.prefix)
+        if swept:
+            self.channel.tell("swept", names=swept)
+        poll = select.poll()
+        poll.register(self.channel, select.POLLIN)
+        while True:
+            due = self.watch.due - time.monotonic() if self.watch else None
+            if not poll.poll(None if due is None else max(0, due * 1000)):
+                self.look()
+                continue
+            for request in self.channel.read():
+                self.watch = None
+                if request["op"] == "watch":
+                    workers = {int(rank): pid for rank, pid in request["workers"].items()}
+                    self.watch = Watch(workers, device, first)
+                else:
+                    self.on_prepare(request["number"], request["groups"], request["foreign"])
+
+    def pause(self, seconds, *, ask=False):
+        """Sleep, but not beyond the agent's life, or with `ask`, its next request."""
+        poll = select.poll()
+        poll.register(self.channel, select.POLLRDHUP | (select.POLLIN if ask else 0))
+        for _, events in poll.poll(seconds * 1000):
+            if events & (select.POLLRDHUP | select.POLLHUP):
+                raise AgentGoneError
+            raise OvertakenError
+
+    # A round
+
+    def on_prepare(self, number, groups, foreign):
+        try:
+            replaced = self.prepare(number, groups, foreign)
+        except (MpsError, OSError) as e:
+            self.channel.tell("failed", number=number, why=str(e))
+        except OvertakenError:
+            self.channel.tell("failed", number=number, why="another round began")
+        else:
+            directories = {key: front.pipes for key, front in self.fronts.items()}
+            self.channel.tell("ready", number=number, directories=directories, replaced=replaced)
+
+    def prepare(self, number, groups, foreign):
+        """Returns {UUIDS: why its daemon was replaced}."""
+        keys = {",".join(group["uuids"]): group for group in groups}
+        lost = [key for key in self.daemons if not (key in keys and keys[key]["owned"])]
+        stop([self.daemons.pop(key) for key in lost])
+        self.fronts = {}
+        replaced = {}
+        if foreign:
+            self.fronts = {"": FrontEnd(self.control, foreign)}
+            if self.fronts[""].servers() is None:
+                raise MpsError(f"the MPS daemon at {foreign} does not answer any more")
+        for key, group in keys.items():
+            if group["owned"]:
+                why = self.own(key, group["uuids"])
+                if why:
+                    replaced[key] = why
+                self.daemons[key].stamp(number)
+                self.fronts[key] = self.daemons[key].front
+        for key, group in keys.items():
+            if not group["owned"]:
+                self.fronts[key] = self.other(key, number)
+        return replaced
+
+    def directory(self, key):
+        if self.home is None:
+            self.home = enter(self.places, self.prefix + self.job)
+        path = f"{self.home[0]}/{zlib.crc32(key.encode()):08x}"
+        make(path)
+        return path
+
+    def own(self, key, uuids):
+        """See to a daemon that is fit for a round. Returns why another one had to be replaced."""
+        why = ""
+        daemon = self.daemons.get(key)
+        if daemon is None:
+            daemon = MpsDaemon(self.control, self.directory(key), uuids, self.spawner)
+            self.daemons[key] = daemon
+        else:
+            why = daemon.unfit(self.pause)
+            if not why:
+                return ""
+            stop([daemon])
+        daemon.start(self.pause)
+        return why
+
+    def other(self, key, number):
+        """Wait for the daemon that another agent of this node has."""
+        directory = self.directory(key)
+        limit = time.monotonic() + OTHERS_LIMIT
+        while ready_for(directory) < number:
+            if time.monotonic() > limit:
+                raise MpsError(f"the MPS daemon for {key}, which another agent has, is not ready")
+            self.pause(TICK, ask=True)
+        return FrontEnd(self.control, f"{directory}/pipe")
+
+    # The workers
+
+    def look(self):
+        clients = {key: front.clients() for key, front in self.fronts.items()}
+        if None in clients.values():  # a daemon that hangs tells nothing about the workers
+            outside, served = set(), False
+        else:
+            outside, served = self.watch.look({pid for pids in clients.values() for pid in pids})
+        if served:
+            self.channel.tell("clients", counts={key: len(pids) for key, pids in clients.items()})
+            self.watch = None
+            return
+        if outside:
+            self.channel.tell("outside", ranks=sorted(outside))
+        if not self.watch.again():
+            self.watch = None
+
+    # The end
+
+    def end(self):
+        limit = time.monotonic() + LAST_CLIENTS_LIMIT
+        for daemon in self.daemons.values():
+            while daemon.alive() and daemon.front.clients() and time.monotonic() < limit:
+                time.sleep(TICK)
+        left = stop(self.daemons.values())
+        if self.home is not None and not left:
+            leave(*self.home)
+
+
+class Watch:
+    """Whether the workers of a round are clients: looked at less and less often."""
+
+    def __init__(self, workers, device, first):
+        self.workers = workers  # rank -> pid, which is its session's too
+        self.device = device
+        self.interval = first
+        self.due = time.monotonic() + first
+        self.until = time.monotonic() + WATCH
+        self.suspects = set()
+        self.told = False
+
+    def look(self, clients):
+        """(ranks that are now known to use CUDA outside of MPS, whether all are clients)."""
+        sessions = {session(pid) for pid in clients}
+        absent = {rank for rank, pid in self.workers.items() if pid not in sessions}
+        if not absent:
+            return set(), True
+        of = {self.workers[rank]: rank for rank in absent}
+        suspects = {of[s] for pid, s in everyone() if s in of and has_open(pid, self.device)}
+        certain, self.suspects = suspects & self.suspects, suspects
+        if self.told:
+            return set(), False
+        self.told = bool(certain)
+        return certain, False
+
+    def again(self):
+        self.interval = min(2 * self.interval, LONGEST_INTERVAL)
+        self.due = time.monotonic() + self.interval
+        return self.due < self.until
+
+
+def session(pid):
+    try:
+        return os.getsid(pid)
+    except OSError:  # it has ended, or may not be asked
+        return 0
+
+
+def everyone():
+    """(pid, session) of every process."""
+    return [(pid, session(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))]
+
+
+def has_open(pid, path):
+    try:
+        fds = os.listdir(f"/proc/{pid}/fd")
+    except OSError:  # gone, or another user's
+        return False
+    for fd in fds:
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{fd}") == path:
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
+
+
+def main(fd, blocked, spared, control, places, prefix, job, device, first):
+    spared = {*SPARED, *numbers(spared)}
+    for s in spared:
+        signal.signal(s, signal.SIG_IGN)
+    # What is ignored here stays ignored in the daemons.
+    spawner = Spawner({}, numbers(blocked))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    keeper = MpsKeeper(AgentChannel(fd), spawner, control, json.loads(places), prefix, job)
+    try:
+        keeper.run(device, float(first))
+    except AgentGoneError:
+        pass
+    finally:
+        keeper.end()

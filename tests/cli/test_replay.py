@@ -1,0 +1,183 @@
+"""hpclaunch replay: what happened, from the journals of real jobs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from launching import LIMIT, family, free_port, hpclaunch, living, script, start, until
+
+from hpclaunch.cli import main
+from surroundings import environment
+
+FAILS = """
+import os
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+    os.kill(os.getpid(), 9)
+"""
+
+
+def replayed(where, *options):
+    return hpclaunch("replay", where, *options, cwd=os.fspath(where.parent))
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """Of a job of two workers, one of which was killed."""
+    cwd = tmp_path_factory.mktemp("job")
+    done = hpclaunch(*("--nproc", 2, "--log-dir", "logs", script(cwd, FAILS)), cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return cwd / "logs"
+
+
+def doctored(logs, where, change):
+    lines = (logs / "journal.jsonl").read_text().splitlines(keepends=True)
+    path = where / "journal.jsonl"
+    path.write_text("".join(change(lines)))
+    return path
+
+
+def without(word):
+    def change(lines):
+        (at, *_) = [i for i, line in enumerate(lines) if word in line]
+        return lines[:at] + lines[at + 1 :]
+
+    return change
+
+
+def test_a_job_is_replayed_as_it_was(logs):
+    done = replayed(logs)
+    assert (done.returncode, done.stderr) == (0, "")
+    words = ["begins, ", "Started", "-> OpenStore", "phase idle -> running"]
+    words += ["WorkerExited rank=1 code=137 signal=9", "-> StopWorkers"]
+    words += ["stage running -> stopping", "-> Say text='rank 1 on ", "-> Exit verdict="]
+    words += ["beats in ", "all decided as recorded"]
+    at = 0
+    for word in words:
+        at = done.stdout.find(word, at)
+        assert at >= 0, f"{word!r} is not there:\n{done.stdout}"
+    assert replayed(logs / "journal.jsonl").stdout == done.stdout
+
+
+def test_an_event_that_is_missing_is_the_first_difference(logs, tmp_path):
+    path = doctored(logs, tmp_path, without('"event":"WorkerExited","with":{"rank":1,"code":137'))
+    done = replayed(path)
+    assert done.returncode == 1
+    assert done.stdout.count("DIFFERS") == 1
+    assert done.stdout.rstrip().endswith("this version decides otherwise than was recorded")
+
+
+def test_what_differs_is_shown_side_by_side(logs, tmp_path):
+    def change(lines):
+        return [line.replace("; restart 1 of 3", "; restart 2 of 3") for line in lines]
+
+    done = replayed(doctored(logs, tmp_path, change))
+    assert done.returncode == 1
+    *_, before, now, _, _ = done.stdout.splitlines()
+    assert before.split()[:2] == ["-", "Say"]
+    assert before.endswith("; restart 2 of 3'")
+    assert now.split()[:2] == ["+", "Say"]
+    assert now.endswith("; restart 1 of 3'")
+
+
+def test_one_that_was_cut_off_says_so(logs, tmp_path):
+    path = doctored(logs, tmp_path, lambda lines: [*lines[:-4], lines[-4][:20]])
+    done = replayed(path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the journal is cut off in line" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ("", "it is empty"),
+        ("what is this?\n", "this is not a journal of hpclaunch"),
+        ('{"time":1.0,"now":1.0,"event":"Started","with":{}}\n', "by an older version"),
+    ],
+)
+def test_what_is_no_journal_is_one_line(tmp_path, data, why):
+    path = tmp_path / "journal.jsonl"
+    path.write_text(data)
+    for where in (path, tmp_path):
+        done = replayed(where)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"hpclaunch: error: {path}: ")
+        assert why in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_others_are_replayed_beside_one_that_is_no_journal(logs, tmp_path):
+    doctored(logs, tmp_path, lambda lines: lines)
+    (tmp_path / "journal-agent-1.jsonl").touch()
+    done = replayed(tmp_path)
+    assert done.returncode == 2
+    assert "all decided as recorded" in done.stdout
+    assert done.stderr == f"hpclaunch: error: {tmp_path}/journal-agent-1.jsonl: it is empty\n"
+
+
+def test_nothing_there(tmp_path, capsys):
+    assert main(["replay", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere: No such file or directory" in capsys.readouterr().err
+    assert main(["replay", str(tmp_path)]) == 2
+    assert "no journal in" in capsys.readouterr().err
+    assert main(["replay"]) == 2
+
+
+def test_until(logs):
+    """Seconds after the begin, or a time of day."""
+    first = json.loads((logs / "journal.jsonl").read_text().splitlines()[0])["time"]
+    assert len(replayed(logs, "--until", "+0").stdout.splitlines()) == 1
+    whole = replayed(logs).stdout
+    assert replayed(logs, "--until", "+3600").stdout == whole
+    begin = whole.split(maxsplit=1)[0]
+    assert replayed(logs, "--until", begin).stdout in whole
+    assert replayed(logs, "--until", "2001-01-01").stdout == ""
+    assert first > 0
+    for wrong in ("soon", "25:00", "2026-13-01"):
+        done = replayed(logs, "--until", wrong)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"hpclaunch: error: --until {wrong}: write 14:03:22")
+
+
+def test_a_pager_may_leave(logs):
+    command = [sys.executable, "-m", "hpclaunch", "replay", os.fspath(logs)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_all_agents_of_a_job_one_of_which_was_killed(tmp_path):
+    """Its journal ends with it, to the last beat; the head's goes on."""
+    env = environment(HPCLAUNCH_SECRET_FILE=os.fspath(tmp_path / "secret"))
+    path = script(tmp_path, "import time\ntime.sleep(600)")
+    options = ["--nnodes", "1:2", "--health", "off", "--master-addr", "127.0.0.1"]
+    options += ["--master-port", free_port(), "--log-dir", "logs"]
+    agents = [
+        start(*options, "--node-rank", rank, "--nproc", 1, path, cwd=tmp_path, environ=env)
+        for rank in range(2)
+    ]
+    logs = tmp_path / "logs"
+    until(lambda: '"phase":"running"' in _text(logs / "journal-agent-1.jsonl"))
+    killed = family(agents[1])
+    agents[1].kill()
+    agents[1].wait(LIMIT)
+    until(lambda: "going on without" in _text(logs / "journal.jsonl"))
+    until(lambda: not living(killed))  # its writer too
+    agents[0].terminate()
+    assert agents[0].wait(LIMIT) == 143
+    done = replayed(logs)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    text = done.stdout
+    assert "the journal ends here, without the end of the job: phase running, round 0" in text
+    assert text.index("PeerClosed index=1") < text.index("Signalled signum=15")
+    assert len(replayed(logs, "--verbose").stdout) > len(text)
+    for agent in agents:
+        agent.communicate()
+
+
+def _text(path):
+    return path.read_text() if path.exists() else ""

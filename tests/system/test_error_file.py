@@ -1,0 +1,70 @@
+"""What ended a worker, for whoever has started the launcher."""
+
+import json
+import stat
+
+import pytest
+
+from hpclaunch.core.protocol.model import Failure
+from hpclaunch.system.logs.error_file import VARIABLE, hand_on
+
+ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
+
+
+def failure(rank, code=1, signal=0):
+    return Failure(2, rank, "n1", code, signal, 0.0, "")
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "round-1").mkdir()
+    (tmp_path / "round-2").mkdir()
+    (tmp_path / "round-1" / "rank-0.error.json").write_text('"of another round"')
+    return tmp_path
+
+
+@pytest.fixture
+def wanted(tmp_path):
+    return tmp_path / "wanted.json"
+
+
+def test_that_of_the_first_failure_which_left_any(logs, wanted):
+    (logs / "round-2" / "rank-0.error.json").write_text('{"message": {"mess')  # was killed then
+    (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR) + "\n")
+    (logs / "round-2" / "rank-2.error.json").write_text('{"message": "of the third"}')
+    wanted.write_text("x" * 1000)
+    hand_on([failure(3), failure(0), failure(1, code=7), failure(2)], logs, {VARIABLE: str(wanted)})
+    message = ERROR["message"] | {"errorCode": 7}
+    assert json.loads(wanted.read_text()) == {"message": message}
+    wanted.unlink()
+    hand_on([failure(2)], logs, {VARIABLE: str(wanted)})
+    assert json.loads(wanted.read_text()) == {"message": "of the third"}
+    assert stat.S_IMODE(wanted.stat().st_mode) == 0o600
+
+
+def test_a_signal_is_a_negative_code_as_torch_has_it(logs, wanted):
+    (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR))
+    hand_on([failure(1, code=139, signal=11)], logs, {VARIABLE: str(wanted)})
+    assert json.loads(wanted.read_text())["message"]["errorCode"] == -11
+
+
+@pytest.mark.parametrize("name", ["", "no/such/directory"])
+def test_nobody_wants_it_or_can_have_it(logs, name):
+    before = sorted(logs.rglob("*"))
+    (logs / "round-2" / "rank-1.error.json").write_text(json.dumps(ERROR))
+    hand_on([failure(1)], logs, {VARIABLE: name and str(logs / name)})
+    hand_on([failure(1)], logs, {})
+    assert sorted(logs.rglob("*")) == sorted([*before, logs / "round-2" / "rank-1.error.json"])
+
+
+def test_no_failure_left_any(logs, wanted):
+    hand_on([failure(0)], logs, {VARIABLE: str(wanted)})
+    hand_on([], logs, {VARIABLE: str(wanted)})
+    assert not wanted.exists()
+
+
+@pytest.mark.parametrize("text", ["[1]", '"x"', "3", "null"])
+def test_a_file_that_is_somebody_elses(logs, wanted, text):
+    (logs / "round-2" / "rank-1.error.json").write_text(text)
+    hand_on([failure(1)], logs, {VARIABLE: str(wanted)})
+    assert not wanted.exists()

@@ -1,0 +1,147 @@
+"""Why a host cannot be reached, with real sockets on this machine."""
+
+import math
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from hpclaunch.system.network import reachability
+from hpclaunch.system.network.reachability import Answer
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        yield s.getsockname()[1]
+
+
+@pytest.fixture
+def closed():
+    """A port that nobody listens on: it is held, without a listen."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        yield s.getsockname()[1]
+
+
+@pytest.fixture
+def silent():
+    """A port that answers nothing: its queue of connections is full."""
+    waiting = []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as s:
+        for _ in range(4):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(s.getsockname())
+        yield s.getsockname()[1]
+    for one in waiting:
+        one.close()
+
+
+def test_each_answer(listener, closed, silent):
+    found = reachability.probe(["127.0.0.1"], [listener, closed, silent], timeout=0.3)
+    assert found == {
+        ("127.0.0.1", listener): Answer.OPEN,
+        ("127.0.0.1", closed): Answer.REFUSED,
+        ("127.0.0.1", silent): Answer.SILENT,
+    }
+
+
+def test_words_for_each(listener, closed, silent):
+    said = reachability.explain("n1", ["127.0.0.1"], [listener, closed])
+    assert said.startswith(f"something listens on n1 (127.0.0.1, port {listener})")
+    said = reachability.explain("n1", ["127.0.0.1"], [closed, silent], timeout=0.1)
+    assert said.startswith("n1 (127.0.0.1) is up, but nothing listens there")
+    said = reachability.explain("n1", ["127.0.0.1"], [silent], timeout=0.1)
+    assert said.startswith("n1 (127.0.0.1) does not answer at all")
+
+
+def test_ipv6(closed):
+    try:
+        s = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError as e:
+        pytest.skip(f"no IPv6 here: {e}")
+    with s:
+        assert set(reachability.probe(["::1"], [s.getsockname()[1]], 2).values()) == {Answer.OPEN}
+
+
+def test_no_route():
+    """On a host whose only interface, loopback, is down."""
+    program = (
+        "from hpclaunch.system.network import reachability\n"
+        "print(reachability.explain('n1', ['192.0.2.7'], [22]))"
+    )
+    command = ["unshare", "--net", sys.executable, "-c", program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if "unshare" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout.startswith("there is no route from here to n1 (192.0.2.7)"), done.stderr
+    assert done.stdout.endswith("ip route get 192.0.2.7\n")
+
+
+@pytest.mark.parametrize("addresses", [[], ["n1"], [""], ["1.2.3.4:5"], ["\0"], ["x" * 300]])
+def test_what_cannot_be_tried_says_nothing(addresses):
+    assert reachability.explain("n1", addresses, [22]) == ""
+
+
+def test_without_descriptors_it_says_nothing():
+    program = (
+        "import resource; from hpclaunch.system.network import reachability\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "print([reachability.explain('n1', ['127.0.0.1'], [22])])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "['']\n", done.stderr
+
+
+def test_many_ports_are_not_all_named():
+    found = {("10.0.0.1", port): Answer.SILENT for port in range(20000, 20008)}
+    said = reachability.in_words("n1", found)
+    assert "port 20000, 20001, 20002, 20003 and 4 more" in said
+
+
+def findings(asked, seconds=1.0):
+    """What a witness finds in that time; `asked` are the ports of each agent."""
+    witness = reachability.Witness()
+    began = time.monotonic()
+    found = []
+    try:
+        for agent, ports in asked.items():
+            witness.ask(agent, [("127.0.0.1", port) for port in ports], began)
+        while (now := time.monotonic()) < began + seconds and witness.next_deadline() < math.inf:
+            wait = min(witness.next_deadline(), began + seconds) - now
+            select.select([witness], [], [], max(0.0, wait))
+            found += witness.receive(time.monotonic())
+    finally:
+        witness.close()
+    return found
+
+
+def test_a_witness_of_each(listener, closed, silent):
+    """An agent is dead if its host refuses all ports where it may listen, and in no other case."""
+    asked = {1: [closed], 2: [listener], 3: [silent], 4: [closed, listener], 5: [closed, silent]}
+    assert findings(asked) == [1]
+
+
+def test_a_witness_of_a_death_that_comes_later():
+    """A socket outlives its process by a moment, and a connection is closed before."""
+    s = socket.create_server(("127.0.0.1", 0))
+    closing = threading.Timer(0.2, s.close)
+    closing.start()
+    assert findings({1: [s.getsockname()[1]]}) == [1]
+    closing.join()
+
+
+def test_a_witness_gives_up(listener):
+    """And leaves no connection behind."""
+    before = psutil.Process().num_fds()
+    assert findings({1: [listener]}, seconds=20) == []
+    assert psutil.Process().num_fds() == before

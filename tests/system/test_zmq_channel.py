@@ -1,0 +1,278 @@
+"""The agents' channel with real sockets: who gets in, who does not, and who has gone."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+import zmq
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.network import zmq_channel
+
+SECRET = b"s" * 32
+LIMIT = 20  # seconds
+MAX = 1 << 16
+
+
+@pytest.fixture
+def keys():
+    """Of a job of its own, so that tests at the same time never meet."""
+    return zmq_channel.derive(SECRET, f"{os.getpid()} {time.monotonic_ns()}")
+
+
+class Wiring:
+    """Channels that share this thread, as agents share none: all are served while one waits."""
+
+    def __init__(self):
+        self.inboxes = {}
+        self.others = []
+
+    def head(self, keys, agents):
+        return self.add(zmq_channel.HeadChannel(keys, agents, MAX))
+
+    def member(self, keys, index):
+        return self.add(zmq_channel.MemberChannel(keys, index, ["127.0.0.1"], MAX))
+
+    def stranger(self, port):
+        self.others.append(socket.create_server(("127.0.0.1", port)))
+        return self.others[-1]
+
+    def add(self, channel):
+        self.inboxes[channel] = []
+        return channel
+
+    def until(self, channel, kind, limit=LIMIT, speak=lambda: None):
+        """The next item of a kind; `speak` is called over and over, as agents repeat themselves."""
+        deadline = time.monotonic() + limit
+        poller = zmq.Poller()
+        for served in self.inboxes:
+            for s in served.sockets:
+                poller.register(s, zmq.POLLIN)
+        while time.monotonic() < deadline:
+            speak()
+            poller.poll(50)
+            for served, inbox in self.inboxes.items():
+                inbox += served.receive()
+            for item in self.inboxes[channel]:
+                if isinstance(item, kind):
+                    self.inboxes[channel].remove(item)
+                    return item
+        return None
+
+    def close(self, channel):
+        del self.inboxes[channel]
+        channel.close()
+
+
+@pytest.fixture
+def wiring():
+    wiring = Wiring()
+    yield wiring
+    for thing in (*wiring.inboxes, *wiring.others):
+        thing.close()
+
+
+def test_who_has_no_index_is_given_one(keys, wiring):
+    """First come, first served; the same agent has the same one again, one too many has none."""
+    head = wiring.head(keys, 3)
+    indices = []
+    for word in (b"first", b"second"):
+        member = wiring.member(keys, None)
+        item = wiring.until(head, zmq_channel.Arrived, speak=lambda m=member, w=word: m.send(0, w))
+        while item.data != word:
+            item = wiring.until(head, zmq_channel.Arrived)
+        indices.append(item.sender)
+        head.send(item.sender, b"welcome, " + word)
+        assert wiring.until(member, zmq_channel.Arrived).data == b"welcome, " + word
+    assert indices == [1, 2]
+    surplus = wiring.member(keys, None)
+    assert wiring.until(surplus, zmq_channel.Reached)
+    surplus.send(0, b"third")
+    while item := wiring.until(head, zmq_channel.Arrived, limit=0.5):
+        assert item.data != b"third"
+
+
+def test_the_users_own_port_comes_first(wiring):
+    port = 20000 + os.getpid() % 10000
+    mine = zmq_channel.derive(SECRET, f"own {os.getpid()} {time.monotonic_ns()}", port)
+    assert mine.ports[0] == port
+    head = wiring.head(mine, 2)
+    member = wiring.member(mine, 1)
+    assert wiring.until(member, zmq_channel.Reached)
+    assert head.reached
+
+
+def test_a_member_finds_the_head_and_they_talk(keys, wiring):
+    member = wiring.member(keys, 3)  # the head comes later
+    head = wiring.head(keys, 4)
+    assert wiring.until(member, zmq_channel.Reached)
+    member.send(0, b"hello")
+    assert wiring.until(head, zmq_channel.Arrived) == zmq_channel.Arrived(3, b"hello", "127.0.0.1")
+    assert len(member.targets) == len(keys.ports)
+    head.send(3, b"order")
+    assert wiring.until(member, zmq_channel.Arrived) == zmq_channel.Arrived(
+        0, b"order", "127.0.0.1"
+    )
+    assert member.targets == [("127.0.0.1", head.port)]  # and it asks at no other
+
+
+def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
+    """Else the head answers on one connection, and what comes on the other is lost."""
+    member = wiring.add(zmq_channel.MemberChannel(keys, 1, ["127.0.0.1", "127.0.0.2"], MAX))
+    head = wiring.head(keys, 2)
+    assert wiring.until(head, zmq_channel.Arrived, speak=lambda: member.send(0, b"hello"))
+    head.send(1, b"order")
+    assert wiring.until(member, zmq_channel.Arrived)
+    assert len(member.targets) == 1
+    wiring.until(member, zmq_channel.Closed, limit=0.5)  # the other connection's end takes a moment
+    sent = [b"%d" % number for number in range(10)]
+    for data in sent:
+        member.send(0, data)
+    heard = []
+    while sent[-1] not in heard:
+        heard.append(wiring.until(head, zmq_channel.Arrived).data)
+    assert [data for data in heard if data != b"hello"] == sent
+
+
+def test_a_taken_port_is_no_error_and_a_stranger_is_never_spoken_to(keys, wiring):
+    stranger = wiring.stranger(keys.ports[0])
+    head = wiring.head(keys, 2)
+    assert head.port in keys.ports[1:]
+    member = wiring.member(keys, 1)
+    assert (
+        wiring.until(head, zmq_channel.Arrived, speak=lambda: member.send(0, b"hello")).data
+        == b"hello"
+    )
+    head.send(1, b"order")
+    assert wiring.until(member, zmq_channel.Arrived).data == b"order"
+    stranger.settimeout(5)
+    connection, _ = stranger.accept()
+    with connection:
+        connection.settimeout(1)
+        heard = b""
+        try:
+            while chunk := connection.recv(4096):
+                heard += chunk
+        except TimeoutError:
+            pass
+    assert b"hello" not in heard
+
+
+def test_all_ports_taken_says_which(keys, wiring):
+    for port in keys.ports:
+        wiring.stranger(port)
+    with pytest.raises(UsageError, match=f"none of this job's ports is free.*{keys.ports[0]}"):
+        zmq_channel.HeadChannel(keys, 2, MAX)
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        zmq_channel.derive(b"t" * 32, "7.0"),  # another user's secret
+        zmq_channel.derive(SECRET, "8.0"),  # the same user's other job
+    ],
+)
+def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
+    head = wiring.head(keys, 2)
+    aimed = zmq_channel.Keys(
+        head_public=stranger.head_public,
+        head_secret=stranger.head_secret,
+        member_public=stranger.member_public,
+        member_secret=stranger.member_secret,
+        ports=(head.port,),
+    )
+    intruder = wiring.member(aimed, 1)
+    assert (
+        wiring.until(head, zmq_channel.Arrived, 1, speak=lambda: intruder.send(0, b"let me in"))
+        is None
+    )
+    assert head.refused, "and the head can say so"
+    assert intruder.refused or not intruder.reached
+
+
+def test_who_knows_only_the_heads_public_key_does_not_get_in(keys, wiring):
+    head = wiring.head(keys, 2)
+    public, secret = zmq.curve_keypair()
+    aimed = zmq_channel.Keys(keys.head_public, b"", public, secret, (head.port,))
+    intruder = wiring.member(aimed, 1)
+    assert (
+        wiring.until(head, zmq_channel.Arrived, 1, speak=lambda: intruder.send(0, b"let me in"))
+        is None
+    )
+
+
+def test_without_curve_nobody_gets_in(keys, wiring):
+    head = wiring.head(keys, 2)
+    context = zmq.Context()
+    plain = context.socket(zmq.DEALER)
+    plain.linger = 0
+    plain.routing_id = b"1"
+    plain.connect(f"tcp://127.0.0.1:{head.port}")
+    plain.send(b"let me in")
+    assert wiring.until(head, zmq_channel.Arrived, 1) is None
+    plain.close()
+    context.term()
+
+
+@pytest.mark.parametrize("index", [0, 2, 99])
+def test_an_index_that_is_not_of_this_job_is_ignored(keys, wiring, index):
+    head = wiring.head(keys, 2)
+    member = wiring.member(keys, index)
+    assert (
+        wiring.until(head, zmq_channel.Arrived, 1, speak=lambda: member.send(0, b"hello")) is None
+    )
+
+
+def test_a_message_over_the_limit_ends_the_connection(keys, wiring):
+    head = wiring.head(keys, 2)
+    member = wiring.member(keys, 1)
+    assert wiring.until(member, zmq_channel.Reached)
+    member.send(0, b"x" * (MAX + 1))
+    assert wiring.until(head, zmq_channel.Arrived, 1) is None
+    assert (
+        wiring.until(head, zmq_channel.Arrived, speak=lambda: member.send(0, b"small")).data
+        == b"small"
+    )
+
+
+def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
+    member = wiring.member(keys, 1)
+    ready, tell = os.pipe()
+    head = os.fork()
+    if not head:
+        wiring = Wiring()
+        channel = wiring.head(keys, 2)
+        wiring.until(channel, zmq_channel.Arrived)
+        channel.send(1, b"order")
+        os.write(tell, b".")
+        time.sleep(LIMIT)
+        os._exit(0)
+    assert (
+        wiring.until(member, zmq_channel.Arrived, speak=lambda: member.send(0, b"hello")).data
+        == b"order"
+    )
+    os.read(ready, 1)
+    os.kill(head, signal.SIGKILL)
+    os.waitpid(head, 0)
+    assert wiring.until(member, zmq_channel.Closed) == zmq_channel.Closed(0)
+
+    head_channel = wiring.head(keys, 2)
+    other = wiring.member(keys, 1)
+    assert wiring.until(head_channel, zmq_channel.Arrived, speak=lambda: other.send(0, b"hello"))
+    wiring.close(other)
+    assert wiring.until(head_channel, zmq_channel.Closed) == zmq_channel.Closed(1)
+
+
+def test_secrets_are_not_printed(keys):
+    assert keys.head_secret.decode() not in repr(keys)
+    assert keys.member_secret.decode() not in repr(keys)
+
+
+def test_jobs_have_keys_and_ports_of_their_own():
+    one, other = zmq_channel.derive(SECRET, "7.0"), zmq_channel.derive(SECRET, "8.0")
+    assert one == zmq_channel.derive(SECRET, "7.0")
+    assert not {one.head_public, one.member_public} & {other.head_public, other.member_public}
+    assert one.ports != other.ports
+    assert all(port in zmq_channel.PORTS for port in one.ports)
