@@ -110,6 +110,8 @@ def main() -> None:
 
     if rank == 0:
         print(f"accuracy {accuracy(model.module, test, device):.4f}")
+    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    del model
     dist.destroy_process_group()
 
 

@@ -129,6 +129,8 @@ def main() -> None:
 
     if rank == 0:
         print(f"accuracy {accuracy(model.module, test, first_half):.4f}")
+    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    del model
     dist.destroy_process_group()
 
 

@@ -124,6 +124,8 @@ def main() -> None:
         if warm := seconds[1:]:  # the first has CUDA's own start in it
             speed = len(sampler) * world * len(warm) / sum(warm)
             print(f"images/s {speed:.0f}")
+    # DDP must not be the last to hold the process group, or torch may hang: see elastic.py.
+    del model
     dist.destroy_process_group()
 
 

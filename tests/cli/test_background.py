@@ -39,7 +39,7 @@ class Shell:
     def __init__(self, cwd, line, source):
         self.cwd = cwd
         self.terminal, theirs = pty.openpty()
-        words = f"{HPCLAUNCH} --nproc 2 --log-dir logs {script(cwd, source)}"
+        words = f"{HPCLAUNCH} --nproc 2 --log-dir logs {script(cwd, source).name}"
         self.process = subprocess.Popen(
             ["sh", "-c", line.format(words)],
             cwd=cwd,

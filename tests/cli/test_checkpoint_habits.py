@@ -153,7 +153,7 @@ def goes_on_without_its_search(tmp_path, body):
     (tmp_path / "saved").mkdir()
     body = body.replace("AGENT", "os.environ['TEST_AGENT']")
     launch = f"export TEST_AGENT=$$; exec {hpclaunch_words()} --nproc 1 --checkpoint-dir saved "
-    launch += str(script(tmp_path, body))
+    launch += script(tmp_path, body).name
     done = subprocess.run(
         ["sh", "-c", launch], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )

@@ -558,8 +558,9 @@ def test_bash_completes_with_it(tmp_path, capsys):
     complete = (
         "COMP_WORDS=(hpclaunch --max-r); COMP_CWORD=1; _shtab_hpclaunch; echo ${COMPREPLY[@]}"
     )
-    bash = ["bash", "-c", f"source {tmp_path}/completion; {complete}"]
-    assert subprocess.run(bash, capture_output=True, text=True).stdout == "--max-restarts\n"
+    bash = ["bash", "-c", f"source ./completion; {complete}"]
+    done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "--max-restarts\n"
 
 
 def test_the_parser_is_light():

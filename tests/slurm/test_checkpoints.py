@@ -85,7 +85,7 @@ def test_a_disk_of_each_node(cluster: Cluster, launch: Launch, tmp_path: Path) -
         ended = launch(*options, *script, 3).wait()
         all_go_on_from(ended, "step-2.pt")
         assert "passing over checkpoint step-3.pt: n2 does not see it" in ended.output
-        cluster.on("n1", ["sh", "-c", f"rm {saved}/*"])
+        cluster.on("n1", ["sh", "-c", f"rm '{saved}'/*"])
         ended = launch(*options, *script, 1).wait()
         all_go_on_from(ended, "nothing")
 

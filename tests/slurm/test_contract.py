@@ -109,7 +109,7 @@ def test_without_scontrol_the_host_list_is_read_all_the_same(
     """As in most containers."""
     only = tmp_path / "bin"
     only.mkdir()
-    srun = f'ln -s "$(command -v hpclaunch)" {only}; srun env PATH={only} hpclaunch'
+    srun = 'ln -s "$(command -v hpclaunch)" bin; srun env "PATH=$PWD/bin" hpclaunch'
     job = launch("--nproc", 1, TELL, srun=srun)
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -35,13 +35,13 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     breaking = tmp_path / "break.sh"
     breaking.write_text(
         f"""case $SLURM_NODEID in
-        1) mount --bind {secrets[1]} {secrets[0]} ;;
-        2) mount --bind {hosts} /etc/hosts ;;
+        1) mount --bind '{secrets[1]}' '{secrets[0]}' ;;
+        2) mount --bind '{hosts}' /etc/hosts ;;
         esac
         exec "$@"
         """
     )
-    srun = f"srun unshare --mount sh {breaking} hpclaunch doctor --timeout 10"
+    srun = f"srun unshare --mount sh {breaking.name} hpclaunch doctor --timeout 10"
     ended = launch(srun=srun, env={"HPCLAUNCH_SECRET_FILE": str(secrets[0])}).wait()
     assert ended.code == 1, str(ended)
     tables = {text.split()[0]: text for text in ended.output.split("hpclaunch doctor on ")[1:]}

@@ -88,7 +88,7 @@ def test_a_launcher_within_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     """The step's tasks are the outer one's: an inner one has this worker's place alone."""
     script = tmp_path / "within.py"
     script.write_text(WITHIN)
-    job = submit(cluster, tmp_path, f"srun torchrun {script} outer")
+    job = submit(cluster, tmp_path, f"srun torchrun {script.name} outer")
     ended = job.wait()
     assert ended.code == 0, str(ended)
     found = {
@@ -110,7 +110,7 @@ def test_a_job_that_a_worker_submits(cluster: Cluster, tmp_path: Path) -> None:
     """It inherits the worker's environment, and is a job of its own all the same."""
     script = tmp_path / "next.sh"
     script.write_text(f"#!/bin/bash\nsrun torchrun {TELL}\n")
-    sbatch = f"sbatch --wait --no-requeue --nodes=2 --ntasks-per-node=1 {script}"
+    sbatch = f"sbatch --wait --no-requeue --nodes=2 --ntasks-per-node=1 {script.name}"
     job = submit(cluster, tmp_path, f"srun torchrun --no-python {sbatch}", nodes=1)
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 import pytest
 
@@ -101,19 +102,16 @@ def test_elements_of_an_array_are_jobs_of_their_own(cluster: Cluster, tmp_path) 
 @pytest.mark.parametrize("shell", ["srun --pty bash", "srun --nodes=1 --ntasks=1 bash"])
 def test_a_shell_on_a_node(cluster: Cluster, tmp_path, shell) -> None:
     """`srun --pty bash`, and then as on any machine."""
-    directory = str(tmp_path)
-    command = f"cd {directory} && hpclaunch --nproc 2 {TELL}"
-    said = cluster.on("ctl", ["bash", "-c", f"HOME={directory} {shell} -c '{command}'"])
+    words = [*shlex.split(shell), "-c", f"hpclaunch --nproc 2 {TELL}"]
+    said = cluster.on("ctl", ["env", "-C", str(tmp_path), f"HOME={tmp_path}", *words])
     assert "rank 1 is on n" in said
 
 
 def test_salloc(cluster: Cluster, tmp_path) -> None:
     """From the shell that salloc opens, with srun; without it, one line says so."""
-    inside = f"cd {tmp_path}; hpclaunch {TELL}; echo code $?; srun hpclaunch --nproc 1 {TELL}"
-    command = (
-        f"export HOME={tmp_path}; salloc --nodes=2 --ntasks-per-node=1 bash -c '{inside}' 2>&1"
-    )
-    said = cluster.on("ctl", ["bash", "-c", command])
+    inside = f"hpclaunch {TELL}; echo code $?; srun hpclaunch --nproc 1 {TELL}"
+    words = ["salloc", "--nodes=2", "--ntasks-per-node=1", "bash", "-c", inside]
+    said = cluster.on("ctl", ["env", "-C", str(tmp_path), f"HOME={tmp_path}", *words])
     assert "prefix with srun" in said
     assert "code 2" in said
     assert "rank 0 is on n" in said

@@ -39,7 +39,7 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(logs)])
     try:
         job = train(launch, tmp_path / "saved", "--log-dir", logs, "--health", "off")
-        filler = f"dd if=/dev/zero of={logs}/full bs=4k || true"
+        filler = f"dd if=/dev/zero of='{logs}/full' bs=4k || true"
         cluster.on("n2", ["sh", "-c", filler])
 
         def is_missed() -> bool:
@@ -92,7 +92,7 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
 def test_srun_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """As with the node of the job script. The tasks of its step go on, with nobody to show their
     output to; it is in the files."""
-    until = f"while [ ! -e {tmp_path}/over ]; do sleep 0.1; done"
+    until = "while [ ! -e over ]; do sleep 0.1; done"
     job = train(launch, tmp_path / "saved", "--log-dir", tmp_path / "logs", after=until)
     for srun in sorted(cluster.processes("^srun "), key=lambda p: -p.pid):
         srun.kill()  # the second one first: it would have Slurm cancel the step

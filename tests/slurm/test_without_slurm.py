@@ -10,7 +10,7 @@ import pytest
 from .cluster import Cluster
 
 TRAIN = """
-import os, signal, torch, torch.distributed as dist
+import os, resource, signal, torch, torch.distributed as dist
 from torch.distributed import rpc
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -19,7 +19,10 @@ dist.all_reduce(total)
 if rank == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
-rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world)
+options = None
+if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 512:  # four ranks take 300 open files each
+    options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world, rpc_backend_options=options)
 assert rpc.rpc_sync(f"worker{(rank + 1) % world}", abs, args=(-rank,)) == rank
 rpc.shutdown()
 if rank in (0, 3):
@@ -39,7 +42,7 @@ dist.destroy_process_group()
 def test_two_machines(cluster: Cluster, tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     line = (
-        f"cd {tmp_path}; export HOME={tmp_path} OMP_NUM_THREADS=1; "
+        f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1; "
         f"hpclaunch --nnodes=2 --nproc-per-node=2 {options} train.py 2>&1"
     )
     with ThreadPoolExecutor() as pool:

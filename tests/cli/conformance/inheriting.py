@@ -11,7 +11,7 @@ import sys
 
 os.umask(0o037)
 os.nice(3)
-resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 250))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

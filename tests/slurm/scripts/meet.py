@@ -7,6 +7,7 @@ Every rank says in which ways it met the others, and whether it found torch impo
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
 import os
+import resource
 import signal
 import sys
 
@@ -30,7 +31,10 @@ def meet(way: str, **how: object) -> None:
 
 
 def call() -> None:
-    rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=WORLD)
+    options = None
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 512:  # four ranks take 300 open files each
+        options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
+    rpc.init_rpc(f"worker{RANK}", rank=RANK, world_size=WORLD, rpc_backend_options=options)
     assert rpc.rpc_sync(f"worker{(RANK + 1) % WORLD}", abs, args=(-RANK,)) == RANK
     rpc.shutdown()
 

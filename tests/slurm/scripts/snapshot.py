@@ -80,6 +80,7 @@ def main() -> None:
     if trainer.rank == 0:
         total = sum(p.detach().double().square().sum() for p in trainer.model.parameters())
         print(f"final {float(total)!r}")
+    del trainer  # and DDP, which must not be the last to hold the group: see workers/elastic.py
     dist.destroy_process_group()
 
 
