@@ -180,7 +180,7 @@ class Head:
         if beat:  # most have had an answer to their own beat
             before = now - self.timing.beat
             others = (p for p in self.roster.others if p.report)
-            waiting = (p for p in others if p.presence.answered.sent_at <= before)
+            waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._order(peer, now) for peer in waiting]
         if self._takeover is None:
             return effects
@@ -198,7 +198,7 @@ class Head:
             self.verdict = restarts.asked_for(report, self.budget.total)
         if report.term > self.term and self.lease.holds(now):
             self._orders.term = self.rotation.next_term(report.term, self.me)  # it led, in vain
-        effects = self._keep(self.lease.note(peer.place.index, report.version, now))
+        effects = self._keep(self.lease.note_answer(peer.place.index, report.version, now))
         was_lost = peer.lost
         said = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
         if (peer.lost and not was_lost) or peer.unfit:
@@ -230,7 +230,7 @@ class Head:
         begun = self.current is not None
         if begun and self.lease.holds(now) and self.stage is not Stage.ENDING:
             self.lease.reconfigure(Record(self.round, self.budget.tally))
-            self.lease.settle()
+            self.lease.drop_old_configuration()
 
     # What to do
 

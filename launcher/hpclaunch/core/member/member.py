@@ -99,7 +99,7 @@ class Member:
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
                 effects += self._hear(event, order, now)
             case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
-                effects += self.follower.hint(sender, hint, now)
+                effects += self.follower.hear_hint(sender, hint, now)
             case HeadReached(index=index):
                 self._report_at = now
                 if index == self.follower.head:
@@ -130,9 +130,9 @@ class Member:
         if not follower.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
-        effects = follower.found()
+        effects = follower.head_found()
         effects += self.work.leave_world(now) if follower.tenure != before else []
-        until = None if self._is_head else follower.link.lease(order)
+        until = None if self._is_head else follower.link.extend_lease(order)
         effects += [] if until is None else [KeepWorkers(until)]
         effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
@@ -155,7 +155,7 @@ class Member:
         if self.verdict is not None or not ticked:
             return effects
         effects += self.follower.tick(now)
-        hopeless = self.follower.gives_up(now)
+        hopeless = self.follower.why_given_up(now)
         verdict = Verdict(EXIT_LOST, hopeless) if hopeless else None
         if self._waiting.given_up(now):
             # The head never came, so nothing of ours is running.
@@ -164,7 +164,7 @@ class Member:
             return effects + self.work.end(verdict, now)
         if notice := self._waiting.notice(now):
             effects += notice  # it may have died before we came, and another leads
-            effects += self.follower.look_around(now)
+            effects += self.follower.look_for_head(now)
         return effects
 
     def _report(self, now: float) -> list[Effect]:
@@ -197,12 +197,12 @@ class Member:
         )
         if report.news == self._told and now < self._report_at:
             return []
-        alone = follower.asked == (self.index,)
+        alone = follower.report_to == (self.index,)
         self._report_at = math.inf if alone else now + self.job.timing.beat
         self._serial += 1
         self._told = report.news
-        follower.link.told(report.serial, now)
-        return [Send(agent, report) for agent in follower.asked]
+        follower.link.report_sent(report.serial, now)
+        return [Send(agent, report) for agent in follower.report_to]
 
 
 class Looking:
