@@ -49,7 +49,14 @@ CONFIGURATION = Configuration(
     Voters(0, "0-3"),
     Voters(1, "1-3"),
     round=7,
-    tally=Tally(3, 1, checkpoint=2**32 - 1, failed=True, words=2**31, host="n2", times=2),
+    tally=Tally(
+        *(3, 1),
+        checkpoint=2**32 - 1,
+        failed=True,
+        last_line=2**31,
+        host="n2",
+        failures_in_a_row=2,
+    ),
 )
 ORDERS = [
     Order(1, 1, "f00d", Goal.WAIT, 0),
@@ -59,7 +66,8 @@ ORDERS = [
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
         configuration=replace(
-            CONFIGURATION, tally=replace(CONFIGURATION.tally, doom=Verdict(137, "why", FAILURE))
+            CONFIGURATION,
+            tally=replace(CONFIGURATION.tally, pending_verdict=Verdict(137, "why", FAILURE)),
         ),
     ),
 ]

@@ -212,7 +212,8 @@ def test_a_new_head_knows_how_the_round_before_failed():
     crew.kill(0)
     crew.until(6.0)
     fail(crew, 1, "boom")
-    assert "as the round before did, with no checkpoint in between" in crew.verdicts[1].reason
+    repeated = "the round before failed in the same way, with no checkpoint in between"
+    assert repeated in crew.verdicts[1].reason
 
 
 def test_a_new_head_knows_whose_fault_the_last_failures_were():

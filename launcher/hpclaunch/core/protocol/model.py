@@ -233,7 +233,7 @@ class Verdict:
 
 
 def checksum(text: str) -> int:
-    """What tells one save from another in few bytes, for it goes to every agent; 0 for nothing."""
+    """A few bytes in place of a text that is only compared, and goes to every agent; 0 for ""."""
     return zlib.crc32(text.encode(errors="surrogateescape"))
 
 
@@ -242,24 +242,27 @@ NO_STEP = -1
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the job has spent of its restarts, and what decides whether there is another. All of it
-    goes from one head to the next, so what is only compared with its like is kept as a checksum."""
+    """How many restarts the job has used, and what decides whether there is another one.
+
+    All of it goes to the next head, in every configuration. To keep that small, texts that are only
+    compared are kept as checksums.
+    """
 
     restarts: int = 0  # of the whole job
-    spent: int = 0  # of them, since the last progress
-    checkpoint: int = 0  # with which the last round began
-    saved: int = 0  # when the newest of those was, in ns
-    step: int = NO_STEP  # the highest of those
-    scale: int = 0  # on which that step counts: steps of two directories say nothing of each other
-    failed: bool = False  # that round did, and no other has begun
-    words: int = 0  # how it failed, in a worker's words
-    host: str = ""  # of its cause, and
-    times: int = 0  # how many rounds in a row have failed there, since the last progress
-    doom: Verdict | None = None  # how the job ends, unless a checkpoint was saved meanwhile
-    lasted: float = 0.0  # seconds from the begin of that round until it failed
-    loads: int = 0  # rounds in a row that failed as they resumed from that checkpoint
-    avoided: tuple[int, ...] = ()  # checkpoints from which none could resume
-    bar: int = NO_STEP  # the step beyond which a checkpoint is progress again
+    spent: int = 0  # restarts since the last progress
+    checkpoint: int = 0  # checksum of the mark of the checkpoint that the last round began with
+    saved: int = 0  # when the newest checkpoint was saved that a round began with, in ns
+    step: int = NO_STEP  # the highest step that a round began with
+    scale: int = 0  # checksum of that step's scale: steps of different scales cannot be compared
+    failed: bool = False  # the last round failed, and no other has begun
+    last_line: int = 0  # checksum of the last line of the worker that made it fail
+    host: str = ""  # where the last failure was
+    failures_in_a_row: int = 0  # on that host, since the last progress
+    pending_verdict: Verdict | None = None  # how the job ends, unless there is a new checkpoint
+    failed_after: float = 0.0  # seconds from the beginning of the last round to its failure
+    failed_loads: int = 0  # rounds in a row that failed while they resumed from that checkpoint
+    avoided: tuple[int, ...] = ()  # checksums of the marks of rejected checkpoints
+    progress_above: int = NO_STEP  # a checkpoint is progress only beyond this step
 
 
 NOTHING_SPENT = Tally()
