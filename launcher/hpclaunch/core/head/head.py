@@ -13,7 +13,7 @@ from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
-from ..placement.ranks import seated
+from ..placement.ranks import next_groups
 from ..protocol.configuration import Configuration, Record
 from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
 from ..protocol.events import (
@@ -301,7 +301,7 @@ class Head:
         return self.lease.will_hold(now), effects
 
     def _next_groups(self) -> list[int]:
-        return seated(self.groups, sorted(self.roster.nodes), self.job.most)
+        return next_groups(self.groups, sorted(self.roster.nodes), self.job.most)
 
     def _next_participants(self) -> list[Peer]:
         nodes = set(self._next_groups())
