@@ -1,8 +1,8 @@
 """Whether a GPU is fit for training: takes readings, and returns findings.
 
 FAIL means that the training would break or compute wrong numbers: the node is cordoned. WARN is
-told once. A finding's `check` names the GPU and the kind of trouble, but no figures, so that the
-same trouble is recognised when it is found again.
+reported once. A finding's `check` names the GPU and the kind of trouble without figures, so that
+the same trouble is recognised when it is found again.
 """
 
 from __future__ import annotations
@@ -227,27 +227,27 @@ class XidSeen:
 
 
 class History:
-    """What was read from the GPUs in this job, and what was told already. Decides what is new."""
+    """What was read from the GPUs in this job, and what was reported. Decides what is new."""
 
     def __init__(self) -> None:
         self.last: dict[str, Reading] = {}  # by name
         self._first: dict[str, Reading] = {}
-        self._told: set[str] = set()  # the `check` of each finding that was told
+        self._reported: set[str] = set()  # the `check` of each finding that is reported
         # Fatal Xids. The driver reports each only once, but they hold until the end of the job.
         self._fatal: dict[str, Finding] = {}
 
     def answer(self, readings: Iterable[Reading]) -> list[Finding]:
-        """Return all FAIL findings, and those of the others that were not told yet."""
+        """Return all FAIL findings, and those of the others that are not reported yet."""
         findings = [*self._judge(readings), *self._fatal.values()]
         fresh = self._fresh(findings)
         return [f for f in findings if f.grade is Grade.FAIL or f in fresh]
 
     def news(self, readings: Iterable[Reading]) -> list[Finding]:
-        """Return the findings that were not told yet."""
+        """Return the findings that are not reported yet."""
         return self._fresh(self._judge(readings))
 
     def xid(self, name: str, number: int) -> list[Finding]:
-        """Return the finding for an Xid if it was not told yet; [] if it is the program's fault."""
+        """Return the finding for an Xid, if it is new; [] if the program is at fault."""
         known = xid(number)
         if known.fault is Fault.PROGRAM:
             return []
@@ -262,7 +262,7 @@ class History:
         """Whether to wait because memory may yet be freed: a dead worker is still on the GPU, or
         memory has no owner and was not reported yet, after waiting in vain.
         """
-        unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._told
+        unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._reported
         return unowned or any(p.dead for p in reading.processes)
 
     def _judge(self, readings: Iterable[Reading]) -> list[Finding]:
@@ -275,6 +275,6 @@ class History:
         return findings
 
     def _fresh(self, findings: Iterable[Finding]) -> list[Finding]:
-        fresh = [f for f in findings if f.check not in self._told]
-        self._told |= {f.check for f in fresh}
+        fresh = [f for f in findings if f.check not in self._reported]
+        self._reported |= {f.check for f in fresh}
         return fresh

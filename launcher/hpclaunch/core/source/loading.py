@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from .names import Names, absolute, leaves, truth
 
 # Prefixes of variables that are read when torch is loaded, each with its reader. Found by tracing
-# getenv and os.environ through `import torch, torch.distributed`, with torch 2.4, 2.12 and 2.13, and
-# with CUDA 12, CUDA 13 and none. Python's own variables are not among them: Python reads them before
-# any program runs, so a program that sets them behaves the same however it is started.
+# getenv and os.environ through `import torch, torch.distributed`: torch 2.4, 2.12 and 2.13, with
+# CUDA 12 and 13 and for the CPU. Python's own variables are not listed. They are read before any
+# program runs, so a program that sets them behaves the same however it is started.
 AT_LOAD = (
     "TORCH",  # torch's config modules, its loggers and c10's, c10d's debug level, static flags
     "PYTORCH_",  # the JIT, and the allocators, whose static initializers parse *_ALLOC_CONF
