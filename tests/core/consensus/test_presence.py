@@ -45,11 +45,11 @@ def test_the_newest_message_that_was_answered():
     mine = Acknowledged()
     for serial, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
         mine.send(serial, at)
-    assert mine.at is None
+    assert mine.lease_start is None
     assert mine.hear(2)
-    assert mine.at == 11.0
+    assert mine.lease_start == 11.0
     assert not mine.hear(1), "that is old"
-    assert mine.at == 11.0
+    assert mine.lease_start == 11.0
 
 
 # What was known of an agent, and when it is looked at again.
@@ -119,7 +119,7 @@ def test_who_dies_within_its_vote_lease_follows_nobody_else(at, state):
     assert one.can_be_dead()
     one.die(at, "killed")
     assert (one.state, one.why) == (state, "killed")
-    one.bury()
+    one.end_loyalty()
     assert one.state is PeerState.DEAD
 
 

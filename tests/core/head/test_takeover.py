@@ -212,7 +212,8 @@ def test_a_new_head_knows_how_the_round_before_failed():
     crew.kill(0)
     crew.until(6.0)
     fail(crew, 1, "boom")
-    assert "as the round before did, with no checkpoint in between" in crew.verdicts[1].reason
+    repeated = "the round before failed in the same way, with no checkpoint in between"
+    assert repeated in crew.verdicts[1].reason
 
 
 def test_a_new_head_knows_whose_fault_the_last_failures_were():
@@ -288,7 +289,7 @@ def test_a_head_that_was_cut_off_steps_down():
     crew.until(15.0)
     assert crew.heads == [1]
     assert crew.follows(0) == 1
-    words = ["n0 is back", "n0 leads no more: n1 does, with those who were cut off"]
+    words = ["n0 is back", "n0 leads no more: n1 does, with the agents that n0 could not reach"]
     assert set(words) <= set(crew.said)
     assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
     crew.tell(1, WorkerExited(2, 137, 9))
