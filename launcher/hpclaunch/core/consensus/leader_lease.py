@@ -83,7 +83,7 @@ class LeaderLease:
         none, `inf` if it can never vote for another head.
         """
         other = self._presences[agent]
-        if other.state is PeerState.LOYAL or self._cannot_vote(other):
+        if other.state is PeerState.DEAD_IN_LEASE or self._cannot_vote(other):
             return math.inf
         start = other.answered.lease_start
         return -math.inf if start is None or not self.is_followed_by(other) else start
@@ -117,7 +117,7 @@ class LeaderLease:
         self._up_to_date = {self.me}
         if configuration.old is None:
             for other in self._presences:
-                other.end_loyalty()
+                other.end_vote_lease()
 
     def note_answer(self, agent: int, version: int, now: float) -> float | None:
         """An agent has answered, and has this version of the configuration.

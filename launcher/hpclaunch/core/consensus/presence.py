@@ -23,20 +23,30 @@ class PeerState(Enum):
     UNANSWERED = "unanswered"  # heard, but it answers no order: its lease is not renewed
     LOST = "lost"  # given up; it may come back
     DEAD = "dead"  # proven dead: it follows no head any more
-    LOYAL = "loyal"  # dead, and it died within its vote lease: it counts as a vote for this head
+    DEAD_IN_LEASE = "dead_in_lease"  # it died within its vote lease, and counts as our follower
 
 
-GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.LOYAL}
-PROVEN_DEAD = {PeerState.DEAD, PeerState.LOYAL}
+GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.DEAD_IN_LEASE}
+PROVEN_DEAD = {PeerState.DEAD, PeerState.DEAD_IN_LEASE}
 
 TRANSITIONS = {
     PeerState.UNHEARD: {PeerState.EXPECTED, PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
     PeerState.EXPECTED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
-    PeerState.HEARD: {PeerState.UNANSWERED, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
-    PeerState.UNANSWERED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
-    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.LOYAL},
+    PeerState.HEARD: {
+        PeerState.UNANSWERED,
+        PeerState.LOST,
+        PeerState.DEAD,
+        PeerState.DEAD_IN_LEASE,
+    },
+    PeerState.UNANSWERED: {
+        PeerState.HEARD,
+        PeerState.LOST,
+        PeerState.DEAD,
+        PeerState.DEAD_IN_LEASE,
+    },
+    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.DEAD_IN_LEASE},
     PeerState.DEAD: {PeerState.HEARD},  # an agent that was started anew in its place
-    PeerState.LOYAL: {PeerState.HEARD, PeerState.DEAD},
+    PeerState.DEAD_IN_LEASE: {PeerState.HEARD, PeerState.DEAD},
 }
 
 
@@ -146,7 +156,7 @@ class Presence:
         """The agent is proven dead."""
         start = self.answered.lease_start
         has_lease = start is not None and now < start + self.timing.vote_lease
-        self._enter(PeerState.LOYAL if has_lease else PeerState.DEAD)
+        self._enter(PeerState.DEAD_IN_LEASE if has_lease else PeerState.DEAD)
         self.why = self.why or why
 
     def leave(self, why: str) -> None:
@@ -155,7 +165,7 @@ class Presence:
             self._enter(PeerState.DEAD)
             self.why = self.why or why
 
-    def end_loyalty(self) -> None:
+    def end_vote_lease(self) -> None:
         """The vote of a dead agent counts no longer: a new configuration is in force."""
-        if self.state is PeerState.LOYAL:
+        if self.state is PeerState.DEAD_IN_LEASE:
             self._enter(PeerState.DEAD)
