@@ -27,8 +27,9 @@ class LeaderLease:
         me: int,
         presences: Sequence[Presence],  # by agent; our own is never read
         configuration: Configuration | None = None,
+        tenure: int = 0,  # the term in which this head began
     ) -> None:
-        self.rotation, self.timing, self.me = rotation, timing, me
+        self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
         self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
         self.until = -math.inf
         self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
@@ -92,9 +93,15 @@ class LeaderLease:
         """Whether no head has ever sent the agent a configuration: without one, it has no vote."""
         return self._is_first_head and other.term < 0
 
+    def is_of_ours(self, term: int) -> bool:
+        """Whether an agent that follows the head of this term follows us. The same agent may have
+        led before, with serial numbers of its own, so that an older term says nothing.
+        """
+        return term >= self.tenure and self.rotation.head_of(term) == self.me
+
     def is_followed_by(self, other: Presence) -> bool:
         """Whether the other agent follows this head."""
-        return other.term >= 0 and self.rotation.head_of(other.term) == self.me
+        return self.is_of_ours(other.term)
 
     # The configuration
 
@@ -114,7 +121,7 @@ class LeaderLease:
 
     def _adopt(self, configuration: Configuration) -> None:
         self.configuration = configuration
-        self._up_to_date = {self.me}
+        self._up_to_date = set()  # not even this agent: its own follower votes like any other
         if configuration.old is None:
             for other in self._presences:
                 other.end_vote_lease()

@@ -67,7 +67,7 @@ class Head:
         self.verdict: Verdict | None = None
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
-        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration)
+        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
         self.losses = LossDetector(self.roster)
         self.growth = Growth(job, self.roster)
         self._orders = Orders(self.lease, term)
@@ -145,7 +145,7 @@ class Head:
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
-                follows = self.rotation.head_of(report.term) == self.me
+                follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
                     reporter = sender if sender != self.me else None
                     effects += self._note_report(peer, report, now)
@@ -172,7 +172,7 @@ class Head:
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
-            self._reconfigure(now)
+            effects += self._reconfigure(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
         if reporter is not None and not answered:
@@ -233,12 +233,17 @@ class Head:
         """Extend the worker lease of this agent's own workers; None: it stays as it is."""
         return [] if until is None else [KeepWorkers(until)]
 
-    def _reconfigure(self, now: float) -> None:
-        """Once the first round has begun, the agents that are there are the voters."""
-        begun = self.current is not None
-        if begun and self.lease.holds(now) and self.stage is not Stage.ENDING:
-            self.lease.reconfigure(Record(self.round, self.budget.tally))
-            self.lease.drop_old_configuration()
+    def _reconfigure(self, now: float) -> list[Effect]:
+        """Once the first round has begun, the agents that are there are the voters. This agent is
+        one of them, and is told of a new configuration at once: it may have to vote with it.
+        """
+        if self.current is None or self.stage is Stage.ENDING or not self.lease.holds(now):
+            return []
+        version = self.lease.configuration.version
+        self.lease.reconfigure(Record(self.round, self.budget.tally))
+        self.lease.drop_old_configuration()
+        is_new = self.lease.configuration.version > version
+        return [self._order(self.roster[self.me], now)] if is_new else []
 
     # The stages
 
@@ -354,9 +359,9 @@ class Head:
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
         self.current = Round(self.round, participants, groups, now, resumed, preflight)
-        self._reconfigure(now)
         self.growth.begin()
         self._enter(Stage.RUNNING, now)
+        self._reconfigure(now)  # all are sent orders below
         lines = preface(self.job, self.roster, last, groups, checkpoint)
         return [*(Say(line) for line in lines), *self._order_all(now)]
 

@@ -37,6 +37,8 @@ class Orders:
             goal, number = Goal.STOP, report.round  # the others have gone on without this agent
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
+        # Two heads may have written different configurations of one version.
+        has_it = report.version >= configuration.version and report.term >= self._tenure
         order = Order(
             term=self.term,
             serial=self._serial,
@@ -48,7 +50,7 @@ class Orders:
             lost=goal is Goal.STOP and verdict is None,
             heard=report.serial,
             keep=self.lease.for_workers(presence, now),
-            configuration=configuration if report.version < configuration.version else None,
+            configuration=None if has_it else configuration,
             tenure=self._tenure,
             look=look if goal is Goal.WAIT else None,
         )

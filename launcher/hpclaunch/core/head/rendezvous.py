@@ -196,8 +196,9 @@ class Rendezvous:
 
     def verdict(self, now: float, restarts: int) -> Verdict | None:
         """Return how the job ends if there can be no next round, else None."""
-        waited, absent = now - self._since, self.roster.absent
-        if absent and waited >= self.timing.join and len(self.roster.nodes) < self._fewest:
+        waited = now - self._since
+        is_late = self._awaits_arrivals and waited >= self.timing.join
+        if is_late and len(self.roster.nodes) < self._fewest:
             names = hosts_of(self.roster.unheard)
             reason = (
                 f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
