@@ -30,7 +30,7 @@ class Standing(Enum):
 
 # Which standing may follow which.
 STANDINGS = {
-    Standing.WAITING: {Standing.FOLLOWING, Standing.LEADING},
+    Standing.WAITING: {Standing.FOLLOWING},  # one that knows no configuration cannot be elected
     Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
     Standing.LEADING: {Standing.DEPOSED},

@@ -1,6 +1,7 @@
-"""Every time-out of a job, in one place.
+"""Every time-out of a job, in one place: whatever the core waits for.
 
-All are in seconds. Each is counted on one clock only, that of the agent that waits.
+All are in seconds. Each is counted on one clock only, that of the agent that waits. Limits on a
+single helper or system call stand in the file that asks it, as `*_LIMIT`.
 """
 
 from __future__ import annotations
