@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ..core.placement import contract
+from ..core.placement import worker_environment
 from ..core.protocol import events
 from ..core.protocol.model import EXIT_USAGE, HEAD, Assignment, Trouble
 from .config import Config
@@ -54,7 +54,7 @@ class GpuSharing:
         """Answered by GpusReady, here or later, or by trouble."""
         self._part, self._pids, self.directories = part, {}, {}
         self._waits, self._tries = False, 0
-        if self._config.selector != contract.CUDA:
+        if self._config.selector != worker_environment.CUDA:
             return [events.GpusReady(part.round)]
         from ..core.placement import mps_shares
         from ..system.gpus.mps import MpsKeeperClient, find, stale

@@ -9,7 +9,7 @@ import zmq
 
 from ..core.health.findings import Finding, Grade, failed, reason
 from ..core.health.host_rules import Disk, judge_checkpoints, judge_host
-from ..core.placement import contract
+from ..core.placement import worker_environment
 from ..core.protocol import events
 from ..system.hosts import host
 from .config import Config
@@ -37,7 +37,7 @@ class HealthWatch:
         self._host = here.host
         # What concerns the whole node is told by one of its agents.
         self._first_here = here == next(p for p in config.job.places if p.node == here.node)
-        self._gpus = config.gpus if config.selector == contract.CUDA else ()
+        self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0
         self._told: set[str] = set()

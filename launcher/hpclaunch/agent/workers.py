@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.placement import binding, contract, devices
+from ..core.placement import binding, devices, worker_environment
 from ..core.protocol.model import PLACEHOLDER, Assignment, Share
 from ..system.network.route import interface_of
 from ..system.processes import affinity
@@ -37,7 +37,7 @@ def workers_of(
     pipes: Mapping[str, str],
 ) -> Crew:
     """The workers of one agent in a round; `pipes` are MPS's, see `GpuSharing.directories`."""
-    shared = contract.common(
+    shared = worker_environment.common(
         part,
         environ,
         run_id=config.run_id,
@@ -61,10 +61,12 @@ def workers_of(
         rank = part.first_rank + offset
         stem = directory / f"rank-{rank}"
         virtual = part.shares.isolated or config.virtual_local_rank
-        env = contract.per_worker(part, offset, error_file=f"{stem}.error.json", virtual=virtual)
+        env = worker_environment.per_worker(
+            part, offset, error_file=f"{stem}.error.json", virtual=virtual
+        )
         env |= _of_gpus(part, offset, config, environ, pipes)
         if config.as_tasks:
-            env |= contract.of_slurm(part, offset, environ, cpus=each[offset])
+            env |= worker_environment.of_slurm(part, offset, environ, cpus=each[offset])
         workers.append(
             Worker(
                 rank=rank,
@@ -87,20 +89,24 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
     start = config.start
     command = config.command if start.warm else (config.python, "-c", "")
     env = _at_load(config, environ) | _path(environ)
-    server.prepare(command, env, start.modules, own=contract.OWN, now=start.warm or start.ahead)
+    server.prepare(
+        command, env, start.modules, own=worker_environment.OWN, now=start.warm or start.ahead
+    )
 
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
     """Whether the template was loaded with the environment that these workers need."""
     if part.preflight:
         return False
-    mine = contract.at_load(environ, threads=0 if part.local_world_size == 1 else config.threads)
+    mine = worker_environment.at_load(
+        environ, threads=0 if part.local_world_size == 1 else config.threads
+    )
     return config.start.warm and mine == _at_load(config, environ)
 
 
 def _at_load(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """As far as this agent can know before it has heard from the others."""
-    return contract.at_load(environ, threads=config.threads)
+    return worker_environment.at_load(environ, threads=config.threads)
 
 
 def _path(environ: Mapping[str, str]) -> dict[str, str]:
@@ -132,7 +138,7 @@ def _of_gpus(
 ) -> dict[str, str]:
     if part.shares.of:
         share = part.shares.of[offset]
-        env = contract.of_gpus(
+        env = worker_environment.of_gpus(
             share,
             config.gpus,
             environ,
@@ -147,8 +153,8 @@ def _of_gpus(
         return {}
     # Which GPUs there are is not known: do as torchrun does.
     position = part.first_local_rank + offset
-    selection = environ.get(contract.CUDA)
-    return {contract.CUDA: devices.only_device(position, selection)}
+    selection = environ.get(worker_environment.CUDA)
+    return {worker_environment.CUDA: devices.only_device(position, selection)}
 
 
 def _of_mps(

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hpclaunch.core.placement import contract
+from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
 from hpclaunch.core.protocol.wording import as_bytes
@@ -48,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _speaks(environ: Mapping[str, str]) -> bool:
     """All tasks of a step have the same command line: only one says what is wrong with it."""
-    return environ.get("SLURM_PROCID", "0") == "0" or contract.is_within(environ)
+    return environ.get("SLURM_PROCID", "0") == "0" or worker_environment.is_within(environ)
 
 
 def _is_script(name: str) -> bool:

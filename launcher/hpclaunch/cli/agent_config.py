@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpclaunch.agent.config import Checkpoints, Config, Start
 from hpclaunch.core.health.host_rules import files_needed
-from hpclaunch.core.placement import binding, contract
+from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
@@ -174,7 +174,7 @@ def _examine(
             shared = _are_shared(len(task.cpus), where, environ)
             sharing = workers if shared else task.count.nproc
             task.threads = _threads(task.bind, task.cpus, sharing)
-        at_load = {**environ, **contract.at_load(environ, threads=task.threads)}
+        at_load = {**environ, **worker_environment.at_load(environ, threads=task.threads)}
         head = where.index == HEAD
         task.start, task.cold = start(options, task.program, at_load, head=head)
         task.logs, task.elsewhere = _logs(options, where)

@@ -7,7 +7,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-from hpclaunch.core.placement import contract
+from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.hosts import machines, slurm
@@ -20,7 +20,7 @@ def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
 ) -> tuple[Allocation, list[str]]:
     """The allocation, and what the user should know about it."""
-    if contract.is_within(environ):
+    if worker_environment.is_within(environ):
         environ = {}  # Slurm's variables describe the launcher that has started the worker
     step = slurm.in_step(environ)
     given = options.nnodes

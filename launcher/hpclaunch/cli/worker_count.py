@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding
-from hpclaunch.core.placement.contract import CUDA, HIP
 from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.placement.worker_environment import CUDA, HIP
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation
 from hpclaunch.system.gpus import inventory

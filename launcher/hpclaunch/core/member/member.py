@@ -27,7 +27,7 @@ from ..protocol.events import (
 )
 from ..protocol.messages import Hint, Order, Report
 from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict
-from .waiting import Waiting
+from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from story import a_part
 
-from hpclaunch.core.placement import contract, mps_shares
+from hpclaunch.core.placement import mps_shares, worker_environment
 from hpclaunch.core.placement.devices import Gpu
 from hpclaunch.core.protocol.model import Share
 
@@ -13,10 +13,10 @@ GPUS = (Gpu("0", "GPU-0"),)
 
 
 def environment(part, inherited=None, *, offset=0, interface="eth0"):
-    shared = contract.common(
+    shared = worker_environment.common(
         part, inherited or {}, run_id="1234.0", max_restarts=3, interface=interface
     )
-    return shared | contract.per_worker(part, offset, error_file="/logs/rank.json")
+    return shared | worker_environment.per_worker(part, offset, error_file="/logs/rank.json")
 
 
 def test_the_last_worker_of_two_nodes_with_two_each():
@@ -52,16 +52,16 @@ def test_the_last_worker_of_two_nodes_with_two_each():
 
 def test_what_each_worker_has_of_its_own_is_named():
     """But for what is known before the template loads."""
-    told = environment(a_part()).keys() - contract.at_load({}, threads=1).keys()
-    slurm = dict.fromkeys(contract.OWN, "1") | {"SLURM_JOB_ID": "71"}
-    told |= contract.of_slurm(a_part(), 0, slurm, cpus=4).keys()
-    for selector in (contract.CUDA, contract.HIP):
-        told |= contract.of_gpus(
+    told = environment(a_part()).keys() - worker_environment.at_load({}, threads=1).keys()
+    slurm = dict.fromkeys(worker_environment.OWN, "1") | {"SLURM_JOB_ID": "71"}
+    told |= worker_environment.of_slurm(a_part(), 0, slurm, cpus=4).keys()
+    for selector in (worker_environment.CUDA, worker_environment.HIP):
+        told |= worker_environment.of_gpus(
             Share((0,), sharers=2), GPUS, {}, isolated=True, selector=selector, backend="gloo"
         ).keys()
     settings = mps_shares.Settings("on", "auto", "4G")
     told |= mps_shares.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
-    assert told <= contract.OWN
+    assert told <= worker_environment.OWN
 
 
 def test_a_launcher_within_a_worker_knows_it():
@@ -69,11 +69,13 @@ def test_a_launcher_within_a_worker_knows_it():
     for step in ({}, {"SLURM_STEP_ID": "3"}):
         job = {"SLURM_JOB_ID": "71", **step}
         worker = job | environment(a_part(), job)
-        assert not contract.is_within(job)
-        assert contract.is_within(worker)
-        assert not contract.is_within(worker | {"SLURM_JOB_ID": "72"})
-        assert not contract.is_within(worker | {"SLURM_STEP_ID": "4"})
-    assert not contract.is_within(environment(a_part()))  # without Slurm there is nothing to know
+        assert not worker_environment.is_within(job)
+        assert worker_environment.is_within(worker)
+        assert not worker_environment.is_within(worker | {"SLURM_JOB_ID": "72"})
+        assert not worker_environment.is_within(worker | {"SLURM_STEP_ID": "4"})
+    assert not worker_environment.is_within(
+        environment(a_part())
+    )  # without Slurm there is nothing to know
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_CP
 
 
 def test_slurms_variables_describe_the_worker_as_a_task():
-    assert contract.of_slurm(a_part(), 1, STEP, cpus=4) == {
+    assert worker_environment.of_slurm(a_part(), 1, STEP, cpus=4) == {
         "SLURM_PROCID": "3",
         "SLURM_LOCALID": "1",
         "SLURM_NODEID": "1",
@@ -131,7 +133,7 @@ def test_slurms_variables_describe_the_worker_as_a_task():
 def test_what_only_some_steps_have_is_rewritten_where_it_is():
     names = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"]
     there = STEP | dict.fromkeys([*names, "SLURM_GTIDS", "SRUN_CPUS_PER_TASK"], "1")
-    found = contract.of_slurm(a_part(first_local_rank=1, first_rank=3), 0, there, cpus=4)
+    found = worker_environment.of_slurm(a_part(first_local_rank=1, first_rank=3), 0, there, cpus=4)
     assert {name: found[name] for name in there if name in found} == {
         "SLURM_PROCID": "3",
         "SLURM_NTASKS": "4",
@@ -144,4 +146,4 @@ def test_what_only_some_steps_have_is_rewritten_where_it_is():
 
 
 def test_without_slurm_nothing_is_made_up():
-    assert contract.of_slurm(a_part(), 0, {"PATH": "/bin"}, cpus=4) == {}
+    assert worker_environment.of_slurm(a_part(), 0, {"PATH": "/bin"}, cpus=4) == {}
