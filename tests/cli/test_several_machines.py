@@ -114,7 +114,8 @@ def test_a_machine_with_another_secret_is_told_why(tmp_path):
         agents.append(start(*common, conf, path, cwd=tmp_path, HPCLAUNCH_SECRET_FILE=own))
     head, member = (agent.communicate(timeout=60)[1] for agent in agents)
     assert [agent.returncode for agent in agents] == [1, 1]
-    assert re.search(r"waiting for machine 1 since 1\d s; 1 of 2 agents .* did not know this", head)
+    waiting = r"waiting for machine 1 \(1\d s so far\); 1 of 2 agents .* did not know this"
+    assert re.search(waiting, head)
     theirs = r"does not know our secret \(here [0-9a-f]{8}\)"
     assert re.search(rf"waited 1\d s for the head on 127.0.0.1: .*{theirs}", member)
     assert "Traceback" not in head + member

@@ -48,7 +48,17 @@ CONFIGURATION = Configuration(
     8,
     Voters(0, "0-3"),
     Voters(1, "1-3"),
-    Record(7, Tally(3, 1, checkpoint=2**32 - 1, failed=True, words=2**31, host="n2", times=2)),
+    Record(
+        7,
+        Tally(
+            *(3, 1),
+            checkpoint=2**32 - 1,
+            failed=True,
+            last_line=2**31,
+            host="n2",
+            failures_in_a_row=2,
+        ),
+    ),
 )
 
 
@@ -64,7 +74,7 @@ ORDERS = [
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
         configuration=with_tally(
-            replace(CONFIGURATION.record.tally, doom=Verdict(137, "why", FAILURE))
+            replace(CONFIGURATION.record.tally, pending_verdict=Verdict(137, "why", FAILURE))
         ),
     ),
 ]

@@ -1,12 +1,12 @@
-"""The decisions, and nothing else.
+"""The decisions of an agent, and nothing else.
 
-Everything in this package is a function of its arguments: no clock, no socket, no process, no
-file, no environment. The outside comes in as events (`protocol/events.py`) with the time at which
-they happened, and goes out as effects (`protocol/effects.py`) that the agent carries out. That is
-what makes whole clusters simulable, and an incident replayable from its journal.
+Code in this package depends on its arguments alone: it uses no clock, socket, process, file or
+environment variable. What happens outside comes in as events (`protocol/events.py`), each with its
+time. What is to be done goes out as effects (`protocol/effects.py`), which the agent carries out.
+This makes it possible to simulate whole clusters, and to replay an incident from its journal.
 
-Begin with `control.py`, which puts the two sides of an agent together: `member/`, which every agent
-has, and `head/`, which the one that leads has as well. Who leads is agreed upon in `consensus/`;
-docs/protocol.md tells how. `placement/` and `health/` are the rules that both sides ask, `source/`
-reads programs, and `protocol/` has the nouns of them all.
+Start reading with `control.py`. It joins the two sides of an agent: `member/`, which every agent
+has, and `head/`, which only the leading agent has. The agents agree on who leads in `consensus/`;
+docs/protocol.md explains how. `placement/` and `health/` hold rules that both sides use, `source/`
+reads the user's programs, and `protocol/` defines the data that all of them share.
 """

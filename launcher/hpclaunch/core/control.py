@@ -1,7 +1,7 @@
-"""One agent's whole core: its own side, and the head as well while it leads.
+"""The whole core of one agent: its member, and also a head while this agent leads.
 
-Both sides talk in the same messages whether or not they share a process; the ones that stay in
-this process are delivered here, at once and in order.
+Member and head exchange the same messages whether or not they share a process. A message that this
+agent sends to itself is delivered here, at once and in order.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .protocol.stages import Stage
 
 
 class Control:
-    """`handle(event, now) -> effects`, the last of which is `Exit`.
+    """Takes events with `handle(event, now)`, which returns effects. The last effect is `Exit`.
 
-    The caller delivers `Started` first and a `Tick` whenever `next_deadline()` has passed, and
-    carries out the effects in order.
+    The caller delivers `Started` first, then a `Tick` whenever `next_deadline()` has passed. It
+    carries out the effects in the order in which they are returned.
     """
 
     def __init__(
@@ -70,19 +70,21 @@ class Control:
         if self.exited:
             return []
         outside: list[Effect] = []
-        self._deliver(self._depose(now), outside, now)
+        self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._route(event, now), outside, now)
         if self.head is None and self.member.verdict is None:
-            self._deliver(self._succeed(now), outside, now)
-        self._deliver(self._depose(now), outside, now)
-        if self._over():
+            self._deliver(self._lead_if_elected(now), outside, now)
+        self._deliver(self._update_standing(now), outside, now)
+        if self._is_over():
             self.exited = True
             assert self.member.verdict is not None, "an agent ends with a verdict"
             outside.append(Exit(self.member.verdict))
         return outside
 
     def _deliver(self, effects: list[Effect], outside: list[Effect], now: float) -> None:
-        """Messages to ourselves, and what comes of them; the rest is for the outside."""
+        """Deliver messages to this agent itself, and the effects that follow from them, until none
+        are left. All other effects are appended to `outside`.
+        """
         todo = deque(effects)
         while todo:
             effect = todo.popleft()
@@ -91,9 +93,9 @@ class Control:
             else:
                 outside.append(effect)
 
-    def _over(self) -> bool:
-        over = self.member.phase is Phase.ENDED
-        return over and (self.head is None or self.head.stage is Stage.ENDED)
+    def _is_over(self) -> bool:
+        member_ended = self.member.phase is Phase.ENDED
+        return member_ended and (self.head is None or self.head.stage is Stage.ENDED)
 
     def _route(self, event: Event, now: float) -> list[Effect]:
         if self.head is None:
@@ -109,14 +111,17 @@ class Control:
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
         follower = self.member.follower
-        if follower.term > self.head.term:  # another leads, since it has a quorum
+        if follower.term > self.head.term:  # another agent has a quorum and leads
             self.head = None
             here, there = self.job.places[self.index].host, follower.host
-            effects.append(Say(f"{here} leads no more: {there} does, with those who were cut off"))
+            said = (
+                f"{here} leads no more: {there} does, with the agents that {here} could not reach"
+            )
+            effects.append(Say(said))
         return effects
 
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
-        """No round can begin then; one that is running is none the worse for it."""
+        """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
         if self.head.stage is Stage.CHOOSING:
             return self._route(TroubleFound(trouble), now)
@@ -125,8 +130,11 @@ class Control:
 
     # Who leads
 
-    def _depose(self, now: float) -> list[Effect]:
-        """A head without a quorum may meet one that has it; until then it goes on to lead."""
+    def _update_standing(self, now: float) -> list[Effect]:
+        """Depose a head that has had no quorum for too long, or reinstate it.
+
+        A deposed head goes on leading until it hears a head that has a quorum.
+        """
         follower = self.member.follower
         if self.head is None:
             return []
@@ -135,7 +143,7 @@ class Control:
             return []
         return follower.reinstate() if follower.is_deposed else []
 
-    def _succeed(self, now: float) -> list[Effect]:
+    def _lead_if_elected(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)
         if election is None:
             return []

@@ -95,7 +95,7 @@ def test_nobody_leads_in_the_term_of_another(sender, term):
     member = a_member("n0 n1 n2")
     tell(member, 0.0, Started(), StoreListening(4001))
     tell(member, 0.1, an_order(Goal.WAIT, sender=sender, term=term))
-    assert not member.follower.link.is_met
+    assert not member.follower.link.was_heard
 
 
 def test_who_follows_another_head_leaves_the_round_of_the_old_one():

@@ -45,11 +45,11 @@ def test_the_newest_message_that_was_answered():
     mine = Acknowledged()
     for serial, at in ((1, 10.0), (2, 11.0), (3, 12.0)):
         mine.send(serial, at)
-    assert mine.at is None
+    assert mine.lease_start is None
     assert mine.hear(2)
-    assert mine.at == 11.0
+    assert mine.lease_start == 11.0
     assert not mine.hear(1), "that is old"
-    assert mine.at == 11.0
+    assert mine.lease_start == 11.0
 
 
 # What was known of an agent, and when it is looked at again.
@@ -112,14 +112,16 @@ def test_one_that_is_expected_has_less_time():
     assert (one.state, one.deadline()) == (PeerState.HEARD, 110.5)
 
 
-@pytest.mark.parametrize(("at", "state"), [(LEASE - 0.1, PeerState.LOYAL), (LEASE, PeerState.DEAD)])
+@pytest.mark.parametrize(
+    ("at", "state"), [(LEASE - 0.1, PeerState.DEAD_IN_LEASE), (LEASE, PeerState.DEAD)]
+)
 def test_who_dies_within_its_vote_lease_follows_nobody_else(at, state):
     one = heard(0.0, answered=0.0)
     one.contact.close(at - 1.0)
     assert one.can_be_dead()
     one.die(at, "killed")
     assert (one.state, one.why) == (state, "killed")
-    one.bury()
+    one.end_vote_lease()
     assert one.state is PeerState.DEAD
 
 
@@ -144,7 +146,7 @@ def test_who_was_given_up_stays_so_until_it_comes_back(state):
     if state is PeerState.LOST:
         one.give_up("silent")
     else:
-        one.die(1.0 if state is PeerState.LOYAL else 50.0, "killed")
+        one.die(1.0 if state is PeerState.DEAD_IN_LEASE else 50.0, "killed")
     assert one.deadline() == math.inf
     one.hear(60.0, term=0, answers=1)
     assert one.state is state

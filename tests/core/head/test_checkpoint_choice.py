@@ -118,7 +118,7 @@ def test_a_job_that_fails_twice_as_it_resumes_goes_on_from_an_older_one():
     fail(crew, tail="")
     told = ["/c/2.pt", "/c/2.pt", "/c/1.pt", "/c/1.pt"]
     assert checkpoints(crew) == [{path} for path in told]
-    assert f"passing over checkpoint it: {checkpoint_choice.TWICE}" in crew.said
+    assert f"passing over checkpoint it: {checkpoint_choice.FAILED_TWICE}" in crew.said
 
 
 def test_without_an_older_one_it_is_tried_again():
@@ -134,7 +134,7 @@ def test_the_same_error_without_an_older_one_is_the_end():
     crew.start(0, 1, 2)
     fail(crew)
     fail(crew)
-    assert "as the round before did" in crew.verdicts[0].reason
+    assert "the round before failed in the same way" in crew.verdicts[0].reason
 
 
 def test_what_was_rejected_is_forgiven_where_there_is_nothing_else_any_more():
@@ -178,7 +178,7 @@ def test_on_disks_of_their_own_a_name_without_a_step_says_too_little():
     crew.checkpoint = "/c/snapshot.pt"
     crew.start(0, 1, 2)
     assert checkpoints(crew) == [{""}]
-    assert f"passing over checkpoint it: {checkpoint_choice.UNTOLD}" in crew.said
+    assert f"passing over checkpoint it: {checkpoint_choice.NO_STEP_IN_NAME}" in crew.said
 
 
 def test_what_fails_later_is_no_matter_of_the_checkpoint():

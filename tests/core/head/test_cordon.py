@@ -89,7 +89,7 @@ def test_too_few_nodes_are_left():
     assert head.verdict.code == EXIT_LOST
     assert head.verdict.reason == (
         f"n1: {ILL}; 1 of 2 nodes are left, and the job needs 2 (--nnodes 1:2 goes on without "
-        "those lost)"
+        "lost nodes)"
     )
 
 

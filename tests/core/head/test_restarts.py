@@ -118,8 +118,8 @@ def test_what_would_fail_again_is_not_tried_again(words, code):
 
 def test_a_crash_loop_is_told():
     assert spent(A, A, most=5).reason == (
-        "rank 0 on n0 exited with code 1 in round 0, and as the round before did, with no "
-        "checkpoint in between: ValueError: a"
+        "rank 0 on n0 exited with code 1 in round 0, and the round before failed in the same way, "
+        "with no checkpoint in between: ValueError: a"
     )
 
 
@@ -168,7 +168,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
             for budget in (one, other)
         ]
         assert said[0] == said[1]
-        assert (one.words, one.delay) == (other.words, other.delay)
+        assert (one.describe(), one.delay) == (other.describe(), other.delay)
         if not isinstance(step, str):  # for the one who has just asked
             assert one.suspect == other.suspect
         if said[0] is not None:

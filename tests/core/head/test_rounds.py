@@ -252,7 +252,7 @@ def test_join_timeout_names_the_hosts():
     tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
     assert Diagnose() in tell(head, 10.0, Tick())
     (said,) = deeds(tell(head, 10.0, Diagnosed("3 connections were refused")))
-    words = "waiting for n2 since 10 s; 2 of 3 agents are here; 3 connections were refused"
+    words = "waiting for n2 (10 s so far); 2 of 3 agents are here; 3 connections were refused"
     assert said == Say(words)
     verdict = sent(tell(head, 600.0, Tick()))[1].verdict
     assert verdict.code == EXIT_LOST
@@ -264,7 +264,7 @@ def test_many_missing_hosts_are_counted():
     tell(head, 0.0, Started(), report(0, IDLE))
     tell(head, 10.0, Tick())
     (said,) = deeds(tell(head, 10.0, Diagnosed("")))
-    assert "n8 and 3 more since" in said.text
+    assert "n8 and 3 more (10 s so far)" in said.text
 
 
 def test_who_came_in_the_meantime_is_not_missed():
@@ -319,7 +319,7 @@ def test_an_agent_that_falls_silent_ends_a_job_that_needs_it():
     assert head.verdict.code == EXIT_LOST
     assert head.verdict.reason == (
         "the agent on n1 was lost: it has been silent for 10 s; 1 of 2 nodes are left, and the job "
-        "needs 2 (--nnodes 1:2 goes on without those lost)"
+        "needs 2 (--nnodes 1:2 goes on without lost nodes)"
     )
     assert head.stage is Stage.ENDING
 
@@ -405,7 +405,8 @@ def test_one_that_was_given_up_in_error_still_hears_the_end():
 def test_a_search_that_takes_long_is_mentioned():
     head = gathered()
     assert deeds(tell(head, 9.0, Tick())) == []
-    assert deeds(tell(head, 10.0, Tick())) == [Say("looking for a complete checkpoint since 10 s")]
+    said = "looking for a complete checkpoint (10 s so far)"
+    assert deeds(tell(head, 10.0, Tick())) == [Say(said)]
     assert deeds(tell(head, 11.0, Tick())) == []
 
 

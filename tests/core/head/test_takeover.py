@@ -212,7 +212,8 @@ def test_a_new_head_knows_how_the_round_before_failed():
     crew.kill(0)
     crew.until(6.0)
     fail(crew, 1, "boom")
-    assert "as the round before did, with no checkpoint in between" in crew.verdicts[1].reason
+    repeated = "the round before failed in the same way, with no checkpoint in between"
+    assert repeated in crew.verdicts[1].reason
 
 
 def test_a_new_head_knows_whose_fault_the_last_failures_were():
@@ -288,7 +289,7 @@ def test_a_head_that_was_cut_off_steps_down():
     crew.until(15.0)
     assert crew.heads == [1]
     assert crew.follows(0) == 1
-    words = ["n0 is back", "n0 leads no more: n1 does, with those who were cut off"]
+    words = ["n0 is back", "n0 leads no more: n1 does, with the agents that n0 could not reach"]
     assert set(words) <= set(crew.said)
     assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
     crew.tell(1, WorkerExited(2, 137, 9))
@@ -372,3 +373,43 @@ def test_one_that_is_behind_is_told_who_leads():
     crew.mend()  # as it asks n2, which follows n1
     crew.until(crew.now + 0.6)
     assert crew.follows(4) == 1
+
+
+# What a head that is cut off has to know of its own decisions
+
+
+def spares_are_lost():
+    """Agents 0 to 2 train, and have agreed to go on without the spares 3 and 4."""
+    crew = at_work("n0 n1 n2 n3 n4", most=3)
+    crew.cut([3, 4], [0, 1, 2])
+    crew.until(10.0)
+    return crew
+
+
+def test_a_head_has_every_configuration_that_it_has_written():
+    """As a follower, for it votes with that once it leads no more."""
+    crew = spares_are_lost()
+    written = crew.agents[0].head.lease.configuration
+    assert written.agents == {0, 1, 2}
+    assert written.old is None
+    assert crew.agents[0].member.follower.configuration == written
+
+
+def test_a_head_does_not_go_on_with_those_who_were_voted_out():
+    """Two of the three voters are a majority; with agents who know of an older configuration only,
+    the head that is cut off from them is none."""
+    crew = spares_are_lost()
+    crew.cut([0], [1, 2])
+    crew.mend([0], [3, 4])
+    crew.until(40.0)
+    assert set(crew.running) == {1, 2}
+    assert not crew.clashes
+    assert crew.agents[0].member.follower.is_deposed
+
+
+def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
+    crew = at_work("n0 n1 n2 n3")
+    crew.kill(0)
+    crew.until(DIED + 0.3)
+    assert crew.heads == [1]
+    assert all(crew.agents[a].member.follower.configuration for a in (1, 2, 3))

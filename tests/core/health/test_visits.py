@@ -22,7 +22,7 @@ def test_what_differs_on_every_host_is_told_of_a_few():
     visits = [Visit(f"n{i}", (Finding("route", f"10.0.0.{i}"),)) for i in range(1000)]
     *shown, rest = rows(visits)
     assert [row.hosts for row in shown] == [(f"n{i}",) for i in range(SHOWN)]
-    assert rest.finding == Finding("route", "the like")
+    assert rest.finding == Finding("route", "similar")
     assert len(rest.hosts) == 1000 - SHOWN
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.core.placement.ranks import seated
+from hpclaunch.core.placement.ranks import next_groups
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from hpclaunch.core.placement.ranks import seated
     ],
 )
 def test_seats(last, fit, most, expected):
-    assert seated(last, fit, most) == expected
+    assert next_groups(last, fit, most) == expected
 
 
 NODES = st.lists(st.integers(0, 12), unique=True)
@@ -34,7 +34,7 @@ NODES = st.lists(st.integers(0, 12), unique=True)
 @given(NODES, NODES.map(sorted), st.integers(0, 12))
 def test_everybody_there_has_one_seat_and_survivors_keep_theirs(last, fit, most):
     last = last[:most] if most else last
-    groups = seated(last, fit, most)
+    groups = next_groups(last, fit, most)
     assert len(groups) == len(set(groups)) == min(most or len(fit), len(fit))
     assert set(groups) <= set(fit)
     stayed = [node for node in last if node in fit]

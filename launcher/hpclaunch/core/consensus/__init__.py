@@ -1,1 +1,1 @@
-"""Who leads, and until when. Knows nothing of training."""
+"""How the agents agree on who leads, and until when. Knows nothing of training."""

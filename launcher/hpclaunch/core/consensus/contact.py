@@ -1,7 +1,7 @@
-"""What is heard of another agent, and when: all on the clock of the agent that listens.
+"""When another agent was last heard. All times are on the clock of the agent that listens.
 
-A closed connection alone says little, for a network may close one and open it again, or close it
-and go silent. But it is a reason to ask the other's host, whose kernel refuses a connection once
+A closed connection alone proves little: a network may close it and open it again, or close it and
+go silent. But it is a reason to probe the other agent's host, whose kernel refuses connections once
 the agent is dead.
 """
 
@@ -13,15 +13,16 @@ from collections import deque
 
 class Contact:
     def __init__(self) -> None:
-        self.heard: float | None = None  # the last message; None before the first
-        self.closed: float | None = None  # its connection was, and nothing was heard since
+        self.heard: float | None = None  # when the last message came; None before the first
+        # When the connection was closed; None if it is open, or was heard from since.
+        self.closed: float | None = None
 
     def hear(self, now: float) -> None:
         self.heard = now
         self.closed = None
 
     def reopen(self) -> None:
-        """Its connection is there again, and the channel vouches for who made it."""
+        """The connection is open again. The channel has authenticated the other end."""
         self.closed = None
 
     def close(self, now: float) -> None:
@@ -29,7 +30,7 @@ class Contact:
             self.closed = now
 
     def evidence(self, now: float, *, dead: bool) -> str:
-        """Why the other counts as lost, in words."""
+        """Say in words why the other agent counts as lost. `dead`: its host has proven it dead."""
         if dead and self.closed is not None:
             return "its connection was closed and cannot be made again"
         if dead:
@@ -39,25 +40,27 @@ class Contact:
 
 
 class Acknowledged:
-    """When the newest of our messages was sent that the other end has answered.
+    """Which of our messages the other end has answered, and when we sent them.
 
-    Whatever an agent promises with an answer, it promises from when it heard us, which is later
-    than we sent. So a lease that is counted from here is over for us before it is for the other.
+    An answer grants a lease that the other end counts from the moment it heard us. That is later
+    than the moment we sent the message. So if we count the lease from the sending, it ends for us
+    before it ends for the other end.
     """
 
     def __init__(self) -> None:
-        self.at: float | None = None
-        self.sent_at = -math.inf  # the newest
-        self._sent: deque[tuple[int, float]] = deque(maxlen=64)
+        # When we sent the newest message that was answered; None before the first answer.
+        self.lease_start: float | None = None
+        self.last_sent_at = -math.inf
+        self._unanswered: deque[tuple[int, float]] = deque(maxlen=64)  # serial number, when sent
 
     def send(self, serial: int, now: float) -> None:
-        self.sent_at = now
-        self._sent.append((serial, now))
+        self.last_sent_at = now
+        self._unanswered.append((serial, now))
 
     def hear(self, serial: int) -> bool:
-        """The other end has had this one; returns whether that is news."""
+        """The other end has answered the message `serial`. Returns whether we did not know that."""
         news = False
-        while self._sent and self._sent[0][0] <= serial:
-            self.at = self._sent.popleft()[1]
+        while self._unanswered and self._unanswered[0][0] <= serial:
+            self.lease_start = self._unanswered.popleft()[1]
             news = True
         return news

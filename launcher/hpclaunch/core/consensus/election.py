@@ -1,4 +1,4 @@
-"""An agent that is asked to lead: who asks, and whether they are enough."""
+"""The candidate's side of an election: who asks it to lead, and whether they are a quorum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .quorum import is_quorum
 
 
 class Ballot(Protocol):
-    """What consensus has to know of an agent's report."""
+    """The fields of an agent's report that consensus reads."""
 
     @property
     def serial(self) -> int: ...
@@ -35,58 +35,62 @@ B = TypeVar("B", bound=Ballot)
 
 @dataclass(frozen=True)
 class Election(Generic[B]):
-    """It is won: by these votes, for this term."""
+    """An election that this agent has won."""
 
-    term: int
-    configuration: Configuration  # the newest that a voter has
+    term: int  # the one that it leads from now on
+    configuration: Configuration  # the newest that any voter has
     old: int  # the head until now
-    dead: frozenset[int]  # agents that are proven to be
-    votes: Mapping[int, B]
+    dead: frozenset[int]  # agents that are proven dead
+    votes: Mapping[int, B]  # by agent
 
 
 class Candidate(Generic[B]):
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
-        self._ballots: dict[int, tuple[float, B]] = {}
+        self._ballots: dict[int, tuple[float, B]] = {}  # by agent; the time is when it was heard
 
     def hear(self, sender: int, ballot: B, now: float) -> list[Effect]:
-        """Somebody asks, or takes us for its head."""
-        mine = self.follower
+        """Another agent asks this one to lead, or believes that it is already the head.
+
+        Returns a hint for the sender if it should ask another agent.
+        """
+        follower = self.follower
         if sender in self._ballots and ballot.serial <= self._ballots[sender][1].serial:
             return []
         self._ballots[sender] = (now, ballot)
-        if sender == mine.index:
+        if sender == follower.index:
             return []
-        if not mine.is_free(now):
-            return [Send(sender, Hint(mine.term, led=True))]
-        if mine.seeking == NOBODY or ballot.seeking == NOBODY:
+        if not follower.is_free(now):
+            return [Send(sender, Hint(follower.term, led=True))]
+        if follower.seeking == NOBODY or ballot.seeking == NOBODY:
             return []
-        if ballot.seeking < mine.seeking:
-            return [Send(sender, Hint(mine.seeking, led=False))]
-        return mine.seek(ballot.seeking, now) if ballot.seeking > mine.seeking else []
+        if ballot.seeking < follower.seeking:
+            return [Send(sender, Hint(follower.seeking, led=False))]
+        return follower.seek(ballot.seeking, now) if ballot.seeking > follower.seeking else []
 
     def elected(self, now: float) -> Election[B] | None:
-        mine, rotation = self.follower, self.follower.rotation
-        if mine.seeking == NOBODY or rotation.head_of(mine.seeking) != mine.index:
+        """Return the election if this agent has won one, else None."""
+        follower, rotation = self.follower, self.follower.rotation
+        if follower.seeking == NOBODY or rotation.head_of(follower.seeking) != follower.index:
             return None
-        if not mine.is_free(now):
+        if not follower.is_free(now):
             return None
         votes = {
             agent: ballot
-            for agent, (at, ballot) in self._ballots.items()
-            if ballot.seeking == mine.seeking
+            for agent, (heard_at, ballot) in self._ballots.items()
+            if ballot.seeking == follower.seeking
             and ballot.configuration
-            and now < at + mine.timing.loss
+            and now < heard_at + follower.timing.loss
         }
-        if mine.index not in votes:
+        if follower.index not in votes:
             return None
         newest = max(votes.values(), key=lambda vote: (vote.term, vote.version))
         configuration = newest.configuration
-        assert configuration is not None, "an agent that has none does not vote"
+        assert configuration is not None, "an agent without a configuration does not vote"
         old = rotation.head_of(newest.term)
-        everybody = all(a in votes or a in mine.dead for a in rotation.agents)
-        dead_head = old if old in mine.dead else None
+        everybody = all(a in votes or a in follower.dead for a in rotation.agents)
+        dead_head = old if old in follower.dead else None
         enough = everybody or is_quorum(configuration, votes.keys(), dead_head)
-        if not enough or mine.seeking <= newest.term:
+        if not enough or follower.seeking <= newest.term:
             return None
-        return Election(mine.seeking, configuration, old, frozenset(mine.dead), votes)
+        return Election(follower.seeking, configuration, old, frozenset(follower.dead), votes)

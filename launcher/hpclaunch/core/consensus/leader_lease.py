@@ -1,4 +1,4 @@
-"""A head and its quorum: until when it may let workers run."""
+"""The leader lease: until when a head has the support of a quorum, and so may let workers run."""
 
 from __future__ import annotations
 
@@ -14,130 +14,153 @@ from .rotation import Rotation
 
 
 class LeaderLease:
-    """`until` is worked out at every beat, and when something hinges on it: never for every single
-    report, since it is a look at all agents."""
+    """The lease is over at `until`.
+
+    Working out `until` takes a look at all agents. So that is done at every beat and where a
+    decision depends on it, but not for every single report.
+    """
 
     def __init__(
         self,
         rotation: Rotation,
         timing: Timing,
         me: int,
-        presences: Sequence[Presence],  # by agent; our own is not looked at
+        presences: Sequence[Presence],  # by agent; our own is never read
         configuration: Configuration | None = None,
+        tenure: int = 0,  # the term in which this head began
     ) -> None:
-        self.rotation, self.timing, self.me = rotation, timing, me
+        self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
         self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
         self.until = -math.inf
-        self.dead_head: int | None = None  # whom we have replaced, if it is proven dead
+        self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
         self._presences = presences
-        self._first = configuration is None
-        self._answered: set[int] = set()  # who has since the last look, and may make a quorum
-        self._has_it: set[int] = set()  # who has this version of the configuration
+        self._is_first_head = configuration is None
+        self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
+        self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
     @property
     def is_alone(self) -> bool:
         return len(self._presences) == 1
 
     def renew(self, now: float) -> float | None:
-        """Until when our own workers may run, if that is later than before."""
+        """Work out `until` anew. Returns until when our own workers may run; None if that is not
+        later than before, or if the lease has no end.
+        """
         if self.is_alone:
             self.until = math.inf
             return None
 
-        def at(agent: int) -> float:
-            return now if agent == self.me else min(now, self._leased_at(agent))
+        def lease_start(agent: int) -> float:
+            return now if agent == self.me else min(now, self._lease_start(agent))
 
         others = (self._presences[agent] for agent in self.rotation.agents if agent != self.me)
-        nobody_else = all(other.is_dead for other in others)
-        votes = supported_since(self.configuration, at, self.me, self.dead_head)
-        since = now if nobody_else else votes
+        if all(other.is_dead for other in others):
+            since = now
+        else:
+            since = supported_since(self.configuration, lease_start, self.me, self.dead_head)
         until = since + self.timing.vote_lease - self.timing.killing
-        later, self.until = until > self.until, until
-        return until if later and not math.isinf(until) else None
+        is_later, self.until = until > self.until, until
+        return until if is_later and not math.isinf(until) else None
 
     def holds(self, now: float) -> bool:
         return now < self.until
 
     def will_hold(self, now: float) -> bool:
-        """For as long as it takes to give up those who may keep it from being renewed: what begins
-        now is not over before."""
+        """Whether the lease will hold long enough to begin something now.
+
+        An agent that fell silent just now may keep the lease from being renewed until it is given
+        up. What begins now should not end before that.
+        """
         return now < self.until - self.timing.loss + self.timing.beat
 
     def for_workers(self, other: Presence, now: float) -> float:
-        """For how many seconds since its last report the workers of another agent may run."""
+        """Return for how many seconds after its last report another agent's workers may run."""
         if other.is_given_up or other.state is PeerState.UNANSWERED:
             return 0.0
         return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
-    def _leased_at(self, agent: int) -> float:
-        """When we sent the newest message that it has answered as a follower of ours: its vote
-        lease is counted from then."""
+    def _lease_start(self, agent: int) -> float:
+        """Return from when the agent's vote lease for us is counted: `-inf` if it has given us
+        none, `inf` if it can never vote for another head.
+        """
         other = self._presences[agent]
-        if other.state is PeerState.LOYAL or self._knows_nothing(other):
+        if other.state is PeerState.DEAD_IN_LEASE or self._cannot_vote(other):
             return math.inf
-        answered = other.answered.at
-        return -math.inf if answered is None or not self.is_followed_by(other) else answered
+        start = other.answered.lease_start
+        return -math.inf if start is None or not self.is_followed_by(other) else start
 
-    def _knows_nothing(self, other: Presence) -> bool:
-        """One that no head has told of a configuration cannot vote."""
-        return self._first and other.term < 0
+    def _cannot_vote(self, other: Presence) -> bool:
+        """Whether no head has ever sent the agent a configuration: without one, it has no vote."""
+        return self._is_first_head and other.term < 0
+
+    def is_of_ours(self, term: int) -> bool:
+        """Whether an agent that follows the head of this term follows us. The same agent may have
+        led before, with serial numbers of its own, so that an older term says nothing.
+        """
+        return term >= self.tenure and self.rotation.head_of(term) == self.me
 
     def is_followed_by(self, other: Presence) -> bool:
-        return other.term >= 0 and self.rotation.head_of(other.term) == self.me
+        """Whether the other agent follows this head."""
+        return self.is_of_ours(other.term)
 
     # The configuration
 
     def reconfigure(self, record: Record) -> None:
-        """Those who are there vote from now on, and have this record."""
+        """Write a new configuration if the agents that are there, or the record, have changed."""
         there = [a for a in self.rotation.agents if self._is_there(a)]
-        new, settled = voters(self.me, there), self.configuration.old or self.configuration.voters
-        old = None if new == settled else settled
+        new = voters(self.me, there)
+        in_force = self.configuration.old or self.configuration.voters
+        old = None if new == in_force else in_force
         configuration = replace(self.configuration, voters=new, record=record)
         if configuration != self.configuration:
-            self._next(replace(configuration, version=configuration.version + 1, old=old))
+            self._adopt(replace(configuration, version=configuration.version + 1, old=old))
 
     def _is_there(self, agent: int) -> bool:
         other = self._presences[agent]
         return other.term >= 0 and not other.is_given_up
 
-    def _next(self, configuration: Configuration) -> None:
+    def _adopt(self, configuration: Configuration) -> None:
         self.configuration = configuration
-        self._has_it = {self.me}
+        self._up_to_date = set()  # not even this agent: its own follower votes like any other
         if configuration.old is None:
             for other in self._presences:
-                other.bury()
+                other.end_vote_lease()
 
-    def note(self, agent: int, version: int, now: float) -> float | None:
-        """It has answered, and has this version of the configuration. What that says of the quorum
-        is worked out when it may be enough. Returns what `renew` does."""
+    def note_answer(self, agent: int, version: int, now: float) -> float | None:
+        """An agent has answered, and has this version of the configuration.
+
+        While the lease does not hold, it is renewed once so many agents have answered that they may
+        be a quorum. Returns what `renew` returns; None if it was not called.
+        """
         other = self._presences[agent]
         if agent not in self.rotation or not self.is_followed_by(other):
             return None
         if version >= self.configuration.version:
-            self._has_it.add(agent)
-        if other.answered.at is None or self.holds(now):
+            self._up_to_date.add(agent)
+        if other.answered.lease_start is None or self.holds(now):
             return None
-        self._answered.add(agent)
-        if 2 * (len(self._answered) + 1) < len(self.configuration.voters.members):
+        self._newly_answered.add(agent)
+        if 2 * (len(self._newly_answered) + 1) < len(self.configuration.voters.members):
             return None
-        self._answered.clear()
+        self._newly_answered.clear()
         return self.renew(now)
 
-    def settle(self) -> None:
-        """The old configuration no longer counts once a quorum has the new one."""
+    def drop_old_configuration(self) -> None:
+        """Drop the old configuration if enough agents have the new one."""
         if self.configuration.old is None:
             return
 
         def has_it(agent: int) -> bool:
-            other = self._presences[agent]  # who votes no more does not count
-            return agent in self._has_it or other.is_dead or self._knows_nothing(other)
+            other = self._presences[agent]
+            no_vote = other.is_dead or self._cannot_vote(other)  # so it needs no configuration
+            return agent in self._up_to_date or no_vote
 
         if replaces_old(self.configuration, has_it, self.dead_head):
             version = self.configuration.version + 1
-            self._next(replace(self.configuration, version=version, old=None))
+            self._adopt(replace(self.configuration, version=version, old=None))
 
     def missing(self, now: float) -> list[int]:
-        """The voters that have not answered for so long that they may follow another head."""
+        """Return the voters whose vote leases are over, so that they may follow another head."""
         before = now - self.timing.vote_lease
         others = sorted(self.configuration.agents - {self.me})
-        return [agent for agent in others if self._leased_at(agent) <= before]
+        return [agent for agent in others if self._lease_start(agent) <= before]

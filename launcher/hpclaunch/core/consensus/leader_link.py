@@ -1,7 +1,7 @@
-"""A follower and its head: whether the head is there, and what each has granted the other.
+"""What a follower knows of its head: whether the head is there, and the leases between the two.
 
-By answering an order the follower grants a **vote lease**: it follows no other head until the lease
-is over. With the order the head grants a **worker lease**: see presence.py.
+By answering an order, the follower grants the head a **vote lease**: it follows no other head until
+the lease is over. With each order, the head grants a **worker lease**: see presence.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .contact import Acknowledged, Contact
 
 
 class Heartbeat(Protocol):
-    """What consensus has to know of a head's message."""
+    """The fields of a head's message that consensus reads."""
 
     @property
     def term(self) -> int: ...
@@ -32,46 +32,47 @@ class Heartbeat(Protocol):
 
 
 class LeaderLink:
-    """Until the first message of the head there are no deadlines and no leases."""
+    """Before the head's first message, there are no deadlines and no leases."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self.address = ""  # where the head was reached
+        self.address = ""  # where we reached the head
         self.newest = -1  # serial number of its newest message
-        self.is_dead = False  # that is proven
-        self.is_released = False  # it has said that it leads no more
-        self._workers_until = -math.inf
+        self.is_dead = False  # proven by its host
+        self.is_released = False  # the head has said that it no longer leads
+        self._workers_until = -math.inf  # the end of the worker lease
         self._contact = Contact()
-        self._answered = Acknowledged()  # of our reports
+        self._answered = Acknowledged()  # which of our reports the head has answered
 
     def hear(self, beat: Heartbeat, address: str, now: float) -> bool:
-        """Whether it is news: what is old says nothing about the head either."""
+        """Returns whether the message is new. An old one does not show that the head is alive."""
         if beat.serial <= self.newest:
             return False
-        self._contact.heard = now  # on a connection that may be closed by now
+        # Not `Contact.hear`: the connection that brought the message may have been closed since.
+        self._contact.heard = now
         self.address = address
         self.newest = beat.serial
         return True
 
     @property
-    def is_met(self) -> bool:
+    def was_heard(self) -> bool:
         return self._contact.heard is not None
 
     @property
     def is_closed(self) -> bool:
         return self._contact.closed is not None
 
-    def lease(self, beat: Heartbeat) -> float | None:
-        """Until when workers may run, if that is later than what was granted before."""
+    def extend_lease(self, beat: Heartbeat) -> float | None:
+        """Return the new end of the worker lease; None if the message does not extend it."""
         self._answered.hear(beat.heard)
-        until = -math.inf if self._answered.at is None else self._answered.at + beat.keep
+        start = self._answered.lease_start
+        until = -math.inf if start is None else start + beat.keep
         if not beat.keep or until <= self._workers_until:
             return None
         self._workers_until = until
         return until
 
-    def told(self, serial: int, now: float) -> None:
-        """A report was sent."""
+    def report_sent(self, serial: int, now: float) -> None:
         self._answered.send(serial, now)
 
     def reopen(self) -> None:
@@ -81,7 +82,9 @@ class LeaderLink:
         self._contact.close(now)
 
     def free_at(self) -> float:
-        """Until then we follow no other; `inf` for a head that was never heard."""
+        """Return when our vote lease ends, and with it the duty to follow this head: `inf` for a
+        head that was never heard, `-inf` for one that is dead or has released us.
+        """
         if self.is_dead or self.is_released:
             return -math.inf
         heard = self._contact.heard

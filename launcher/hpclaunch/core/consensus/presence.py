@@ -1,9 +1,10 @@
 """Whether another agent is there, as the head sees it: a table of states.
 
-The head renews an agent's **worker lease** with every order: its workers may run until the loss
-timeout after the sending of its newest report that the head has answered. The head cannot have
-heard that report before it was sent. So when it gives up a silent agent, that lease is over, and
-the agent's fork server has ended the workers, even if the agent itself was stopped.
+The head renews an agent's **worker lease** with every order. The agent counts the lease from the
+moment it sent the newest report that the head has answered, and the lease is no longer than the
+loss timeout. The head cannot have heard that report before it was sent. So when the head gives up a
+silent agent, the lease is over, and the agent's fork server has ended the workers, even if the
+agent itself was stopped.
 """
 
 from __future__ import annotations
@@ -16,39 +17,49 @@ from .contact import Acknowledged, Contact
 
 
 class PeerState(Enum):
-    UNHEARD = "unheard"  # and nobody says that it is there
-    EXPECTED = "expected"  # unheard by this head, but the last configuration has it
+    UNHEARD = "unheard"  # never heard, and no other agent knows of it
+    EXPECTED = "expected"  # not heard by this head yet, but the last configuration lists it
     HEARD = "heard"
-    UNANSWERED = "unanswered"  # heard, but it answers nothing: its lease is not renewed
+    UNANSWERED = "unanswered"  # heard, but it answers no order: its lease is not renewed
     LOST = "lost"  # given up; it may come back
-    DEAD = "dead"  # proven: it follows nobody any more
-    LOYAL = "loyal"  # dead, and it died within its vote lease: it will never follow another head
+    DEAD = "dead"  # proven dead: it follows no head any more
+    DEAD_IN_LEASE = "dead_in_lease"  # it died within its vote lease, and counts as our follower
 
 
-GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.LOYAL}
-PROVEN_DEAD = {PeerState.DEAD, PeerState.LOYAL}
+GIVEN_UP = {PeerState.LOST, PeerState.DEAD, PeerState.DEAD_IN_LEASE}
+PROVEN_DEAD = {PeerState.DEAD, PeerState.DEAD_IN_LEASE}
 
 TRANSITIONS = {
     PeerState.UNHEARD: {PeerState.EXPECTED, PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
     PeerState.EXPECTED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD},
-    PeerState.HEARD: {PeerState.UNANSWERED, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
-    PeerState.UNANSWERED: {PeerState.HEARD, PeerState.LOST, PeerState.DEAD, PeerState.LOYAL},
-    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.LOYAL},
-    PeerState.DEAD: {PeerState.HEARD},  # one that was started anew
-    PeerState.LOYAL: {PeerState.HEARD, PeerState.DEAD},
+    PeerState.HEARD: {
+        PeerState.UNANSWERED,
+        PeerState.LOST,
+        PeerState.DEAD,
+        PeerState.DEAD_IN_LEASE,
+    },
+    PeerState.UNANSWERED: {
+        PeerState.HEARD,
+        PeerState.LOST,
+        PeerState.DEAD,
+        PeerState.DEAD_IN_LEASE,
+    },
+    PeerState.LOST: {PeerState.HEARD, PeerState.DEAD, PeerState.DEAD_IN_LEASE},
+    PeerState.DEAD: {PeerState.HEARD},  # an agent that was started anew in its place
+    PeerState.DEAD_IN_LEASE: {PeerState.HEARD, PeerState.DEAD},
 }
 
 
 class Presence:
-    """Of one agent. `why` says in words why it was given up."""
+    """The presence of one agent. `why` says in words why it was given up; "" if it was not."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
         self.state = PeerState.UNHEARD
         self.why = ""
-        self.term = -1  # the newest whose head it has followed
+        self.term = -1  # the newest term whose head it has followed
         self.contact = Contact()
-        self.answered = Acknowledged()  # of what we have told it
+        self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
 
     @property
@@ -60,14 +71,16 @@ class Presence:
         return self.state in PROVEN_DEAD
 
     def _enter(self, state: PeerState) -> None:
-        assert state in TRANSITIONS[self.state], f"{self.state} is not followed by {state}"
+        assert state in TRANSITIONS[self.state], f"an agent cannot go from {self.state} to {state}"
         self.state = state
 
-    # What is heard
+    # The agent is heard
 
     def hear(self, now: float, *, term: int, answers: int | None) -> None:
-        """A message, whose sender had heard our message with the serial number `answers`; None
-        where it follows another head. Who was given up stays so until `come_back`."""
+        """A message came from the agent. `answers` is the serial number of the newest order that it
+        answers; None if the agent follows another head. An agent that was given up stays given up
+        until `come_back`.
+        """
         self.contact.hear(now)
         self.term = term
         news = answers is not None and self.answered.hear(answers)
@@ -77,23 +90,23 @@ class Presence:
             self._enter(PeerState.HEARD)
 
     def expect(self, now: float, *, within: float) -> None:
-        """It is said to be there: it is given up unless it is heard within so many seconds."""
+        """Others know the agent. It is given up if it is not heard `within` this many seconds."""
         self._enter(PeerState.EXPECTED)
         self.contact.hear(now - self.timing.loss + within)
 
     def start_anew(self) -> None:
-        """Its agent was, by somebody: all that the last one had said is void."""
+        """A new agent was started in this place. What the last one said no longer holds."""
         self.contact, self.answered = Contact(), Acknowledged()
 
     def come_back(self) -> None:
-        """It was given up, and is heard again."""
+        """The agent was given up, and is taken back."""
         self._enter(PeerState.HEARD)
         self.why = ""
 
-    # What is not heard
+    # The agent is silent, or dead
 
     def deadline(self) -> float:
-        """When to `check` again, if nothing more is heard."""
+        """Return when to `check` again, if the agent is not heard before; `inf` for never."""
         if self.state is PeerState.UNHEARD or self.is_given_up:
             return math.inf
         if self.state is PeerState.UNANSWERED:
@@ -102,19 +115,22 @@ class Presence:
 
     @property
     def _silent_at(self) -> float:
-        assert self.contact.heard is not None, "there is a deadline for those who were heard"
+        assert self.contact.heard is not None, "only an agent that was heard has a deadline"
         return self.contact.heard + self.timing.loss
 
     @property
     def _unanswered_at(self) -> float:
-        """An answer comes with a beat of its own."""
-        if self.answered.at is None:
+        # Up to a beat passes before the next order is sent, and another before it is answered.
+        if self.answered.lease_start is None:
             return math.inf
-        return self.answered.at + self.timing.loss + 2 * self.timing.beat
+        return self.answered.lease_start + self.timing.loss + 2 * self.timing.beat
 
     def check(self, now: float) -> str:
-        """Why it has to be given up; "" if it has not. One that is heard, but answers nothing, has
-        to be as well once its lease is over, which is renewed no more."""
+        """Return why the agent must be given up; "" if it need not be.
+
+        An agent that is heard but answers no order becomes UNANSWERED. Its lease is no longer
+        renewed, and it must be given up when that is over.
+        """
         if now < self.deadline():
             return ""
         if now >= self._silent_at:
@@ -131,24 +147,25 @@ class Presence:
             self.why = why
 
     def can_be_dead(self) -> bool:
-        """Not one that was heard after its host was asked."""
+        """Whether to believe a probe that found the agent dead: not if it was heard after that."""
         unheard = self.state in (PeerState.UNHEARD, PeerState.EXPECTED)
         doubtful = unheard or self.is_given_up or self.contact.closed is not None
         return doubtful and not self.is_dead
 
     def die(self, now: float, why: str) -> None:
-        """It is proven dead."""
-        lease = self.answered.at is not None and now < self.answered.at + self.timing.vote_lease
-        self._enter(PeerState.LOYAL if lease else PeerState.DEAD)
+        """The agent is proven dead."""
+        start = self.answered.lease_start
+        has_lease = start is not None and now < start + self.timing.vote_lease
+        self._enter(PeerState.DEAD_IN_LEASE if has_lease else PeerState.DEAD)
         self.why = self.why or why
 
     def leave(self, why: str) -> None:
-        """It has said so itself, or others have proof."""
+        """The agent has said that it leaves, or other agents have proof that it is dead."""
         if not self.is_dead:
             self._enter(PeerState.DEAD)
             self.why = self.why or why
 
-    def bury(self) -> None:
-        """What it had followed no longer counts: there is another configuration."""
-        if self.state is PeerState.LOYAL:
+    def end_vote_lease(self) -> None:
+        """The vote of a dead agent counts no longer: a new configuration is in force."""
+        if self.state is PeerState.DEAD_IN_LEASE:
             self._enter(PeerState.DEAD)

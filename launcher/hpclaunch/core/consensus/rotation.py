@@ -1,7 +1,7 @@
-"""Who leads in which term: known to all beforehand, as in Viewstamped Replication.
+"""Which agent leads in which term. All agents know this beforehand, as in Viewstamped Replication.
 
-Terms are numbered from 0. The first agent of each node can lead, and they take turns in Slurm's
-order: the head of term `t` is number `t mod n` of the `n` of them. So no term has two heads.
+Terms are numbered from 0. Only the first agent of each node can lead. These `n` agents take turns
+in Slurm's order: the head of term `t` is number `t mod n`. So no term has two heads.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ class Rotation:
         return self._hosts[agent]
 
     def next_term(self, after: int, agent: int) -> int:
-        """The first term after this one that is the agent's."""
+        """Return the first term later than `after` in which `agent` leads."""
         return after + 1 + (self._turn[agent] - after - 1) % len(self.agents)

@@ -1,1 +1,1 @@
-"""The job's rounds, as the head sees them."""
+"""The head's side: it runs the job's rounds."""

@@ -1,7 +1,7 @@
-"""What a failed worker's last words mean, and what to do about it.
+"""What the last lines of a failed worker mean, and what to do about it.
 
-The table is read from above, and the first row that fits is the advice: causes before their
-consequences, the narrow before the wide. Words are as Python, torch 2.13, gloo and NCCL write them.
+The first row of the table that fits gives the advice. So causes come before their consequences, and
+special cases before general ones. The words are those of Python, torch 2.13, gloo and NCCL.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ LESSONS = (
     ),
     Lesson(
         ("is killed by signal: Killed", "DataLoader worker (pid(s)"),
-        "a process of the DataLoader was killed, most likely since the job's memory was used up: "
+        "a process of the DataLoader was killed, most likely because the job's memory was used up: "
         "sacct -j JOBID -o JobID,MaxRSS,State. Ask for more (#SBATCH --mem=...), or lower "
         "num_workers, of which every training worker has its own.",
     ),
@@ -155,7 +155,7 @@ LESSONS = (
     Lesson(
         ("client socket has timed out", "TCP client failed to connect"),
         "this worker could not reach the address where the ranks meet. Do not set MASTER_ADDR or "
-        "MASTER_PORT in the script or job script, since hpclaunch chooses both; if it does not, "
+        "MASTER_PORT in the script or job script, because hpclaunch chooses both; if it does not, "
         "srun hpclaunch doctor tells whether the hosts reach each other.",
     ),
     Lesson(
@@ -173,8 +173,8 @@ LESSONS = (
     ),
     Lesson(
         ("waiting for clients", "wait timeout after", "barrier timeout after"),
-        "not all ranks came to the same point in time. One of them is slower by more than the "
-        "timeout (a first import or download: init_process_group(timeout=timedelta(hours=1))), "
+        "not all ranks came to the same point before the timeout. One of them is late (a first "
+        "import or download: init_process_group(timeout=timedelta(hours=1))), "
         "never gets there (init_process_group, new_group or a collective below an `if`), or hangs: "
         "look at the last lines of every rank in the log directory.",
     ),
@@ -197,7 +197,7 @@ LESSONS = (
             "Connection reset by peer",
             "ncclRemoteError",
         ),
-        "this rank failed since another one had gone: the cause is there. Look at the last lines "
+        "this rank failed because another one had gone: the cause is there. Look at the last lines "
         "of the other ranks in the log directory; a rank that ended with 0 too early, before the "
         "others were done, is named nowhere else.",
     ),
@@ -211,7 +211,7 @@ LESSONS = (
 )
 
 SIGNALS: dict[int, str] = {
-    signal.SIGKILL: "nobody but the kernel or a person kills so. Most likely the job's memory was "
+    signal.SIGKILL: "only the kernel or a person kills like this. Most likely the job's memory was "
     "used up: sacct -j JOBID -o JobID,MaxRSS,State shows OUT_OF_MEMORY; ask for more (#SBATCH "
     "--mem=...), or lower num_workers or --nproc. Or somebody called kill -9.",
     signal.SIGBUS: "memory that was promised was not there: most likely /dev/shm is full, through "
@@ -229,9 +229,10 @@ SIGNALS: dict[int, str] = {
 
 
 def advise(failure: Failure) -> str:
-    """A short paragraph on why this worker failed and what to do, or "".
+    """Return a short paragraph on why this worker failed and what to do, or "".
 
-    Whom the kernel has killed had no say in it: what it wrote before is not why.
+    For a worker that was killed by a signal, the signal decides: what it wrote before that does not
+    tell why it was killed.
     """
     if failure.signal in SIGNALS:
         return SIGNALS[failure.signal]

@@ -1,5 +1,7 @@
-"""The checkpoint that a round begins with: the newest that is complete, that all agents of the
-round see as the head does, and from which no earlier rounds have failed to resume.
+"""Choosing the checkpoint that a round begins with.
+
+It is the newest complete one that all agents of the round see in the same state as the head, unless
+earlier rounds have failed while they were resuming from it.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ from ..protocol.effects import ChooseCheckpoint, Effect, Say
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
 from .restarts import Budget
-from .roster import Laggards, Peer, hosts_of
+from .roster import Peer, Stragglers, hosts_of
 
-TWICE = "the job failed twice while it was resuming from it"
-UNTOLD = "its name tells no step, so that those of several nodes may be of different ones"
+FAILED_TWICE = "the job failed twice while it was resuming from it"
+NO_STEP_IN_NAME = (
+    "its name has no step in it, so the checkpoints of that name on several nodes may be of "
+    "different steps"
+)
 
-Takers = Callable[[], list[Peer]]
+Participants = Callable[[], list[Peer]]
 
 
 class CheckpointChoice:
-    """Begins with `begin`; the round can begin with `choice` once it is `done`, and cannot begin at
-    all once there is a `verdict`."""
+    """Starts with `begin`. Once this is `done`, the round can begin with `choice`. Once there is a
+    `verdict`, no round can begin.
+    """
 
     def __init__(self, job: Job, budget: Budget) -> None:
         self.job, self.budget = job, budget
@@ -30,33 +36,33 @@ class CheckpointChoice:
         self.done = False
         self.verdict: Verdict | None = None
         self.asked = 0  # how often the agents were asked to look
-        self._look: Look | None = None
-        self._shares: dict[int, tuple[int, int]] = {}  # of agents, the bytes that each is to read
-        self._avoid: dict[int, str] = {}  # checksum of a mark: why
-        self._rejected: Tally | None = None  # what it was before the choice was rejected
-        self._forgives = False  # what was rejected: there is nothing else
-        self._unseen = ""  # why one was passed over that others see
-        self._waits = Laggards()
-        self._waiting: list[Peer] = []  # for these
+        self._look: Look | None = None  # what the agents were asked to look at
+        self._shares: dict[int, tuple[int, int]] = {}  # by agent: which share of the bytes to read
+        self._avoid: dict[int, str] = {}  # why each is passed over, by the checksum of its mark
+        self._tally_before: Tally | None = None  # the tally before the first choice was rejected
+        self._accepts_rejected = False  # there is nothing better
+        self._unseen = ""  # why a checkpoint was passed over that some agent does not see
+        self._not_answered = Stragglers()
+        self._waited_for: list[Peer] = []
         self._since = self._asked_at = 0.0
-        self._give_up_at = math.inf  # until then it may yet be seen
+        self._give_up_at = math.inf  # until then, agents may yet come to see it; inf: no longer
         self._notice_at = math.inf
 
     def begin(self, now: float) -> list[Effect]:
-        self._avoid = self._rejects
-        self._rejected, self._forgives, self._unseen = None, False, ""
+        self._avoid = self._rejected
+        self._tally_before, self._accepts_rejected, self._unseen = None, False, ""
         self._since = now
         self._notice_at = now + self.job.timing.first_notice
         return self._search()
 
     @property
-    def _rejects(self) -> dict[int, str]:
-        return dict.fromkeys(self.budget.tally.avoided, TWICE)
+    def _rejected(self) -> dict[int, str]:
+        return dict.fromkeys(self.budget.tally.avoided, FAILED_TWICE)
 
     @property
     def search(self) -> ChooseCheckpoint:
-        """For whoever asks between two rounds."""
-        return ChooseCheckpoint(tuple(self._rejects.items()))
+        """A search for the newest checkpoint while a round is running."""
+        return ChooseCheckpoint(tuple(self._rejected.items()))
 
     def _search(self) -> list[Effect]:
         self.choice = self._look = None
@@ -66,6 +72,7 @@ class CheckpointChoice:
     # Time
 
     def next_deadline(self, paused_until: float) -> float:
+        """`paused_until` is the end of the rendezvous's pause, or `inf`."""
         if self.choice is None:
             return self._notice_at
         if self._look is None or self.done:
@@ -73,53 +80,60 @@ class CheckpointChoice:
         return min(paused_until, self._notice_at, self._give_up_at)
 
     def notice(self, now: float) -> list[Effect]:
-        """What time tells, whether or not the round could begin."""
+        """Note which time-outs are over, and tell the user if it takes long. This is to be called
+        whether or not the round could begin.
+        """
         if now >= self._give_up_at:
             self._give_up_at = math.inf
-            self._waits = Laggards()
+            self._not_answered = Stragglers()
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
         if self.choice is None:
-            return [Say(f"looking for a complete checkpoint since {now - self._since:.0f} s")]
-        names, waited = hosts_of(self._waiting), now - self._asked_at
-        text = f"waiting for {names} to look at {self.choice.path} since {waited:.0f} s"
+            return [Say(f"looking for a complete checkpoint ({now - self._since:.0f} s so far)")]
+        names, waited = hosts_of(self._waited_for), now - self._asked_at
+        text = f"waiting for {names} to look at {self.choice.path} ({waited:.0f} s so far)"
         return [Say(text)] if names else []
 
     @property
     def _is_late(self) -> bool:
-        """What is not seen by now will not be."""
+        """Whether an agent that does not see the choice by now counts as never seeing it."""
         return self._give_up_at == math.inf
 
-    # What was found
+    # What the search has found
 
-    def consider(self, takers: Takers, now: float) -> list[Effect] | None:
-        """The choice, for a round of these agents. What is to be done next; None for nothing."""
+    def consider(self, participants: Participants, now: float) -> list[Effect] | None:
+        """Take the next step with the choice, for a round of these agents.
+
+        Returns effects if that leads to another search, or to new questions to the agents (`asked`
+        is then higher). Returns None if there is nothing to do but to wait, or if this is `done` or
+        has a `verdict`.
+        """
         choice = self.choice
         assert choice is not None, "there is something to consider"
         if not choice.path:
-            return self._without()
-        if not self._forgives and self.budget.rejects(choice):
-            self._rejected = self.budget.tally
+            return self._none_found()
+        if not self._accepts_rejected and self.budget.rejects(choice):
+            self._tally_before = self.budget.tally
             self.budget.avoid(choice)
-            return self._pass_over(choice, TWICE)
+            return self._pass_over(choice, FAILED_TWICE)
         if self.job.local and self.job.nodes > 1 and choice.step is None:
-            return self._pass_over(choice, UNTOLD)
-        there = takers()
-        if self._look is None or self._has_lost_a_reader(there):
-            return self._ask(choice, there, now)
-        return self._wait(choice, takers)
+            return self._pass_over(choice, NO_STEP_IN_NAME)
+        present = participants()
+        if self._look is None or self._has_lost_a_reader(present):
+            return self._ask(choice, present, now)
+        return self._check_answers(choice, participants)
 
     def _pass_over(self, choice: CheckpointChosen, why: str) -> list[Effect]:
         self._avoid[checksum(choice.mark)] = why
         return self._search()
 
-    def _without(self) -> list[Effect] | None:
-        if not self._forgives and TWICE in self._avoid.values():
-            # It is one of these or none. What was found out before this round stays as it is.
-            self._forgives = True
-            self.budget.tally = self._rejected or self.budget.tally
-            self._avoid = {mark: why for mark, why in self._avoid.items() if why != TWICE}
+    def _none_found(self) -> list[Effect] | None:
+        if not self._accepts_rejected and FAILED_TWICE in self._avoid.values():
+            # A rejected checkpoint is better than none. The rejection in this round is undone.
+            self._accepts_rejected = True
+            self.budget.tally = self._tally_before or self.budget.tally
+            self._avoid = {mark: why for mark, why in self._avoid.items() if why != FAILED_TWICE}
             return self._search()
         if self._unseen and not self.job.local:
             reason = f"{self._unseen}, and there is no other: are the checkpoints in a directory "
@@ -131,36 +145,39 @@ class CheckpointChoice:
 
     # What the agents see
 
-    def _ask(self, choice: CheckpointChosen, there: list[Peer], now: float) -> list[Effect]:
-        # Where each node has its own, that the head's was read says nothing of the others.
-        readers = there if self.job.local or not choice.is_read else []
+    def _ask(self, choice: CheckpointChosen, present: list[Peer], now: float) -> list[Effect]:
+        # Where each node has its own directory, the head's search has read the head's files only.
+        readers = present if self.job.local or not choice.is_read else []
         indices = [peer.place.index for peer in readers]
         self._shares = {index: (k, len(indices)) for k, index in enumerate(indices)}
         if self._look is None:
             timing = self.job.timing
-            patience = timing.older if self._unseen else timing.visible
-            # Nobody else writes into a node's own directory.
-            self._give_up_at = math.inf if self.job.local else now + patience
+            limit = timing.older if self._unseen else timing.visible
+            # What is missing in a node's own directory now will not appear: no other node writes
+            # there.
+            self._give_up_at = math.inf if self.job.local else now + limit
             self._asked_at, self._notice_at = now, now + self.job.timing.next_notice
         self._look = Look(choice.path, choice.mark, choice.size, choice.time, rounds=choice.rounds)
-        self._waits = Laggards()
+        self._not_answered = Stragglers()
         self.asked += 1
         return []
 
-    def _has_lost_a_reader(self, there: list[Peer]) -> bool:
-        return not self._shares.keys() <= {peer.place.index for peer in there}
+    def _has_lost_a_reader(self, present: list[Peer]) -> bool:
+        return not self._shares.keys() <= {peer.place.index for peer in present}
 
-    def _wait(self, choice: CheckpointChosen, takers: Takers) -> list[Effect] | None:
+    def _check_answers(
+        self, choice: CheckpointChosen, participants: Participants
+    ) -> list[Effect] | None:
         def has_answered(peer: Peer) -> bool:
             seen = self._seen(peer)
             if peer.out or seen is None:
-                return bool(peer.out)  # it takes no part any more
+                return bool(peer.out)  # it no longer takes part
             return self._is_late or not seen.missing
 
-        if not self._waits.none(takers, has_answered):
-            self._waiting = [peer for peer in takers() if not has_answered(peer)]
+        if not self._not_answered.none_left(participants, has_answered):
+            self._waited_for = [peer for peer in participants() if not has_answered(peer)]
             return None
-        for peer in takers():
+        for peer in participants():
             seen = self._seen(peer)
             if seen is not None and seen.damage:
                 return self._pass_over(choice, seen.damage)
@@ -172,14 +189,14 @@ class CheckpointChoice:
         return None
 
     def _seen(self, peer: Peer) -> Seen | None:
-        """Its answer to what it is asked now."""
+        """Return the agent's answer to what it is asked now; None if it has not answered yet."""
         look, seen = self.look(peer), None if peer.report is None else peer.report.seen
         if look is None or seen is None or (seen.mark, seen.share) != (look.mark, look.share):
             return None
         return seen
 
     def look(self, peer: Peer) -> Look | None:
-        """What one of the agents is asked."""
+        """Return what the agent is asked to look at; None for nothing."""
         share = self._shares.get(peer.place.index)
         if self._look is None or share is None:
             return self._look

@@ -1,4 +1,4 @@
-"""Nodes that are cordoned: something is not well there, and no workers are started on them."""
+"""Cordoned nodes: something is wrong there, so no workers are started on them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from .roster import Peer, Roster
 
 
 class Cordon:
-    """What the user is told of cordoned nodes, once for each."""
+    """Tells the user of each cordoned node, once."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self._announced: set[int] = set()
 
     def announce(self, peer: Peer) -> list[str]:
-        """And what the administrator of the cluster might note, ready to be pasted."""
+        """Return the line that tells the user why the agent's node is cordoned, with a command for
+        the cluster's administrator; [] if it is not cordoned for good, or was announced before.
+        """
         if not peer.unfit or self.job.alone or peer.place.node in self._announced:
             return []
         self._announced.add(peer.place.node)
@@ -28,7 +30,9 @@ class Cordon:
 
 
 def cordon(roster: Roster, host: str) -> str:
-    """A node whose workers, and no others, have failed in the last rounds. What is said of it."""
+    """Cordon a node whose workers alone have failed in the last rounds. Returns the line for the
+    user.
+    """
     for peer in roster:
         if peer.host == host:
             peer.cordoned = "its workers, and no others, have failed again and again"
@@ -37,15 +41,17 @@ def cordon(roster: Roster, host: str) -> str:
 
 
 def uncordon(roster: Roster) -> None:
-    """All that may be well after all: they are better than nothing."""
+    """Let all nodes take part again whose workers have failed: too few others are left. Nodes that
+    are unfit stay cordoned.
+    """
     for peer in roster:
         peer.cordoned = ""
     roster.changed()
 
 
 def for_administrator(host: str, why: str, job: str) -> str:
-    """A line to paste into a shell on the cluster. It is never run from here: whether a node is
-    drained is not for a job to say.
+    """Return a command to paste into a shell on the cluster. We never run it ourselves: whether to
+    drain a node is for the administrator to decide.
     """
     comment = " ".join(f"job {job}: {why}".split())
     return f"scontrol update NodeName={shlex.quote(host)} Comment={shlex.quote(comment)}"

@@ -1,4 +1,4 @@
-"""What is said of the failures that ended a round."""
+"""What the user is told of the failure that ended a round."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Explanations:
         self._advised = {""}
 
     def of(self, cause: Failure, *, delay: float) -> list[str]:
-        """What the user is to know before the next round, which begins after `delay` seconds."""
-        said = f"{how(cause)}; {self.budget.words}"
+        """Say how the round failed, and that the next one begins after `delay` seconds."""
+        said = f"{how(cause)}; {self.budget.describe()}"
         if delay:
-            said += f", in {delay:.0f} s since {cause.host} fails again and again"
+            said += f", in {delay:.0f} s because {cause.host} fails again and again"
         return [said]
 
     def advice(self, cause: Failure) -> list[str]:
-        """A script that is at fault fails again and again: say what can be done about it now."""
+        """Advice on a failure of the script, given before the restart: it may well fail again."""
         advice = "" if cause.signal else advise(cause)
         if advice in self._advised:
             return []

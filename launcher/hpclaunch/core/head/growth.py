@@ -1,4 +1,4 @@
-"""A world that is smaller than it may be, and a node that could take part: when it is taken in."""
+"""When to end a round so that nodes that have come, or come back, can take part in a larger one."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from .roster import Roster
 
 
 class Growth:
-    """Whoever has come takes part in the next round in any case. This may end one for it."""
+    """Nodes that have come take part in the next round in any case. This decides whether to end
+    the running round for their sake.
+    """
 
     def __init__(self, job: Job, roster: Roster) -> None:
         self.job, self.roster = job, roster
-        self._base: str | None = None  # the newest checkpoint when there came to be somebody
-        self._newest: str | None = None
-        self._look_at = -math.inf
-        self._looking = False  # a large checkpoint takes longer to verify than until the next look
+        self._base: str | None = None  # the mark of the first checkpoint found in this round
+        self._newest: str | None = None  # the mark of the newest checkpoint
+        self._look_at = -math.inf  # when to search again
+        self._looking = False  # a search is running; a large checkpoint takes long to verify
 
     def begin(self) -> None:
-        """A round does."""
+        """A new round begins."""
         self._base = self._newest = None
         self._look_at = -math.inf
         self._looking = False
 
     def chosen(self, mark: str) -> None:
-        """The newest checkpoint, by what makes two saves under one name differ."""
+        """A search has found the newest checkpoint. `mark` differs for every save."""
         self._looking = False
         self._newest = mark
         self._base = mark if self._base is None else self._base
 
     def failed(self) -> None:
-        """The search did; there is another in its time."""
+        """The search has failed. There will be another one at the usual time."""
         self._looking = False
 
     def newcomers(self, groups: list[int], number: int) -> list[str]:
-        """The hosts that could make the world of this round larger, if they are to. A round with a
-        worker that has finished is about to end by itself."""
+        """Return the hosts that could take part in a larger round; [] if the job does not grow.
+
+        `groups` are the nodes of round `number`. Once a worker has finished, the round is about to
+        end by itself, and there are no newcomers.
+        """
         reports = [p.report for p in self.roster if p.report is not None]
         if any(r.exits for r in reports if r.round == number):
             return []
@@ -48,14 +53,18 @@ class Growth:
         return [p.host for p in self.roster if p.place.node in nodes]
 
     @property
-    def is_time(self) -> bool:
-        """Little is lost by ending the round now."""
+    def is_worthwhile(self) -> bool:
+        """Whether the round may be ended now: at once, or because a new checkpoint was saved, so
+        that little work is lost.
+        """
         return self.job.grow is Grow.NOW or self._newest != self._base
 
     def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
+        """Search for a new checkpoint if it is time to do so."""
         if self.job.grow is not Grow.CHECKPOINT or (now < self._look_at and not self._looking):
             return []
-        self._look_at = now + self.job.timing.look  # counted from the end of a search
+        # Put off while a search is running, so that the interval counts from the end of a search.
+        self._look_at = now + self.job.timing.look
         if self._looking:
             return []
         self._looking = True

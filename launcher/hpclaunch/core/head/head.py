@@ -1,8 +1,8 @@
 """The head: the state machine of a job's rounds.
 
-Every transition is in `NEXT` (stages.py) and `_step`. The head keeps the newest report of every
-agent and decides from that state alone, never from the fact that a message arrived. So it does not
-matter whether a message came once, twice or late.
+Every transition is listed in `NEXT` (stages.py) and made in `_step`. The head keeps the newest
+report of every agent and decides from these reports alone, never from the mere arrival of a
+message. So a message may come once, twice or late without doing harm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
-from ..placement.ranks import seated
+from ..placement.ranks import next_groups
 from ..protocol.configuration import Configuration, Record
 from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
 from ..protocol.events import (
@@ -39,13 +39,15 @@ from .loss_detection import LossDetector
 from .orders import Orders
 from .preface import NAMES, preface
 from .rendezvous import Rendezvous
-from .roster import Laggards, Peer, Roster, all_in
+from .roster import Peer, Roster, Stragglers, all_in
 from .round import End, Round
-from .takeover import Takeover, after_all
+from .takeover import Takeover, next_unused_round
 
 
 class Head:
-    """`handle(event, now) -> effects`; the job is over once `stage` is ENDED."""
+    """Takes events with `handle(event, now)`, which returns effects. The job is over once `stage`
+    is ENDED.
+    """
 
     def __init__(
         self,
@@ -59,13 +61,13 @@ class Head:
         self.me = me
         self.rotation = Rotation(job.places)
         self.stage = Stage.RENDEZVOUS
-        self.round = 0  # the number of the last one that began, or of the next
-        self.current: Round | None = None  # the last one that began under this head
+        self.round = 0  # the number of the next round while there is none, else of the last one
+        self.current: Round | None = None  # the last round that began under this head
         self.budget = restarts.Budget(job.max_restarts)
         self.verdict: Verdict | None = None
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
-        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration)
+        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
         self.losses = LossDetector(self.roster)
         self.growth = Growth(job, self.roster)
         self._orders = Orders(self.lease, term)
@@ -76,9 +78,9 @@ class Head:
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
         self._preflight_due = job.preflight
-        self._unsettled = Laggards()
+        self._still_stopping = Stragglers()
         self._beat_at = math.inf
-        self._since = 0.0  # when this stage began
+        self._stage_since = 0.0
 
     @property
     def term(self) -> int:
@@ -86,14 +88,14 @@ class Head:
 
     @property
     def groups(self) -> list[int]:
-        """The nodes of the last round in the order of the ranks."""
+        """The nodes of the last round in the order of their ranks; [] before the first round."""
         if self.current is not None:
             return self.current.groups
         return [] if self._takeover is None else self._takeover.groups()
 
     @property
     def is_growing(self) -> bool:
-        """The round ends for the sake of a larger one."""
+        """Whether the round is being ended so that a larger one can begin."""
         return self.current is not None and End.GROWTH in self.current.ends
 
     def next_deadline(self) -> float:
@@ -107,21 +109,21 @@ class Head:
         if self.stage is Stage.RUNNING:
             deadlines.append(self.lease.until)
         if self.stage is Stage.ENDING:
-            deadlines.append(self._since + self.timing.goodbye)
+            deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
 
     @property
     def deposed_at(self) -> float:
-        """Another may lead from then on, since we had no quorum."""
+        """When another agent may begin to lead, because this head has had no quorum for so long."""
         return max(self.lease.until, self._tenure_since + self.timing.loss)
 
     def take_over(self, election: Election[Report], now: float) -> list[Effect]:
-        """From a head that is lost, with the reports of those who voted."""
+        """Begin to lead in place of a head that is lost, after an election that we have won."""
         self._takeover = takeover = Takeover(self.job, self.roster, election, now)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
         self._preflight_due = False
-        self._since = self._tenure_since = now
+        self._stage_since = self._tenure_since = now
         self.round = takeover.next_round
         self._rendezvous.take_over(now, begun=takeover.begun)
         self._rendezvous.pause(takeover.not_before)
@@ -134,19 +136,19 @@ class Head:
         if self.stage is Stage.ENDED:
             return []
         effects: list[Effect] = []
-        news = None  # whose report it is, if it is a new one and not our own
+        reporter = None  # the agent that has sent a new report, if it is not our own
         match event:
             case Started():
-                self._since = self._tenure_since = now
+                self._stage_since = self._tenure_since = now
                 self._rendezvous.begin(now)
                 effects += self._renew(now)
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
-                follows = self.rotation.head_of(report.term) == self.me
+                follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
-                    news = sender if sender != self.me else None
-                    effects += self._note(peer, report, now)
+                    reporter = sender if sender != self.me else None
+                    effects += self._note_report(peer, report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 peer = self.roster[index]
                 peer.presence.contact.close(now)
@@ -154,7 +156,7 @@ class Head:
                     effects.append(Probe(index, peer.report.address, peer.report.port))
             case AgentGone(index=index) if self.roster[index].presence.can_be_dead():
                 self._rendezvous.pause(now + self.timing.killing)
-                effects += self._lose(self.losses.died(self.roster[index], now))
+                effects += self._note_losses(self.losses.died(self.roster[index], now))
                 effects += self._renew(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
@@ -162,85 +164,96 @@ class Head:
                 self.growth.chosen(event.mark)
             case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
                 effects += self._rendezvous.explain(text, now)
-        # Only time can tell some things, and no message is on its way that happened before a tick.
+        # Silence is judged at a tick only: then every message that had arrived has been handled.
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
-            effects += self._lose(self.losses.check(now))
+            effects += self._note_losses(self.losses.check(now))
         beat = now >= self._beat_at
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
-            self._reconfigure(now)
+            effects += self._reconfigure(now)
         effects += self._advance(now, ticked=ticked)
-        if news is not None and not any(isinstance(e, Send) and e.to == news for e in effects):
-            # An agent that hears nothing takes us for lost.
-            effects.append(self._order(self.roster[news], now))
+        answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
+        if reporter is not None and not answered:
+            # Every new report is answered: an agent that hears nothing counts its head as lost.
+            effects.append(self._order(self.roster[reporter], now))
         if beat and self.stage is Stage.RUNNING:
             effects += self._grow(now)
-        if beat:  # most have had an answer to their own beat
+        if beat:  # most agents have had an order since the last beat, in answer to a report
             before = now - self.timing.beat
             others = (p for p in self.roster.others if p.report)
-            waiting = (p for p in others if p.presence.answered.sent_at <= before)
+            waiting = (p for p in others if p.presence.answered.last_sent_at <= before)
             effects += [self._order(peer, now) for peer in waiting]
         if self._takeover is None:
             return effects
-        return self._takeover.say(effects, confirmed=self.lease.holds(now))
+        return self._takeover.hold_back(effects, confirmed=self.lease.holds(now))
 
-    # What is known
+    # Taking in reports and losses
 
-    def _note(self, peer: Peer, report: Report, now: float) -> list[Effect]:
+    def _note_report(self, peer: Peer, report: Report, now: float) -> list[Effect]:
         current = self.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             if peer.assignment is not None and report.fenced:
                 current.ends.add(End.LOSS)
         if self.verdict is None:
-            self.verdict = restarts.asked_for(report, self.budget.total)
+            self.verdict = restarts.verdict_of_agent(report, self.budget.total)
         if report.term > self.term and self.lease.holds(now):
-            self._orders.term = self.rotation.next_term(report.term, self.me)  # it led, in vain
-        effects = self._keep(self.lease.note(peer.place.index, report.version, now))
+            # The agent led in a later term, or followed such a head, but we have the quorum. It
+            # obeys no earlier term, so we go on in a later one.
+            self._orders.term = self.rotation.next_term(report.term, self.me)
+        effects = self._keep_workers(self.lease.note_answer(peer.place.index, report.version, now))
         was_lost = peer.lost
         said = self.losses.note(peer, report, ending=self.stage is Stage.ENDING)
         if (peer.lost and not was_lost) or peer.unfit:
-            self._interrupt(peer)
+            self._end_round_without(peer)
         lines = [*self._cordon.announce(peer), *filter(None, [said])]
         return effects + [Say(line) for line in lines]
 
-    def _lose(self, lost: list[Peer]) -> list[Effect]:
-        """Who is lost while the job ends has left, and its last word did not arrive."""
+    def _note_losses(self, lost: list[Peer]) -> list[Effect]:
+        """These agents were just lost. While the job ends, nothing is said of it: they have most
+        likely left, and their last report did not arrive.
+        """
         for peer in lost:
-            self._interrupt(peer)
+            self._end_round_without(peer)
         return [] if self.stage is Stage.ENDING else [Say(peer.lost) for peer in lost]
 
-    def _interrupt(self, peer: Peer) -> None:
+    def _end_round_without(self, peer: Peer) -> None:
+        """End the round if the agent takes part in it."""
         if self.current is not None and peer.assignment is not None:
             self.current.ends.add(End.LOSS)
 
-    # Who may decide
+    # The leader lease
 
     def _renew(self, now: float) -> list[Effect]:
-        return self._keep(self.lease.renew(now))
+        return self._keep_workers(self.lease.renew(now))
 
-    def _keep(self, until: float | None) -> list[Effect]:
-        """The lease of this agent's own workers."""
+    def _keep_workers(self, until: float | None) -> list[Effect]:
+        """Extend the worker lease of this agent's own workers; None: it stays as it is."""
         return [] if until is None else [KeepWorkers(until)]
 
-    def _reconfigure(self, now: float) -> None:
-        """Those who are there vote, once the first round has begun."""
-        begun = self.current is not None
-        if begun and self.lease.holds(now) and self.stage is not Stage.ENDING:
-            self.lease.reconfigure(Record(self.round, self.budget.tally))
-            self.lease.settle()
+    def _reconfigure(self, now: float) -> list[Effect]:
+        """Once the first round has begun, the agents that are there are the voters. This agent is
+        one of them, and is told of a new configuration at once: it may have to vote with it.
+        """
+        if self.current is None or self.stage is Stage.ENDING or not self.lease.holds(now):
+            return []
+        version = self.lease.configuration.version
+        self.lease.reconfigure(Record(self.round, self.budget.tally))
+        self.lease.drop_old_configuration()
+        is_new = self.lease.configuration.version > version
+        return [self._order(self.roster[self.me], now)] if is_new else []
 
-    # What to do
+    # The stages
 
     def _enter(self, stage: Stage, now: float) -> None:
         assert stage in NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
         self.stage = stage
-        self._since = now
+        self._stage_since = now
 
     def _advance(self, now: float, *, ticked: bool) -> list[Effect]:
-        """Until there is nothing more to do."""
+        """Take steps until there is nothing more to do."""
         effects: list[Effect] = []
         while True:
             stage = self.stage
@@ -250,55 +263,57 @@ class Head:
                 return effects
 
     def _step(self, now: float, *, ticked: bool) -> list[Effect]:
-        """One transition, or what is to be done without one."""
+        """Make one transition, or do what this stage asks for without one."""
         match self.stage:
             case Stage.RENDEZVOUS:
-                return self._meet(now, ticked=ticked)
+                return self._rendezvous_step(now, ticked=ticked)
             case Stage.CHOOSING:
-                return self._choose(now, ticked=ticked)
+                return self._choosing_step(now, ticked=ticked)
             case Stage.RUNNING:
-                return self._watch(now, ticked=ticked)
+                return self._running_step(now, ticked=ticked)
             case Stage.STOPPING:
-                return self._settle(now)
+                return self._stopping_step(now)
             case Stage.ENDING:
-                if self.roster.has_left or now >= self._since + self.timing.goodbye:
+                if self.roster.all_have_left or now >= self._stage_since + self.timing.goodbye:
                     self._enter(Stage.ENDED, now)
             case Stage.ENDED:
                 pass
         return []
 
-    def _meet(self, now: float, *, ticked: bool) -> list[Effect]:
-        if self._is_given_up(now, ticked=ticked):
+    def _rendezvous_step(self, now: float, *, ticked: bool) -> list[Effect]:
+        if self._give_up_rendezvous(now, ticked=ticked):
             return self._end(now)
-        ready, effects = self._is_ready(now)
+        ready, effects = self._can_begin_round(now)
         if not ready:
             return effects + self._rendezvous.notice(now)
         self._rendezvous.complete()
         self._enter(Stage.CHOOSING, now)
         return effects + self._choosing.begin(now)
 
-    def _is_given_up(self, now: float, *, ticked: bool) -> bool:
+    def _give_up_rendezvous(self, now: float, *, ticked: bool) -> bool:
+        """Set the verdict if there can be no further round. Returns whether there is a verdict."""
         self._rendezvous.update(now, ticked=ticked)
         self.verdict = self.verdict or self._rendezvous.verdict(now, self.budget.total)
         return self.verdict is not None
 
-    def _is_ready(self, now: float) -> tuple[bool, list[Effect]]:
-        """Whether a round may begin, and the renewed lease if that had to be asked for."""
+    def _can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
+        """Whether a round can begin now. The effects extend the worker lease, if the leader lease
+        had to be renewed to find out.
+        """
         if not self._rendezvous.is_ready(self._next_groups):
             return False, []
         effects = [] if self.lease.will_hold(now) else self._renew(now)
         return self.lease.will_hold(now), effects
 
     def _next_groups(self) -> list[int]:
-        return seated(self.groups, sorted(self.roster.nodes), self.job.most)
+        return next_groups(self.groups, sorted(self.roster.nodes), self.job.most)
 
-    def _next_parts(self) -> list[Peer]:
-        """Who takes part in the next round."""
-        taking = set(self._next_groups())
-        return [p for p in self.roster if p.place.node in taking]
+    def _next_participants(self) -> list[Peer]:
+        nodes = set(self._next_groups())
+        return [p for p in self.roster if p.place.node in nodes]
 
-    def _choose(self, now: float, *, ticked: bool) -> list[Effect]:
-        if self._is_given_up(now, ticked=ticked):
+    def _choosing_step(self, now: float, *, ticked: bool) -> list[Effect]:
+        if self._give_up_rendezvous(now, ticked=ticked):
             return self._end(now)
         if self._rendezvous.is_short:
             self._enter(Stage.RENDEZVOUS, now)
@@ -308,14 +323,14 @@ class Head:
             return said
         if choosing.choice is None:
             return []
-        # One whose fork server was killed meanwhile has no store yet; the port of its last one
-        # is dead, and whoever began with that would wait for a store that nobody serves.
-        ready, effects = self._is_ready(now)
+        # Ask again whether all are ready. If an agent's fork server was killed meanwhile, its store
+        # port is dead until it reports a new one: workers would wait for a store that nobody has.
+        ready, effects = self._can_begin_round(now)
         if not ready:
             return effects
         if not (choosing.done or self._preflight_due):
             asked = choosing.asked
-            considered = choosing.consider(self._next_parts, now)
+            considered = choosing.consider(self._next_participants, now)
             if considered is not None:
                 again = self._order_all(now) if choosing.asked != asked else []
                 return effects + considered + again
@@ -327,13 +342,13 @@ class Head:
         return effects + self._start(choosing.choice, now)
 
     def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
-        self.round = max(self.round, after_all(self.roster))
-        last, groups, parts = self.groups, self._next_groups(), self._next_parts()
+        self.round = max(self.round, next_unused_round(self.roster))
+        last, groups, participants = self.groups, self._next_groups(), self._next_participants()
         preflight = self._preflight_due
         resumed = "" if preflight else checkpoint.path
         assigned = assign(
             self.job,
-            {p.place.index: p.report for p in parts if p.report is not None},
+            {p.place.index: p.report for p in participants if p.report is not None},
             groups=groups,
             head=self.me,
             number=self.round,
@@ -343,18 +358,18 @@ class Head:
         )
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
-        self.current = Round(self.round, parts, groups, now, resumed, preflight)
-        self._reconfigure(now)
+        self.current = Round(self.round, participants, groups, now, resumed, preflight)
         self.growth.begin()
         self._enter(Stage.RUNNING, now)
+        self._reconfigure(now)  # all are sent orders below
         lines = preface(self.job, self.roster, last, groups, checkpoint)
         return [*(Say(line) for line in lines), *self._order_all(now)]
 
-    def _watch(self, now: float, *, ticked: bool) -> list[Effect]:
-        """Every reason to end a round is one of `End`."""
-        current = self._running
-        done = all_in(Phase.DONE, current.number, current.parts)
-        if current.has_failed and not done:  # else it was a store that nobody needs now
+    def _running_step(self, now: float, *, ticked: bool) -> list[Effect]:
+        """Collect the reasons to end the round, and end it if there is one that matters."""
+        current = self._current_round
+        done = all_in(Phase.DONE, current.number, current.participants)
+        if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
             current.ends.add(End.FAILURE)
         if done and current.is_preflight:
             self._preflight_due = False
@@ -363,7 +378,7 @@ class Head:
             current.ends.add(End.VERDICT)
         if ticked and not self.lease.holds(now):
             current.ends.add(End.QUORUM)
-        # A loss that comes after the work is done changes nothing, unless it is not for us to say.
+        # Once all the work is done, a loss changes nothing, and no larger round is needed.
         moot = {End.LOSS, End.GROWTH} if done else set()
         if current.ends - moot:
             self._enter(Stage.STOPPING, now)
@@ -375,26 +390,28 @@ class Head:
         return self._end(now)
 
     @property
-    def _running(self) -> Round:
+    def _current_round(self) -> Round:
         assert self.current is not None, "there is a round in this stage"
         return self.current
 
     def _grow(self, now: float) -> list[Effect]:
-        current = self._running
+        """End the round if nodes have come that can take part in a larger one, and it is time."""
+        current = self._current_round
         hosts = self.growth.newcomers(current.groups, current.number)
         if not hosts or current.is_preflight or current.ends:
             return []
-        if not self.growth.is_time:
+        if not self.growth.is_worthwhile:
             return self.growth.look(self._choosing.search, now)
         current.ends.add(End.GROWTH)
         said = Say(f"ending the round, to go on with {some(hosts, NAMES)}")
         return [said, *self._advance(now, ticked=False)]
 
-    def _settle(self, now: float) -> list[Effect]:
-        """No worker of this round may be left anywhere before the next one or the end."""
-        current = self._running
-        if not self._unsettled.none(
-            lambda: current.parts, lambda p: bool(p.lost) or p.settled(current.number)
+    def _stopping_step(self, now: float) -> list[Effect]:
+        """Go on, to the next round or to the end, once no worker of this round is left anywhere."""
+        current = self._current_round
+        if not self._still_stopping.none_left(
+            lambda: current.participants,
+            lambda p: bool(p.lost) or p.has_stopped(current.number),
         ):
             return []
         if current.is_programs_fault and self.verdict is None:
@@ -413,7 +430,9 @@ class Head:
         return self._explain(current, now) if current.is_programs_fault else []
 
     def _explain(self, failed: Round, now: float) -> list[Effect]:
-        """The restart that is about to come; a node that fails again and again waits or goes."""
+        """Tell the user of the restart to come. A node that fails again and again delays it, or is
+        cordoned.
+        """
         delay = self.budget.delay if self.job.nodes > 1 else 0.0
         if delay:
             self._rendezvous.pause(now + delay)
@@ -430,9 +449,9 @@ class Head:
     # Orders
 
     def _order_all(self, now: float) -> list[Effect]:
-        # One that was given up in error may still hear how the job ended.
-        told = self.roster if self.stage is Stage.ENDING else self.roster.present
-        return [self._order(p, now) for p in told if p.report is not None]
+        # Lost agents are told how the job ended as well: some may be alive and hear it.
+        receivers = self.roster if self.stage is Stage.ENDING else self.roster.present
+        return [self._order(p, now) for p in receivers if p.report is not None]
 
     def _order(self, peer: Peer, now: float) -> Send:
         look = self._choosing.look(peer) if self.stage is Stage.CHOOSING else None

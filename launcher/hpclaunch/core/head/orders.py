@@ -1,4 +1,4 @@
-"""What the head tells each agent: one order, which is all that it wants of it."""
+"""The orders: each one says all that the head wants of one agent."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ class Orders:
         verdict: Verdict | None = None,
         look: Look | None = None,
     ) -> Send:
-        """`goal` for round `number`; with an END, or a STOP for good, goes the verdict, and with a
-        WAIT the checkpoint to look at."""
+        """Return the next order for an agent: `goal` for round `number`.
+
+        `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
+        `look` is the checkpoint to look at, for a WAIT.
+        """
         report, presence = peer.report, peer.presence
-        assert report is not None, "an agent is answered once it has been heard"
+        assert report is not None, "only an agent that was heard is sent orders"
         self._serial += 1
         if peer.lost and goal is not Goal.END:
-            goal, number = Goal.STOP, report.round  # its world has gone on without it
+            goal, number = Goal.STOP, report.round  # the others have gone on without this agent
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
+        # Two heads may have written different configurations of one version.
+        has_it = report.version >= configuration.version and report.term >= self._tenure
         order = Order(
             term=self.term,
             serial=self._serial,
@@ -45,7 +50,7 @@ class Orders:
             lost=goal is Goal.STOP and verdict is None,
             heard=report.serial,
             keep=self.lease.for_workers(presence, now),
-            configuration=configuration if report.version < configuration.version else None,
+            configuration=None if has_it else configuration,
             tenure=self._tenure,
             look=look if goal is Goal.WAIT else None,
         )

@@ -9,10 +9,10 @@ from ..protocol.model import Assignment, Job
 from ..protocol.wording import count, plain, some
 from .roster import Roster
 
-NAMES = 8
-AS_SEEN = (
-    "each worker sees its own only, as device 0: LOCAL_RANK is 0, HPCLAUNCH_LOCAL_RANK counts on "
-    "the node"
+NAMES = 8  # hosts named in one line
+OWN_GPUS_ONLY = (
+    "each worker sees its own only, as device 0: LOCAL_RANK is 0, and HPCLAUNCH_LOCAL_RANK is its "
+    "number on the node"
 )
 
 
@@ -23,24 +23,26 @@ def preface(
     groups: Sequence[int],
     checkpoint: CheckpointChosen,
 ) -> list[str]:
-    """`last` and `groups` are the nodes of the last round and this one, as `changes` takes them."""
+    """Return the lines that the user is told. `last` and `groups` are the nodes of the last round
+    and of this one, in the order of their ranks.
+    """
     parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
-    of_all = parts[0][1]
-    lines = layout(parts, asked=job.isolate) if of_all.round == 0 else []
+    anyone = parts[0][1]  # for what is the same in all assignments
+    lines = layout(parts, asked=job.isolate) if anyone.round == 0 else []
     lines += changes(last, groups, {p.place.node: p.host for p in roster})
-    if of_all.preflight:
+    if anyone.preflight:
         return [*lines, "preflight: measuring GPUs and links"]
     lines += [f"passing over checkpoint {plain(text)}" for text in checkpoint.passed_over]
     if checkpoint.path:
         how = f" ({plain(checkpoint.rule)})" if checkpoint.rule else ""
         lines.append(f"resuming from {plain(checkpoint.path)}{how}")
-    elif of_all.restarts or checkpoint.lacking or checkpoint.passed_over:
-        lines += _from_the_beginning(job, of_all.restarts, checkpoint)
+    elif anyone.restarts or checkpoint.lacking or checkpoint.passed_over:
+        lines += _no_checkpoint(job, anyone.restarts, checkpoint)
     return lines
 
 
-def _from_the_beginning(job: Job, restarts: int, checkpoint: CheckpointChosen) -> list[str]:
-    """Why there is no checkpoint, and what would mend it."""
+def _no_checkpoint(job: Job, restarts: int, checkpoint: CheckpointChosen) -> list[str]:
+    """Say why the round begins without a checkpoint, and what can be done about it."""
     if not job.saves:
         if restarts > 1:
             return []
@@ -56,7 +58,11 @@ def _from_the_beginning(job: Job, restarts: int, checkpoint: CheckpointChosen) -
 
 
 def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]) -> list[str]:
-    """Who has come and who has gone since the last round; nodes in the order of the ranks."""
+    """Say which nodes have come and gone since the last round; [] if none have.
+
+    `last` and `groups` are the nodes of the last round and of this one, in the order of their
+    ranks; `hosts` names each node.
+    """
     before, now = set(last), set(groups)
     came = [hosts[node] for node in groups if node not in before]
     gone = [hosts[node] for node in last if node not in now and node in hosts]
@@ -68,31 +74,35 @@ def changes(last: Sequence[int], groups: Sequence[int], hosts: Mapping[int, str]
 
 
 def layout(parts: Sequence[tuple[str, Assignment]], *, asked: bool) -> list[str]:
-    """What is not plain about the ranks and their GPUs; `asked`: each is to see its own only."""
+    """Say what is unusual about the ranks and their GPUs; [] for nothing.
+
+    `parts` has the host and the assignment of each agent. `asked`: the user has asked that each
+    worker sees its own GPUs only.
+    """
     lines = []
     if len({part.local_world_size for _, part in parts}) > 1:
         lines.append(f"the nodes have different numbers of workers: {parts[0][1].layout}")
-    return lines + _of_gpus(parts, asked)
+    return lines + _gpu_lines(parts, asked)
 
 
-def _of_gpus(parts: Iterable[tuple[str, Assignment]], asked: bool) -> list[str]:
-    """One line for the hosts that are alike."""
+def _gpu_lines(parts: Iterable[tuple[str, Assignment]], asked: bool) -> list[str]:
+    """One line for all hosts that are alike."""
     nodes: dict[str, list[Assignment]] = {}
     for host, part in parts:
         nodes.setdefault(host, []).append(part)
-    lines: dict[str, list[str]] = {}
+    hosts_by_line: dict[str, list[str]] = {}
     for host, of_host in nodes.items():
-        if how := _how(of_host, asked):
-            lines.setdefault(how, []).append(host)
-    return [how.format(some(hosts, NAMES)) for how, hosts in lines.items()]
+        if line := _gpu_line(of_host, asked):
+            hosts_by_line.setdefault(line, []).append(host)
+    return [line.format(some(hosts, NAMES)) for line, hosts in hosts_by_line.items()]
 
 
-def _how(parts: list[Assignment], asked: bool) -> str:
+def _gpu_line(parts: list[Assignment], asked: bool) -> str:
+    """The line for one host, with {} for its name; "" for nothing."""
     shares = [share for part in parts for share in part.shares.of]
     if not shares or not parts[0].shares.isolated:
         return ""
     if max(share.sharers for share in shares) > 1:
-        there = sum(len(share.gpus) for share in shares if share.leads)
-        gpus = "1 GPU" if there == 1 else f"{there} GPUs"
-        return f"{len(shares)} workers share {gpus} on {{}}; {AS_SEEN}"
-    return "" if asked else f"GPUs on {{}} are dealt out: {AS_SEEN}"
+        gpus = count(sum(len(share.gpus) for share in shares if share.leads), "GPU")
+        return f"{len(shares)} workers share {gpus} on {{}}; {OWN_GPUS_ONLY}"
+    return "" if asked else f"GPUs on {{}} are dealt out: {OWN_GPUS_ONLY}"

@@ -1,4 +1,4 @@
-"""Before a round: who is waited for, for how long, and what the user is told meanwhile."""
+"""Before a round: which agents the head waits for, for how long, and what it tells the user."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Diagnose, Effect, Say
 from ..protocol.model import EXIT_LOST, Job, Phase, Verdict
 from .cordon import uncordon
-from .roster import Laggards, Peer, Roster, hosts_of
+from .roster import Peer, Roster, Stragglers, hosts_of
 
 Groups = Callable[[], Collection[int]]
 
 
 class Rendezvous:
-    """Begins with `begin`. Agents that were never heard are waited for at the start of the job;
-    nodes that are lost, where fewer than the fewest are left and one of them may come back.
+    """The wait for a round, from `begin` to `complete`.
 
-    `update` takes in what has changed, and the questions that follow it change nothing.
+    At the start of the job, the head waits for agents that were never heard. Later it waits only
+    for lost nodes, if too few are left and one of the lost nodes may come back.
+
+    `update` takes in what has changed. The methods after it change nothing.
     """
 
     def __init__(self, job: Job, roster: Roster, lease: LeaderLease) -> None:
@@ -26,14 +28,15 @@ class Rendezvous:
         self.roster = roster
         self.lease = lease
         self._since = 0.0
-        self._short_since = math.inf  # since too few are left
+        self._short_since = math.inf  # since when too few nodes, or no quorum, are left
         self._notice_at = math.inf
-        self._laggards = Laggards()
-        self._busy = Laggards()
-        self._called = False  # nobody is waited for any more who was never heard
-        self._taken_over = False  # but for those in the configuration of another head
-        self._not_before = -math.inf  # in a pause, its end
-        self._awaited_at = -math.inf  # somebody was who had never been heard
+        self._not_idle = Stragglers()
+        self._with_workers = Stragglers()
+        self._arrivals_closed = False  # the wait for agents that were never heard is over
+        # But the head has taken over, and still waits for the voters of its predecessor.
+        self._taken_over = False
+        self._pause_until = -math.inf  # -inf: there is no pause
+        self._awaited_at = -math.inf  # when the head last waited for agents that were never heard
 
     def begin(self, now: float) -> None:
         self._since = now
@@ -41,67 +44,72 @@ class Rendezvous:
         self._notice_at = now + self.timing.first_notice
 
     def take_over(self, now: float, *, begun: bool) -> None:
-        """From another head, before or after the job's first round has begun."""
+        """Begin after another head. `begun`: the job's first round has begun under that head."""
         self.begin(now)
-        self._called = self._taken_over = begun
+        self._arrivals_closed = self._taken_over = begun
 
     def complete(self) -> None:
-        """All who are waited for were here. Who has not come by now is not waited for again."""
-        self._called, self._taken_over = True, False
+        """The rendezvous was complete. From now on, nobody waits for agents that have not come."""
+        self._arrivals_closed, self._taken_over = True, False
 
     def pause(self, until: float) -> None:
-        """Workers of one that has died may be there until then, or a node is given time. No reason
-        to wait makes another one void: the latest counts."""
-        self._not_before = max(self._not_before, until)
+        """Begin no round before `until`: workers of a dead agent may be left until then, or a node
+        that fails again and again is given time. Of several pauses, the latest end counts.
+        """
+        self._pause_until = max(self._pause_until, until)
 
     @property
     def paused_until(self) -> float:
-        return self._not_before if self._is_paused else math.inf
+        """The end of the pause; `inf` if there is none."""
+        return self._pause_until if self._is_paused else math.inf
 
     def next_deadline(self) -> float:
         deadlines = [self.paused_until]
         if self._short_since == math.inf:
-            deadlines.append(self._quorum_at)
-        if self._awaits and not self._is_paused:
-            enough = self._may_begin and len(self.roster.nodes) >= self._fewest
+            deadlines.append(self._no_quorum_at)
+        if self._awaits_arrivals and not self._is_paused:
+            enough = self._enough_agents and len(self.roster.nodes) >= self._fewest
             limit = self.timing.last_call if enough else self.timing.join
             deadlines += [self._notice_at, self._since + limit]
         if self._short_since < math.inf:
             deadlines += [self._notice_at, self._short_since + self.timing.wait]
         return min(deadlines)
 
-    # What there is
+    # Which agents and nodes there are
 
     @property
     def _fewest(self) -> int:
+        """The fewest nodes that a round can have."""
         return self.job.fewest or self.job.most or self.job.nodes
 
     @property
-    def _awaits(self) -> bool:
-        return not self._called and bool(self.roster.absent)
+    def _awaits_arrivals(self) -> bool:
+        return not self._arrivals_closed and bool(self.roster.absent)
 
     @property
-    def _may_begin(self) -> bool:
-        """No more than a guess, at once: so many agents are here as there have to be nodes."""
+    def _enough_agents(self) -> bool:
+        """Whether at least as many agents are here as a round needs nodes. This is necessary for a
+        round, not sufficient, but much cheaper than counting nodes.
+        """
         return len(self.roster) - len(self.roster.absent) >= self._fewest
 
     @property
     def _may_return(self) -> list[Peer]:
-        """Those who are lost, or were never heard, and are not known to be dead."""
+        """Agents that are lost, or were never heard, and are not proven dead."""
         peers = (p for p in self.roster if p.lost or p.report is None)
         return [p for p in peers if not p.presence.is_dead]
 
     @property
     def _is_hopeless(self) -> bool:
-        """Too few would be left even if all came back that may."""
+        """Whether too few nodes would be left even if all came back that may."""
         never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
         return self.job.nodes - len(never) < self._fewest
 
     @property
     def _left(self) -> int:
-        """Nodes that can take part, or may yet come."""
-        settled = self._called and not self._taken_over
-        return len(self.roster.nodes if settled else self.roster.possible)
+        """The number of nodes that can take part, or that may yet come."""
+        all_heard = self._arrivals_closed and not self._taken_over
+        return len(self.roster.nodes if all_heard else self.roster.possible)
 
     @property
     def is_short(self) -> bool:
@@ -109,29 +117,31 @@ class Rendezvous:
 
     @property
     def _is_paused(self) -> bool:
-        return self._not_before > -math.inf
+        return self._pause_until > -math.inf
 
     @property
-    def _quorum_at(self) -> float:
-        """When it is told that there is none. Before everybody is here nobody asks for it."""
-        asked = not self._awaits and self.lease.until < math.inf
-        begin = max(self._since, self._awaited_at, self.lease.until)
-        return begin + self.timing.loss if asked else math.inf
+    def _no_quorum_at(self) -> float:
+        """When the head counts as being without a quorum: the loss timeout after its lease ended.
+        `inf` while it waits for agents that were never heard.
+        """
+        if self._awaits_arrivals or self.lease.until == math.inf:
+            return math.inf
+        return max(self._since, self._awaited_at, self.lease.until) + self.timing.loss
 
     def _missing_voters(self, now: float) -> str:
         return hosts_of(self.roster[agent] for agent in self.lease.missing(now))
 
-    # What has changed
+    # Taking in changes
 
     def update(self, now: float, *, ticked: bool) -> None:
-        """`ticked`: no message is on its way that happened before now, so that time can tell."""
-        if self._awaits:
+        """`ticked`: the event was a tick, so every message that had arrived has been handled."""
+        if self._awaits_arrivals:
             self._awaited_at = now
-        if self._is_paused and now >= self._not_before:
-            self._not_before = -math.inf
-        if self._awaits and self._may_begin and not self._is_held_up:
+        if self._is_paused and now >= self._pause_until:
+            self._pause_until = -math.inf
+        if self._awaits_arrivals and self._enough_agents and not self._is_held_up:
             waited = now - self._since >= self.timing.last_call
-            self._called = waited and len(self.roster.nodes) >= self._fewest
+            self._arrivals_closed = waited and len(self.roster.nodes) >= self._fewest
         if self.is_short:
             uncordon(self.roster)
         if not self.is_short and self._has_quorum(now, ticked=ticked):
@@ -140,50 +150,55 @@ class Rendezvous:
             self._short_since = self._notice_at = now
 
     def _has_quorum(self, now: float, *, ticked: bool) -> bool:
-        """Or may have, until a message that is on its way is read or time is up."""
+        """Whether the head has a quorum. It is given the benefit of the doubt until a tick finds
+        that it has been without one for the loss timeout.
+        """
         if self._short_since < math.inf:
             return self.lease.holds(now)
-        return not ticked or now < self._quorum_at
+        return not ticked or now < self._no_quorum_at
 
     @property
     def _is_held_up(self) -> bool:
-        """Something of the last round may be left, on nodes that are out of the next one too."""
+        """Whether workers of the last round may be left, on any node: also on a node that takes no
+        part in the next round.
+        """
         if self._is_paused:
             return True
         if not self._taken_over:
             return False
-        settled = self._busy.none(
+        none_left = self._with_workers.none_left(
             lambda: self.roster.present, lambda p: bool(p.lost) or not p.has_workers
         )
-        return bool(self.roster.absent) or not settled
+        return bool(self.roster.absent) or not none_left
 
-    # Whether it is over
+    # Whether the rendezvous is over
 
     def is_ready(self, groups: Groups) -> bool:
-        """Whether the round can begin on these nodes: all there are done with the one before."""
+        """Whether a round can begin on the nodes `groups`: all their agents are idle."""
         if self._is_held_up:
             return False
-        if self._awaits:
+        if self._awaits_arrivals:
             everybody = self.job.most or self.job.nodes
-            if not self._may_begin or len(self.roster.nodes) < everybody:
+            if not self._enough_agents or len(self.roster.nodes) < everybody:
                 return False
         if self.is_short:
             return False
 
-        def there() -> list[Peer]:
-            chosen = set(groups())
-            return [p for p in self.roster if p.place.node in chosen]
+        def participants() -> list[Peer]:
+            nodes = set(groups())
+            return [p for p in self.roster if p.place.node in nodes]
 
-        return self._laggards.none(there, lambda p: bool(p.out) or self._is_idle(p))
+        return self._not_idle.none_left(participants, lambda p: bool(p.out) or self._is_idle(p))
 
     def _is_idle(self, peer: Peer) -> bool:
         idle = peer.report is not None and peer.report.phase is Phase.IDLE
         return idle and self.lease.is_followed_by(peer.presence)
 
     def verdict(self, now: float, restarts: int) -> Verdict | None:
-        """Why there is no next round."""
-        waited, absent = now - self._since, self.roster.absent
-        if absent and waited >= self.timing.join and len(self.roster.nodes) < self._fewest:
+        """Return how the job ends if there can be no next round, else None."""
+        waited = now - self._since
+        is_late = self._awaits_arrivals and waited >= self.timing.join
+        if is_late and len(self.roster.nodes) < self._fewest:
             names = hosts_of(self.roster.unheard)
             reason = (
                 f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
@@ -198,7 +213,7 @@ class Rendezvous:
     def _no_quorum(self, now: float, restarts: int) -> Verdict:
         names = self._missing_voters(now)
         reason = f"{names} cannot be reached, and those who are left are too few to go on alone: "
-        reason += "the others may have gone on without them"
+        reason += f"{names} may have gone on without them"
         return Verdict(EXIT_LOST, reason, restarts=restarts)
 
     def _too_few(self, restarts: int) -> Verdict:
@@ -211,31 +226,32 @@ class Rendezvous:
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self._fewest)
         if self._fewest == self.job.nodes:
-            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without those lost)"
+            reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
         return Verdict(EXIT_LOST, reason, restarts=restarts)
 
-    # What is said meanwhile
+    # What the user is told meanwhile
 
     def notice(self, now: float) -> list[Effect]:
+        """Tell the user what the head waits for, if it is time to do so."""
         if now < self._notice_at:
             return []
         self._notice_at = now + self.timing.next_notice
         if self._short_since == math.inf:
-            return [Diagnose()] if self._awaits else []
-        most = self._short_since + self.timing.wait - now
+            return [Diagnose()] if self._awaits_arrivals else []
+        rest = self._short_since + self.timing.wait - now
         if not self.is_short:
             names = self._missing_voters(now)
-            text = f"waiting for {names}: too few are left to go on without them; {most:.0f} s more"
+            text = f"waiting for {names}: too few are left to go on without them; {rest:.0f} s more"
             return [Say(text)]
         names, left = hosts_of(self._may_return), self._left
-        text = f"waiting for {names}: {left} of {self._fewest} nodes are here; {most:.0f} s more"
+        text = f"waiting for {names}: {left} of {self._fewest} nodes are here; {rest:.0f} s more"
         return [Say(text)]
 
     def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """Some agents are still missing, and this may be why."""
+        """Tell the user which agents are still missing. `diagnosis` says why, or is ""."""
         if not (unheard := self.roster.unheard):
             return []
         here = f"{len(self.roster) - len(unheard)} of {len(self.roster)} agents are here"
         why = f"; {diagnosis}" if diagnosis else ""
         waited = now - self._since
-        return [Say(f"waiting for {hosts_of(unheard)} since {waited:.0f} s; {here}{why}")]
+        return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {here}{why}")]

@@ -1,4 +1,4 @@
-"""After a failed round: which failure was the cause, and is there another round?"""
+"""After a failed round: which failure was the cause, and whether there is another round."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerEx
 from ..protocol.wording import signal_name
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
-# How the last line of a worker begins that will fail in the same way whenever it is started.
-HOPELESS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
-SUSPECT = 2  # failures in a row, all on one node
-AGAIN, MOST_DELAY = 3, 30.0  # failures in a row there, and the most seconds to wait then
-LOADS = 2  # failures in a row as it was loaded, after which a checkpoint is not used again
-# What does the loading, in the traceback of a worker: torch's or safetensors' own load, and what is
-# called load_state_dict, _load_checkpoint, from_pretrained. Not what loads data, or modules.
+# A worker whose last line begins like this fails in the same way whenever it is started.
+ALWAYS_FAILS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
+SUSPECT_AFTER = 2  # failures in a row, all on one node
+DELAY_AFTER, MAX_DELAY = 3, 30.0  # failures in a row on one node; seconds
+REJECT_AFTER = 2  # failures in a row while the same checkpoint was being loaded
+# The functions in a worker's traceback that load a checkpoint: those of torch, safetensors and
+# DeepSpeed, and others with names such as load_state_dict, _load_checkpoint or from_pretrained.
+# Functions that load data or modules do not match.
 LOADING = re.compile(
     r'^  File "[^"]*/(?:torch|safetensors|deepspeed)/[^"]*", line \d+, in _*load\w*$|'
     r", in (?:\w*(?:load|restore|resume|read)\w*"
@@ -27,22 +28,25 @@ LOADING = re.compile(
     re.MULTILINE,
 )
 TRACEBACK = "Traceback (most recent call last)"
-# Not SIGABRT, with which NCCL's watchdog ends a worker that has waited for too long.
-BROKEN = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-ALIKE, AT_LEAST = 0.2, 2.0  # a share, or seconds, by which the times of two such ends may differ
-BEYOND = 1 << 62  # a step that no training reaches
+# SIGABRT is not among them: NCCL's watchdog ends a worker with it that has waited for too long.
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+# Two crashes happened after about the same time if that differs by this share, or these seconds.
+SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
+UNREACHABLE_STEP = 1 << 62
 USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
 USAGE_WORDS = ("error: ", "can't open file")
 
 
 def failed(e: WorkerExit) -> bool:
-    """Whether this exit is a failure: not one by the signals with which its agent stopped it."""
+    """Whether this exit is a failure. It is none if the agent stopped the worker with SIGTERM or
+    SIGKILL, and the worker ended by that signal.
+    """
     asked = e.stopped and e.signal in (signal.SIGTERM, signal.SIGKILL)
     return e.code != 0 and not asked
 
 
 def failure(e: WorkerExit, number: int, host: str, now: float) -> Failure:
-    """On the head's clock."""
+    """Make a failure of an exit in round `number`. Its time is on the head's clock."""
     return Failure(
         round=number,
         rank=e.rank,
@@ -57,12 +61,13 @@ def failure(e: WorkerExit, number: int, host: str, now: float) -> Failure:
 
 
 def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
-    """The failures of one round, the cause first.
+    """Return the failures of one round in order, the cause first.
 
     The earliest exit is the cause: a peer notices a lost connection only once the first process
-    is gone, and still has to unwind. Within one instant a death by signal comes before an exit,
-    since nobody dies by SIGKILL or SIGSEGV because a peer went away. The end of a fork server or
-    of the store is told later than it came, and by then a peer may have failed of it.
+    is gone, and then takes time to exit. If two happened at the same time, a death by signal comes
+    before an exit, because no process dies by SIGKILL or SIGSEGV when a peer goes away. The end of
+    a fork server or of the store comes before any worker's: it is reported late, when workers may
+    already have failed because of it.
     """
 
     def key(f: Failure) -> tuple[float, ...]:
@@ -73,7 +78,7 @@ def in_order(failures: Collection[Failure]) -> tuple[Failure, ...]:
 
 
 def how(failure: Failure) -> str:
-    """One failure in words, for a line of text."""
+    """Say in words how a worker or the store failed: "rank 0 on n1 exited with code 1"."""
     if failure.culprit is Culprit.FORK_SERVER:
         return f"the fork server on {failure.host} was killed with its workers"
     if failure.signal:
@@ -84,12 +89,12 @@ def how(failure: Failure) -> str:
 
 
 def who(failure: Failure) -> str:
-    """Which process wrote the last lines of a failure."""
+    """Name the process that wrote the last lines of a failure."""
     return "the store process" if failure.culprit is Culprit.STORE else f"rank {failure.rank}"
 
 
-def asked_for(report: Report, restarts: int) -> Verdict | None:
-    """How the job ends because of what an agent, and not a worker, reports; None if it does not."""
+def verdict_of_agent(report: Report, restarts: int) -> Verdict | None:
+    """Return how the job ends because an agent is in trouble, or was sent a signal; else None."""
     if report.trouble is not None:
         return Verdict(report.trouble.code, report.trouble.reason, restarts=restarts)
     if report.stop_signal:
@@ -99,25 +104,26 @@ def asked_for(report: Report, restarts: int) -> Verdict | None:
 
 
 class Budget:
-    """How often the job may still be started: `spend` after a failed round, `begin` before each.
+    """How many restarts are left. Call `spend` after a failed round, and `begin` before each round.
 
-    A new checkpoint is progress, and gives back what was spent. Whether there is one is known only
-    when the next round begins: where the script saves, what would end the job waits until then.
+    A new checkpoint is progress, and gives back all restarts. Whether there is one is known only
+    when the next round is about to begin. So if the script saves checkpoints, a verdict that would
+    end the job is kept pending until then.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.tally = Tally()
-        self.suspect = ""  # the host to go on without: it may be the node, and there is a spare
+        self.suspect = ""  # a host that may be at fault and is to be replaced by a spare; "": none
 
     @property
     def total(self) -> int:
-        """Restarts of the whole job."""
+        """The restarts of the whole job."""
         return self.tally.restarts
 
     @property
     def used(self) -> int:
-        """Since the last progress."""
+        """The restarts since the last progress."""
         return self.tally.spent
 
     def spend(
@@ -129,103 +135,122 @@ class Budget:
         resumed: str = "",
         begun: float = 0.0,
     ) -> Verdict | None:
-        """None when there may be another round, else how the job ends. The round had `begun` with
-        the checkpoint that it `resumed`, if any."""
-        first, was = in_order(failures)[0], self.tally
-        words = _words(first)
-        times = was.times + 1 if first.host == was.host else 1
-        self.suspect = first.host if spares and times >= SUSPECT else ""
+        """Note a failed round. Returns how the job ends; None if there may be another round.
+
+        `saves`: the script saves checkpoints. `spares`: there is a node that could take the place
+        of another. `resumed` is the checkpoint that the round resumed from ("" for none), and
+        `begun` is when it began.
+        """
+        cause, before = in_order(failures)[0], self.tally
+        last_line = _last_line(cause)
+        lasted = cause.at - begun
+        in_a_row = before.failures_in_a_row + 1 if cause.host == before.host else 1
+        self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
         reason = self._exhausted()
-        if self.most and not self.total and _is_hopeless(first, words):
-            return _verdict(failures, f"it would fail again: {words}", 0)
-        if self.most and words and checksum(words) == was.words and not self.suspect:
-            reason = reason or f"as the round before did, with no checkpoint in between: {words}"
-        doom = _verdict(failures, reason, self.total) if reason else None
-        if doom is not None:
+        if self.most and not self.total and _would_fail_again(cause, last_line):
+            return _verdict(failures, f"it would fail again: {last_line}", 0)
+        same = last_line and checksum(last_line) == before.last_line
+        if self.most and same and not self.suspect:
+            repeated = "the round before failed in the same way, with no checkpoint in between"
+            reason = reason or f"{repeated}: {last_line}"
+        verdict = _verdict(failures, reason, self.total) if reason else None
+        if verdict is not None:
             self.suspect = ""
             if not (saves and self.most):
-                return doom
+                return verdict
         self.tally = replace(
-            was,
-            restarts=was.restarts + 1,
-            spent=was.spent + 1,
+            before,
+            restarts=before.restarts + 1,
+            spent=before.spent + 1,
             failed=True,
-            words=checksum(words),
-            host=first.host,
-            times=times,
-            doom=doom,
-            lasted=first.at - begun,
-            loads=_loads(first, was, resumed, first.at - begun),
+            last_line=checksum(last_line),
+            host=cause.host,
+            failures_in_a_row=in_a_row,
+            pending_verdict=verdict,
+            failed_after=lasted,
+            failed_loads=_failed_loads(cause, before, resumed, lasted),
         )
         return None
 
     def begin(self, choice: CheckpointChosen) -> Verdict | None:
-        """The same, now that it is known which one the round would begin with."""
-        was, mark = self.tally, checksum(choice.mark)
+        """Note the checkpoint that the next round would begin with. Returns how the job ends; None
+        if the round may begin.
+        """
+        before, mark = self.tally, checksum(choice.mark)
         step, scale = NO_STEP if choice.step is None else choice.step, checksum(choice.scale)
-        comparable = scale == was.scale and NO_STEP not in (step, was.step)
+        comparable = scale == before.scale and NO_STEP not in (step, before.step)
         now = replace(
-            was,
+            before,
             checkpoint=mark,
-            saved=max(choice.time, was.saved),
-            step=max(step, was.step) if comparable else step,
+            saved=max(choice.time, before.saved),
+            step=max(step, before.step) if comparable else step,
             scale=scale,
             failed=False,
-            doom=None,
-            loads=was.loads if mark == was.checkpoint else 0,
+            pending_verdict=None,
+            failed_loads=before.failed_loads if mark == before.checkpoint else 0,
         )
-        if not (choice.path and was.restarts and self._is_further(choice, comparable=comparable)):
+        is_progress = self._is_progress(choice, comparable=comparable)
+        if not (choice.path and before.restarts and is_progress):
             self.tally = now
-            return was.doom
-        last = int(was.failed)  # what came after that checkpoint still counts
-        host = was.host if last else ""
-        self.tally = replace(now, spent=last, host=host, times=last, bar=NO_STEP)
+            return before.pending_verdict
+        spent = int(before.failed)  # the last failure came after that checkpoint, and still counts
+        host = before.host if spent else ""
+        self.tally = replace(
+            now, spent=spent, host=host, failures_in_a_row=spent, progress_above=NO_STEP
+        )
         return None
 
-    def _is_further(self, choice: CheckpointChosen, *, comparable: bool) -> bool:
-        """Than what the last round began with, by its step, else by when it was saved. A script
-        that saves whenever it fails would otherwise go on for ever."""
-        was = self.tally
-        if checksum(choice.mark) == was.checkpoint:
+    def _is_progress(self, choice: CheckpointChosen, *, comparable: bool) -> bool:
+        """Whether the checkpoint is further than any that a round began with: by its step, or by
+        when it was saved if the steps are not `comparable`. The step is the better measure: a
+        script that saves the same step whenever it fails would otherwise be restarted for ever.
+        """
+        before = self.tally
+        if checksum(choice.mark) == before.checkpoint:
             return False
-        if was.bar != NO_STEP and (choice.step is None or choice.step <= was.bar):
+        bar = before.progress_above
+        if bar != NO_STEP and (choice.step is None or choice.step <= bar):
             return False
         if comparable:
-            return choice.step is not None and choice.step > was.step
-        return choice.time > was.saved or not choice.time
+            return choice.step is not None and choice.step > before.step
+        return choice.time > before.saved or not choice.time
 
     def rejects(self, choice: CheckpointChosen) -> bool:
-        """Whether resuming from it fails again and again: an older one may do."""
+        """Whether resuming from it has failed so often that an older one should be tried."""
         tally = self.tally
         same = checksum(choice.mark) == tally.checkpoint
-        return same and tally.loads >= LOADS and tally.spent <= self.most
+        return same and tally.failed_loads >= REJECT_AFTER and tally.spent <= self.most
 
     def avoid(self, choice: CheckpointChosen) -> None:
-        """For the rest of the job. What an older one makes good again is no progress until it is
-        beyond this one: a job that fails here each time has to end."""
-        step = BEYOND if choice.step is None else choice.step
+        """Do not use this checkpoint again in this job.
+
+        Training that an older checkpoint repeats is no progress until it is beyond this one. So a
+        job that fails at this point each time comes to an end.
+        """
+        step = UNREACHABLE_STEP if choice.step is None else choice.step
         self.tally = replace(
             self.tally,
             avoided=(*self.tally.avoided, checksum(choice.mark)),
-            bar=max(self.tally.bar, step),
-            loads=0,
-            doom=None,
+            progress_above=max(self.tally.progress_above, step),
+            failed_loads=0,
+            pending_verdict=None,
         )
 
     @property
     def delay(self) -> float:
-        """Seconds to wait before the next round: a node that is at fault again and again may be
-        about to go down, or come to itself."""
-        times = self.tally.times
-        return 0.0 if times < AGAIN else min(MOST_DELAY, 2.0 ** (times - AGAIN))
+        """Seconds to wait before the next round: a node that fails again and again may be about to
+        go down, or may recover.
+        """
+        in_a_row = self.tally.failures_in_a_row
+        return 0.0 if in_a_row < DELAY_AFTER else min(MAX_DELAY, 2.0 ** (in_a_row - DELAY_AFTER))
 
     def take_over(self, tally: Tally) -> None:
-        """From another head."""
+        """Go on from the tally of another head."""
         self.tally = tally
 
-    @property
-    def words(self) -> str:
-        if self.tally.doom is not None:
+    def describe(self) -> str:
+        """Say in words how much of the budget is used up."""
+        if self.tally.pending_verdict is not None:
             return "it ends here, unless a checkpoint was saved since the last start"
         return f"restart {self.used} of {self.most}"
 
@@ -238,38 +263,43 @@ class Budget:
         return f"{spent} used up"
 
 
-def _loads(first: Failure, was: Tally, resumed: str, lasted: float) -> int:
-    """How many rounds in a row have failed like this one as they resumed. One that has begun to
-    train fails in other places, or after another time."""
-    if not resumed or first.culprit is not Culprit.WORKER:
+def _failed_loads(cause: Failure, before: Tally, resumed: str, lasted: float) -> int:
+    """Return how many rounds in a row, with this one, have failed while they loaded a checkpoint.
+
+    The traceback tells whether a worker was loading. A crash has none, so crashes count if they
+    come after about the same time: a worker that already trains crashes at other times.
+    """
+    if not resumed or cause.culprit is not Culprit.WORKER:
         return 0
-    if first.signal in BROKEN:
-        alike = abs(lasted - was.lasted) <= max(AT_LEAST, ALIKE * lasted)
-        return was.loads + 1 if alike else 1
-    if first.signal:
+    if cause.signal in CRASHES:
+        tolerance = max(SIMILAR_SECONDS, SIMILAR_SHARE * lasted)
+        similar = abs(lasted - before.failed_after) <= tolerance
+        return before.failed_loads + 1 if similar else 1
+    if cause.signal:
         return 0
-    _, _, traceback = first.tail.rpartition(TRACEBACK)
-    return was.loads + 1 if LOADING.search(traceback) or resumed in traceback else 0
+    _, _, traceback = cause.tail.rpartition(TRACEBACK)
+    was_loading = LOADING.search(traceback) or resumed in traceback
+    return before.failed_loads + 1 if was_loading else 0
 
 
-def _words(first: Failure) -> str:
-    """How the cause has put it; "" where it did not end by itself."""
-    own = not first.signal and first.culprit is not Culprit.FORK_SERVER
-    lines = first.tail.strip().splitlines() if own else []
+def _last_line(cause: Failure) -> str:
+    """Return the last line of the cause; "" if it was killed and did not end by itself."""
+    by_itself = not cause.signal and cause.culprit is not Culprit.FORK_SERVER
+    lines = cause.tail.strip().splitlines() if by_itself else []
     return lines[-1].strip() if lines else ""
 
 
-def _is_hopeless(first: Failure, words: str) -> bool:
-    usage = first.code == USAGE and any(word in words for word in USAGE_WORDS)
-    return usage or words.startswith(HOPELESS)
+def _would_fail_again(cause: Failure, last_line: str) -> bool:
+    usage = cause.code == USAGE and any(word in last_line for word in USAGE_WORDS)
+    return usage or last_line.startswith(ALWAYS_FAILS)
 
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
-    first, *later = in_order(failures)
+    cause, *later = in_order(failures)
     return Verdict(
-        code=first.code,
-        reason=f"{how(first)} in round {first.round}, and {reason}",
-        cause=first,
+        code=cause.code,
+        reason=f"{how(cause)} in round {cause.round}, and {reason}",
+        cause=cause,
         consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
         restarts=used,
     )

@@ -14,41 +14,44 @@ NAMES = 8  # hosts named in a line before it says "and so many more"
 
 
 class Peer:
-    """One agent as the head knows it; `report` is None until it is heard."""
+    """One agent as the head knows it. `report` is None until the agent is heard."""
 
     def __init__(self, place: Place, timing: Timing) -> None:
         self.place = place
         self.presence = Presence(timing)
         self.report: Report | None = None
         self.assignment: Assignment | None = None
-        self.cordoned = ""  # why a spare is to be preferred to its node
+        self.cordoned = ""  # why its node is cordoned while there are spares; "" if it is not
 
     @property
     def lost(self) -> str:
-        """Why it was given up; "" while it was not."""
+        """Why the agent was given up; "" if it was not."""
         return self.presence.why
 
     @property
     def unfit(self) -> str:
-        """Why its node is cordoned for good."""
+        """Why its node is cordoned for good; "" if it is not."""
         return "" if self.report is None else self.report.unfit
 
     @property
     def out(self) -> str:
-        """Why its node can have no workers."""
+        """Why its node can have no workers; "" if it can."""
         return self.lost or self.unfit or self.cordoned
 
     @property
     def host(self) -> str:
-        """As the agent itself calls it, which outside of Slurm nobody knows beforehand."""
+        """The name of its host as the agent gives it: without Slurm, nobody knows it beforehand."""
         return self.place.host if self.report is None else self.report.host
 
     def accept(self, report: Report, now: float, *, follows: bool = True) -> bool:
-        """Note a report; False for one that is old, or from a start of the agent that is over. One
-        that follows another head answers the orders of that one.
+        """Take in a report. Returns False if it is old, or from another start of the agent.
 
-        Two launches in one job step have the same keys: an agent of the second may meet the head
-        of the first while that is still leaving, and must not be taken for the one it replaces.
+        `follows`: the agent follows this head. If it follows another one, then the serial number
+        that it answers is not of ours.
+
+        Two launches in one job step have the same keys. So an agent of the second launch may reach
+        the head of the first one while that is still leaving, and must not be mistaken for the
+        agent of the first launch.
         """
         known = self.report
         if known is not None and report.incarnation != known.incarnation:
@@ -64,18 +67,18 @@ class Peer:
 
     @property
     def has_workers(self) -> bool:
-        """Or may have: it was not heard."""
+        """Whether the agent has workers, or may have because it was never heard."""
         busy = (Phase.RUNNING, Phase.STOPPING)
         return self.report is None or self.report.phase in busy
 
     @property
     def can_come_back(self) -> bool:
-        """It was given up, is heard again, and has no workers any more."""
+        """Whether the agent was given up, is heard again, and has no workers any more."""
         idle = self.report is not None and self.report.phase in (Phase.PREPARING, Phase.IDLE)
         return bool(self.lost) and idle
 
-    def settled(self, number: int) -> bool:
-        """Whether it has no worker of this round, or none that could be ended."""
+    def has_stopped(self, number: int) -> bool:
+        """Whether the agent has no worker of this round left, or only some that survive SIGKILL."""
         report = self.report
         if report is None or report.round != number:
             return report is not None and report.trouble is not None
@@ -89,8 +92,8 @@ class Roster:
     def __init__(self, job: Job, me: int) -> None:
         self.me = me
         self._peers = [Peer(place, job.timing) for place in job.places]
-        self.absent = {place.index for place in job.places}  # those who were never heard
-        self._possible: frozenset[int] | None = None  # of nodes; None: to be worked out
+        self.absent = {place.index for place in job.places}  # agents that were never heard
+        self._possible: frozenset[int] | None = None  # a cache of `possible`; None: not worked out
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers)
@@ -103,66 +106,72 @@ class Roster:
 
     @property
     def present(self) -> list[Peer]:
-        """All that are not lost, heard or not."""
+        """All agents that are not lost, whether heard or not."""
         return [p for p in self._peers if not p.lost]
 
     @property
     def others(self) -> list[Peer]:
-        """Those who are present beside the head."""
+        """All agents that are present, other than the head's own."""
         return [p for p in self._peers if not p.lost and p.place.index != self.me]
 
     @property
-    def has_left(self) -> bool:
-        """All who are not proven dead have ended. One that is only silent would take us for dead
-        once we are gone, and go on by itself."""
+    def all_have_left(self) -> bool:
+        """Whether all agents have ended that are not proven dead. The head must not leave before an
+        agent that is only silent: that agent would take the head for dead, and go on by itself.
+        """
         living = (p.report for p in self._peers if not p.presence.is_dead)
         return all(report and report.phase is Phase.ENDED for report in living)
 
     @property
     def nodes(self) -> set[int]:
-        """Those that can take part: all of their agents are here, and nothing is against them."""
+        """The nodes that can take part: all their agents were heard, and none is `out`."""
         return self.possible - {self._peers[i].place.node for i in self.absent}
 
     @property
     def possible(self) -> set[int]:
-        """The nodes that nothing is against, heard of or not yet."""
+        """The nodes that can take part once all their agents are heard."""
         if self._possible is None:
             out = {p.place.node for p in self._peers if p.out}
             self._possible = frozenset(p.place.node for p in self._peers) - out
         return set(self._possible)
 
     def changed(self) -> None:
-        """Something has come up against a node, or is over."""
+        """Some node can no longer take part, or can take part again."""
         self._possible = None
 
     @property
     def unheard(self) -> list[Peer]:
-        """Those who have never been."""
+        """The agents that were never heard."""
         return [self._peers[i] for i in sorted(self.absent)]
 
 
-class Laggards:
-    """Whether something holds of all of some peers, asked again with every report: those of which
-    it did not hold the last time are looked at first, so that thousands of them cost little.
+class Stragglers:
+    """The agents that the others wait for.
+
+    The head asks for them again with every report. To make this cheap with thousands of agents,
+    the stragglers of the last time are asked first, and all agents only when none of these is left.
     """
 
     def __init__(self) -> None:
         self._last: list[Peer] = []
 
-    def none(self, peers: Callable[[], Iterable[Peer]], holds: Callable[[Peer], bool]) -> bool:
-        while self._last and holds(self._last[-1]):
+    def none_left(
+        self, peers: Callable[[], Iterable[Peer]], is_done: Callable[[Peer], bool]
+    ) -> bool:
+        """Whether all of the peers are done."""
+        while self._last and is_done(self._last[-1]):
             self._last.pop()
         if not self._last:
-            self._last = [p for p in peers() if not holds(p)]
+            self._last = [p for p in peers() if not is_done(p)]
         return not self._last
 
 
 def all_in(phase: Phase, number: int, peers: Iterable[Peer]) -> bool:
-    """Whether all of them are in this phase of this round."""
-    reports = (p.report for p in peers)  # the first that is not ends it
+    """Whether all these agents are in this phase of this round."""
+    reports = (p.report for p in peers)
     return all(r is not None and r.phase is phase and r.round == number for r in reports)
 
 
 def hosts_of(peers: Iterable[Peer]) -> str:
-    """Their names, for a line of text."""
+    """The names of their hosts, for a line of text."""
     return some((p.host for p in peers), NAMES)

@@ -12,14 +12,14 @@ from .roster import Peer
 
 
 class End(Enum):
-    """Why a round ends, though not all of its workers have ended with 0."""
+    """Why a round ends before the job is done."""
 
-    FAILURE = "a worker has failed, or the store"
-    VERDICT = "the job is to end"
-    MEASURED = "it was the preflight, which is done"
+    FAILURE = "a worker or the store has failed"
+    VERDICT = "the job is about to end"
+    MEASURED = "it was the preflight, and that is done"
     LOSS = "a node with workers was lost, or is cordoned"
     QUORUM = "the leader lease is over"
-    GROWTH = "a larger one can begin"
+    GROWTH = "a larger round can begin"
 
 
 NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH}
@@ -28,23 +28,23 @@ NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH}
 @dataclass(slots=True)
 class Round:
     number: int
-    parts: list[Peer]  # those who have workers in it
-    groups: list[int]  # their nodes in the order of the ranks
-    begun: float
-    resumed: str  # the checkpoint that it began with; "" for none
+    participants: list[Peer]  # the agents that have workers in it
+    groups: list[int]  # their nodes in the order of their ranks
+    begun: float  # when it began
+    resumed: str  # the checkpoint that it resumed from; "" for none
     is_preflight: bool
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[End] = field(default_factory=set)
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
-        """What an agent says of it."""
+        """Take in an agent's report on this round."""
         for e in report.exits:
             if restarts.failed(e) and e.rank not in self.failures:
                 self.failures[e.rank] = restarts.failure(e, report.round, peer.host, now)
 
     @property
     def has_failed(self) -> bool:
-        """A worker has that nobody had asked to stop."""
+        """Whether a worker or the store has failed while nobody was stopping it."""
         return any(not f.stopped for f in self.failures.values())
 
     @property
@@ -53,5 +53,7 @@ class Round:
 
     @property
     def is_programs_fault(self) -> bool:
-        """A node that is lost is not, though its peers fail of it."""
+        """Whether the round counts as a restart. It does not if a node was lost, although workers
+        on other nodes then fail as a consequence.
+        """
         return bool(self.failures) and not self.ends & NOT_THE_PROGRAMS_FAULT

@@ -1,4 +1,4 @@
-"""A new head: what it makes of the last round, of which it knows only what the voters report."""
+"""The takeover by a new head: what it learns of the last round from the reports of the voters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from ..protocol.messages import Report
 from ..protocol.model import Job
 from .roster import Roster
 
-PASSED = 2  # the old head may have begun one round more, of which nobody here has heard
+# Added to the last round that is known: the old head may have begun one that no voter knows of.
+ROUNDS_AHEAD = 2
 
 
 class Takeover:
-    """From a head that is lost, with the reports of those who voted."""
+    """A takeover from a head that is lost, after an election."""
 
     def __init__(
         self,
@@ -24,27 +25,30 @@ class Takeover:
         self.job, self.roster = job, roster
         self.configuration = election.configuration
         self.old_is_dead = election.old in election.dead
-        # What is to be said, until those who voted have answered an order.
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
-        self._unsaid: list[Effect] | None = [Say(f"the head on {there} was lost: {here} leads now")]
-        self.not_before = self._enrol(election, now)  # may the first round begin
+        # Lines that are held back until a quorum has answered our orders; None: from then on.
+        self._held_back: list[Effect] | None = [
+            Say(f"the head on {there} was lost: {here} leads now")
+        ]
+        self.not_before = self._fill_roster(election, now)  # when our first round may begin
 
     @property
     def begun(self) -> bool:
-        """Whether the job's first round has."""
+        """Whether the job's first round has begun under another head."""
         return self.configuration.record.round >= 0
 
     @property
     def next_round(self) -> int:
-        return self.configuration.record.round + PASSED if self.begun else 0
+        return self.configuration.record.round + ROUNDS_AHEAD if self.begun else 0
 
-    def _enrol(self, election: Election[Report], now: float) -> float:
-        """Fill the roster. Returns when the first round may begin: a head that is dead has let
-        workers run for the loss timeout at most, and one that was only lost can let none run any
-        more.
+    def _fill_roster(self, election: Election[Report], now: float) -> float:
+        """Note what the voters know of each agent. Returns when our first round may begin.
+
+        If the old head is dead, agents that nobody has heard may still have workers, for the loss
+        timeout at most. If it was only lost, we waited for its leases to end, so they have none.
         """
         timing, roster = self.job.timing, self.roster
-        patience = timing.loss if self.old_is_dead else timing.election
+        within = timing.loss if self.old_is_dead else timing.election
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
@@ -56,41 +60,46 @@ class Takeover:
             elif index in election.dead:
                 peer.presence.leave(f"{lost}: it has ended")
             elif index == election.old:
-                peer.presence.give_up(f"{lost}: it led, and was silent")
+                peer.presence.give_up(f"{lost}: it was the head, and is silent")
             elif peer.place.node in nodes:
                 roster.absent.add(index)
-                if self.begun:  # else it may be yet to come
-                    peer.presence.expect(now, within=patience)
+                if self.begun:  # before the first round, the agent may not have started yet
+                    peer.presence.expect(now, within=within)
             else:
-                peer.presence.give_up(f"{lost} before")
+                peer.presence.give_up(f"{lost} under an earlier head")
                 not_before = max(not_before, now + timing.loss) if self.old_is_dead else not_before
         roster.changed()
         return not_before
 
     def groups(self) -> list[int]:
-        """The nodes of the last round in the order of the ranks; nobody says which those were that
-        are lost, so they are put into the gaps in Slurm's order."""
+        """Return the nodes of the last round in the order of their ranks.
+
+        No report says which ranks a lost node had. So the lost nodes fill the gaps in Slurm's
+        order; -1 stands for a gap that is left.
+        """
         roster = self.roster
         reports = [(p.place.node, p.report) for p in roster if p.report is not None]
         last = max(report.round for _, report in reports)
-        of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
+        node_of = {r.group: node for node, r in reports if r.round == last and r.group >= 0}
         voters = sorted(self.configuration.agents)
         lost = [p.place.node for agent in voters if (p := roster[agent]).lost]
-        missing = iter([node for node in lost if node not in of.values()])
-        return [of[g] if g in of else next(missing, -1) for g in range(max(of, default=-1) + 1)]
+        missing = iter([node for node in lost if node not in node_of.values()])
+        size = max(node_of, default=-1) + 1
+        return [node_of[g] if g in node_of else next(missing, -1) for g in range(size)]
 
-    def say(self, effects: list[Effect], *, confirmed: bool) -> list[Effect]:
-        """The user is told nothing before the voters have `confirmed` that this head leads: another
-        may have been quicker."""
-        if self._unsaid is None:
+    def hold_back(self, effects: list[Effect], *, confirmed: bool) -> list[Effect]:
+        """Hold back lines for the user until a quorum has `confirmed` that this head leads: another
+        agent may have been quicker. Returns the effects to carry out now.
+        """
+        if self._held_back is None:
             return effects
         if confirmed:
-            unsaid, self._unsaid = self._unsaid, None
-            return unsaid + effects
-        self._unsaid += [e for e in effects if isinstance(e, Say)]
+            held_back, self._held_back = self._held_back, None
+            return held_back + effects
+        self._held_back += [e for e in effects if isinstance(e, Say)]
         return [e for e in effects if not isinstance(e, Say)]
 
 
-def after_all(roster: Roster) -> int:
-    """The number of a round that is newer than any of which somebody knows."""
+def next_unused_round(roster: Roster) -> int:
+    """Return the first number that is higher than that of any round an agent has reported."""
     return 1 + max(p.report.round for p in roster if p.report is not None)

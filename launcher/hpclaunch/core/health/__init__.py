@@ -1,1 +1,1 @@
-"""Whether a host and its GPUs are fit for training: readings in, findings out."""
+"""Whether a host and its GPUs are fit for training: takes readings, and returns findings."""

@@ -1,4 +1,4 @@
-"""What a look at a host has found, whoever looked."""
+"""Findings: the results of checking a host and its GPUs, for the health checks and the doctor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from enum import Enum
 
 class Grade(str, Enum):
     OK = "ok"
-    WARN = "warn"  # a training may suffer
-    FAIL = "FAIL"  # a training would break
+    WARN = "warn"  # training may suffer
+    FAIL = "FAIL"  # training would break
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check on one host. `advice` says what to do, for warn and FAIL."""
+    """The result of one check on one host. `advice` says what to do, for warn and FAIL."""
 
     check: str
     found: str

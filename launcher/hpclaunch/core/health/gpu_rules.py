@@ -1,8 +1,8 @@
-"""Whether a GPU is fit for training: readings in, findings out.
+"""Whether a GPU is fit for training: takes readings, and returns findings.
 
-FAIL: the training would break or its numbers be wrong, and the node is cordoned. WARN: said once.
-A finding's `check` is the same for the same trouble of the same GPU, whatever its figures, so that
-it can be told once.
+FAIL means that the training would break or compute wrong numbers: the node is cordoned. WARN is
+reported once. A finding's `check` names the GPU and the kind of trouble without figures, so that
+the same trouble is recognised when it is found again.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from ..protocol.wording import GIB, size
 from .findings import Finding, Grade
 from .xids import REBOOT, RESET, Fault, xid
 
-# A CUDA context takes 0.3 to 0.6 GiB, and it is given back within a moment of its process's end:
-# what is more than that, and stays, is missed by a model that fills the GPU.
+# A CUDA context takes 0.3 to 0.6 GiB, and is freed within a moment when its process ends. If more
+# than this stays in use, a model that fills the GPU does not fit any more.
 MEMORY_LEFT = GIB
 MPS = "nvidia-cuda-mps"  # how the names of MPS's own processes begin; they hold a context
 
 
 class Slowdown(str, Enum):
-    """Why a GPU runs slower than it could. A power cap is not among them: it is ordinary."""
+    """Why a GPU runs slower than it could. A power cap is not listed, because it is normal."""
 
     THERMAL = "it is too hot"  # NVML's software and hardware thermal slowdown
     POWER_BRAKE = "the power supply asks for it (power brake)"
 
 
 class Recovery(Enum):
-    """What the driver itself (from 565 on) says that a GPU needs: NVML_GPU_RECOVERY_ACTION_*."""
+    """What a GPU needs according to its driver (since 565): NVML_GPU_RECOVERY_ACTION_*."""
 
     NONE = 0
     RESET = 1
     REBOOT = 2
     DRAIN_P2P = 3
-    DRAIN_AND_RESET = 4  # goes on working, but is to be reset soon: a row remap is pending
+    DRAIN_AND_RESET = 4  # still usable, but must be reset soon: a row remap is pending
     RECOVER_IMEX = 5
     BUS_RESET = 6
     SYSTEM_REBOOT = 7
@@ -51,14 +51,14 @@ _UNUSABLE = {
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One that has a context on the GPU."""
+    """A process that has a context on the GPU."""
 
     pid: int
-    memory: int | None = None  # bytes; None where the driver does not tell
-    user: str = ""  # its owner; "" for a process that cannot be seen from here
+    memory: int | None = None  # bytes; None if the driver does not tell
+    user: str = ""  # its owner; "" for a process that is not visible from here
     command: str = ""
-    ours: bool = False  # of the agent's user
-    dead: bool = False  # a worker of a round that has ended
+    ours: bool = False  # it belongs to the agent's user
+    dead: bool = False  # it was a worker of a round that has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,12 @@ class NvLink:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One look at a GPU. What it or its driver does not tell is as if all were well."""
+    """One reading of a GPU. A value that the GPU or its driver does not tell has its default here,
+    which means that all is well.
+    """
 
     name: str
-    lost: str = ""  # why it cannot be read at all
+    lost: str = ""  # why the GPU cannot be read at all; "" if it can
     uncorrected: int = 0  # memory errors since the driver was loaded (volatile)
     pages_pending: bool = False
     rows_pending: bool = False
@@ -81,32 +83,33 @@ class GpuReading:
     slow: tuple[Slowdown, ...] = ()
     temperature: int = 0
     links: tuple[NvLink, ...] = ()
-    links_of_siblings: int = 0  # the most that are up on another GPU of the same model here
+    links_of_siblings: int = 0  # the most links that are up on another GPU of this model here
     processes: tuple[Process, ...] = ()
-    used: int = 0  # bytes, without what the driver keeps for itself
-    idle: bool = False  # no worker is running, and none should hold memory
+    used: int = 0  # bytes in use, without what the driver keeps for itself
+    idle: bool = False  # no worker is running, so no process of ours should hold memory
 
     @property
     def unowned(self) -> int:
-        """Bytes that no process holds; 0 where the driver does not tell what each holds."""
+        """Bytes in use that no process holds; 0 if the driver does not tell what each holds."""
         held = [p.memory for p in self.processes]
         return max(0, self.used - sum(m for m in held if m)) if None not in held else 0
 
 
 def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
-    """`first` is the earliest reading of the same GPU in this job."""
+    """Judge one reading. `first` is the earliest reading of the same GPU in this job."""
     if now.lost:
         return [Finding(now.name, f"does not answer: {now.lost}", Grade.FAIL, REBOOT)]
     return [*_memory_errors(now), *_links(now, first), *_slow(now), *_processes(now)]
 
 
 def _memory_errors(now: GpuReading) -> Iterable[Finding]:
-    # NVIDIA, GPU memory error management: an uncorrected error ends the process that read it, or
-    # all on the GPU; none is a normal thing, and until the reset nobody knows what else it hit.
+    # From NVIDIA's "GPU memory error management". An uncorrected error ends the process that read
+    # the memory, or all processes on the GPU. It is never normal, and until the GPU is reset nobody
+    # knows what else it has damaged.
     if now.uncorrected:
         found = f"{now.uncorrected} uncorrected memory errors since the driver was loaded"
         yield Finding(f"{now.name} ECC", found, Grade.FAIL, RESET)
-    # The same: a remap that failed is the criterion for a replacement (RMA).
+    # From the same document: a GPU with a failed remap is to be replaced (RMA).
     if now.rows_failed:
         found = "bad memory rows could not be remapped"
         advice = "the GPU is to be replaced, once its vendor's field diagnostic agrees"
@@ -114,8 +117,8 @@ def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     if now.recovery in _UNUSABLE:
         found = "the driver says that it cannot be used before a reset"
         yield Finding(f"{now.name} recovery", found, Grade.FAIL, _UNUSABLE[now.recovery])
-    # The same: what is pending does no harm to those who use the GPU now, since the driver keeps
-    # away from that memory; it only needs a reset to be done with.
+    # From the same document: a pending remap or retirement does no harm to running processes,
+    # because the driver no longer hands out that memory. A reset completes it.
     pending = now.rows_pending or now.pages_pending
     if pending or now.recovery in (Recovery.DRAIN_AND_RESET, Recovery.DRAIN_P2P):
         what = "row remap" if now.rows_pending else "page retirement"
@@ -125,8 +128,11 @@ def _memory_errors(now: GpuReading) -> Iterable[Finding]:
 
 
 def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
-    """A board may have fewer links in use than its chip has, and all of them down is a GPU without
-    NVLink: only what was up before, or is up on the same model beside it, is missed.
+    """Find links that are missing: links that were up before, or are up on another GPU of the same
+    model here.
+
+    A link that is down need not be a fault. A board may use fewer links than its chip has, and a
+    GPU whose links are all down is one without NVLink.
     """
     earlier = first.links if first is not None else ()
     up = sum(link.up for link in now.links)
@@ -138,8 +144,8 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
         found = f"{which}: {up} of {expected} are up"
         advice = f"NCCL fails on it, or takes a slow way; {RESET}, and the fabric manager's log"
         yield Finding(f"{now.name} NVLink", found, Grade.FAIL, advice)
-    # DCGM's health watch warns at the first replay or recovery. Both repair the transfer, so that
-    # only those during the job matter, and only its speed suffers.
+    # DCGM's health watch warns at the first replay or recovery. Both repair the transfer and cost
+    # only time, so only those during this job matter.
     grown = sum(
         b.errors - a.errors for a, b in zip(earlier, now.links, strict=False) if b.errors > a.errors
     )
@@ -150,8 +156,8 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
 
 
 def _slow(now: GpuReading) -> Iterable[Finding]:
-    # NVML's own reasons; each takes clocks well below the base clock, and one slow GPU holds up
-    # all ranks of a synchronous training.
+    # These are NVML's reasons. Each lowers the clock far below its base, and in synchronous
+    # training, one slow GPU holds up all ranks.
     for reason in now.slow:
         found = f"runs slower, since {reason.value}"
         if reason is Slowdown.THERMAL and now.temperature:
@@ -188,8 +194,11 @@ def _processes(now: GpuReading) -> Iterable[Finding]:
 
 
 def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]:
-    """What did not answer when the GPUs were counted; `expected` is how many this task was given,
-    None when nobody has said. One that is missed may be another job's.
+    """Judge a GPU that did not answer when the GPUs were counted.
+
+    `broken` says what went wrong, and `found` is the number of GPUs that did answer. `expected` is
+    how many this task was given, None if that is not known. If all of them did answer, then the
+    broken one belongs to another job.
     """
     fail = found > 0 if expected is None else found < expected
     advice = "look at nvidia-smi and dmesg on this host"
@@ -198,7 +207,9 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
 
 @dataclass(frozen=True, slots=True)
 class XidSeen:
-    """The driver's report of an error, and who was on the GPU (it does not say whose it was)."""
+    """An error that the driver has reported, and the processes that were on the GPU then. The
+    report does not say which of them caused it.
+    """
 
     uuid: str
     name: str
@@ -207,7 +218,7 @@ class XidSeen:
 
     @property
     def of_program(self) -> bool:
-        """Its fault; whatever is anybody else's is a finding as well."""
+        """Whether it is the program's fault. Any other Xid is also a finding about the GPU."""
         return xid(self.number).fault is Fault.PROGRAM
 
     def __str__(self) -> str:
@@ -216,25 +227,27 @@ class XidSeen:
 
 
 class History:
-    """What was read and told of some GPUs in this job: decides what is news."""
+    """What was read from the GPUs in this job, and what was reported. Decides what is new."""
 
     def __init__(self) -> None:
         self.last: dict[str, GpuReading] = {}  # by name
         self._first: dict[str, GpuReading] = {}
-        self._told: set[str] = set()
-        self._fatal: dict[str, Finding] = {}  # Xids: over once they are told, but they still hold
+        self._reported: set[str] = set()  # the `check` of each finding that is reported
+        # Fatal Xids. The driver reports each only once, but they hold until the end of the job.
+        self._fatal: dict[str, Finding] = {}
 
     def answer(self, readings: Iterable[GpuReading]) -> list[Finding]:
-        """All that speaks against a round; of the rest what was not told yet."""
+        """Return all FAIL findings, and those of the others that are not reported yet."""
         findings = [*self._judge(readings), *self._fatal.values()]
         fresh = self._fresh(findings)
         return [f for f in findings if f.grade is Grade.FAIL or f in fresh]
 
     def news(self, readings: Iterable[GpuReading]) -> list[Finding]:
+        """Return the findings that are not reported yet."""
         return self._fresh(self._judge(readings))
 
     def xid(self, name: str, number: int) -> list[Finding]:
-        """Nothing for one of the program's fault: it does not speak against the node."""
+        """Return the finding for an Xid, if it is new; [] if the program is at fault."""
         known = xid(number)
         if known.fault is Fault.PROGRAM:
             return []
@@ -246,8 +259,10 @@ class History:
         return self._fresh([finding])
 
     def may_be_given_back(self, reading: GpuReading) -> bool:
-        """Whether memory is held that should not be, and was not waited for in vain before."""
-        unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._told
+        """Whether to wait because memory may yet be freed: a dead worker is still on the GPU, or
+        memory has no owner and was not reported yet, after waiting in vain.
+        """
+        unowned = reading.unowned >= MEMORY_LEFT and f"{reading.name} memory" not in self._reported
         return unowned or any(p.dead for p in reading.processes)
 
     def _judge(self, readings: Iterable[GpuReading]) -> list[Finding]:
@@ -260,6 +275,6 @@ class History:
         return findings
 
     def _fresh(self, findings: Iterable[Finding]) -> list[Finding]:
-        fresh = [f for f in findings if f.check not in self._told]
-        self._told |= {f.check for f in fresh}
+        fresh = [f for f in findings if f.check not in self._reported]
+        self._reported |= {f.check for f in fresh}
         return fresh

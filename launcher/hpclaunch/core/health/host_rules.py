@@ -1,7 +1,7 @@
-"""Whether a host is fit for training, its GPUs apart: readings in, findings out.
+"""Whether a host, apart from its GPUs, is fit for training: takes readings, and returns findings.
 
-FAIL only for what would surely break the training. An ordinary machine or container without
-anything special passes in silence, so that a warning is worth reading; the doctor tells more.
+Only what would surely break the training is a FAIL. An ordinary machine or container has no
+findings at all, so that a warning is worth reading. `hpclaunch doctor` says more.
 """
 
 from __future__ import annotations
@@ -13,43 +13,44 @@ from ..protocol.wording import GIB, size
 from .findings import Finding, Grade
 
 MIB = 1 << 20
-LOGS_FULL = 16 * MIB  # the workers' files and the journal: below this, lines are lost at once
-DISK_LEAST = GIB  # a checkpoint of a model of 100 million parameters, with Adam's moments
-FILES_LEAST = 16  # inodes: a round makes a directory, and two files per worker
+LOGS_FULL = 16 * MIB  # with less for output and journal, lines would be lost at once
+DISK_LEAST = GIB  # a checkpoint of a model with 100 million parameters and Adam's moments
+FILES_LEAST = 16  # inodes: each round makes a directory, and two files per worker
 SHM_LEAST = 32 * MIB  # free; an empty /dev/shm of a container has 64 MiB
 MEMORY_LEAST = 256 * MIB  # per worker: `import torch` alone takes 225 MB
-FILES_OF_AGENT = 48  # open at once: up to 30, and a few more for a moment
+FILES_OF_AGENT = 48  # files that an agent itself has open: up to 30, and a few more at times
 LOAD_MOST = 2  # per CPU: with more, a worker gets less than half of its CPUs
-LOAD_SPARE = 8  # and this many more on small machines, where a few processes are soon gone
+LOAD_SPARE = 8  # added for small machines, where a few short-lived processes are a high load
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The file system of a directory, or of where it would be made."""
+    """The file system of a directory, which need not exist yet."""
 
     path: str
-    free: int = 0  # bytes that this user may take
-    files: int | None = None  # inodes likewise; None where the file system does not count them
+    free: int = 0  # bytes that this user may still use
+    files: int | None = None  # free inodes; None if the file system does not count them
     writable: bool = True
-    error: str = ""  # why it cannot be looked at
+    error: str = ""  # why it cannot be read; "" if it can
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One look at a host. None: not looked at, or nobody tells."""
+    """One reading of a host. None stands for a value that was not read, or is not known."""
 
-    workers: int  # that this agent is about to start
+    workers: int  # how many this agent is about to start
     logs: Disk | None = None
     shm: int | None = None  # bytes free in /dev/shm
     memory: int | None = None  # bytes available to this job
-    load: float | None = None  # processes that want a CPU, before the first round only
+    load: float | None = None  # processes that want a CPU; read before the first round only
     cpus: int = 1  # of the whole host
-    synchronised: bool | None = None  # its clock; of interest where there are several hosts
+    synchronised: bool | None = None  # its clock is; read only if there are several hosts
 
 
 def files_needed(agents: int, workers: int) -> int:
-    """Open files of one agent: any of the others may come to report to it, and it follows two files
-    of each of its workers."""
+    """Return how many files one agent may have open: a connection from each other agent, should it
+    become the head, and two files of each of its workers.
+    """
     return FILES_OF_AGENT + agents + 2 * workers
 
 
@@ -76,7 +77,7 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
 
 
 def judge_checkpoints(disk: Disk) -> list[Finding]:
-    """Never FAIL: whether and how much the script saves is not known here."""
+    """Judge the file system for checkpoints. Never FAIL: how much the script saves is not known."""
     advice = "make room, or give --checkpoint-dir: the script may fail when it saves"
     if disk.error or not disk.writable:
         found = disk.error or "is not writable"
@@ -92,7 +93,7 @@ def judge_checkpoints(disk: Disk) -> list[Finding]:
 def _memory(now: Host) -> Iterable[Finding]:
     if now.shm is not None and now.shm < SHM_LEAST:
         found = f"{size(now.shm)} left, through which the DataLoader's workers pass batches"
-        advice = "look for what a job has left there (ls -l /dev/shm); a container needs --shm-size"
+        advice = "look for files that a job has left (ls -l /dev/shm); a container needs --shm-size"
         yield Finding("shared memory", found, Grade.WARN, advice)
     if now.memory is not None and now.memory < now.workers * MEMORY_LEAST:
         found = f"{size(now.memory)} available for {now.workers} workers"
@@ -104,7 +105,7 @@ def _rest(now: Host) -> Iterable[Finding]:
         found = f"{now.load:.0f} on {now.cpus} CPUs, before the training has begun"
         advice = "somebody else computes on this host, and every step waits for the slowest: top"
         yield Finding("load", found, Grade.WARN, advice)
-    # No training suffers from it, and nothing here compares clocks: a note for whoever compares
-    # the logs of several hosts. The doctor measures how far they are apart.
+    # This harms no training, and we never compare clocks. It is a note for those who compare the
+    # logs of several hosts. The doctor measures how far the clocks are apart.
     if now.synchronised is False:
         yield Finding("clock", "not synchronised")

@@ -1,8 +1,9 @@
-"""The preflight: which ranks exchange data in pairs, and which figures mean a slow device or link.
+"""The preflight: which pairs of ranks exchange data, and which figures mean a slow device or link.
 
-A figure has its best and its usual window of time. Something is slow if even its best moment is
-far below what others like it do as a rule: noise makes the best better and the usual worse, so it
-hides what is slow rather than blame what is not.
+Each figure is measured in many short windows of time, and has a best and a usual value. A device or
+link is slow if even its best value is far below the usual value of others like it. Noise raises the
+best values and lowers the usual ones. So it may hide something slow, but it never accuses something
+that is not.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ from enum import Enum
 
 from ..protocol.wording import some
 
-ALL_PAIRS = 8  # ends up to which each meets each; beyond, their count grows with the logarithm
-# GPUs of one model differ by a few percent, one that is throttled by far more than these 20.
+# With up to this many players, each meets every other. With more, the number of meetings grows with
+# the logarithm.
+ALL_PAIRS = 8
+# GPUs of one model differ by a few percent. A throttled one is slower by far more than 20 %.
 SLOW = 0.8
-# A core is not a rank's own: a neighbour on its other hardware thread takes nearly half of it.
+# A process on the other hardware thread of a rank's core takes nearly half of its speed.
 SLOW_CPU = 0.5
-# Pairs differ by their path (switches, sockets) as well; a link at a lower rate has half or less.
+# Pairs also differ by their path (switches, sockets). A link at a lower rate has half or less.
 SLOW_LINK = 0.5
-# GB/s of a pair on one host through gloo, which is two processes that copy: above this they wait
-# for each other, and differences are the scheduler's, not those of a link.
+# GB/s between two ranks on one host through gloo. There are two processes that copy and wait for
+# each other, so above this value differences come from the scheduler, not from a link.
 ENOUGH_ON_HOST = 0.5
-# GB/s of one rank's copies on a CPU: its neighbours take of the same memory, in turns, and this
-# is still far more than a training on CPUs asks for.
+# GB/s of one rank's copies on a CPU. Ranks on one host compete for its memory, and this is far more
+# than a training on CPUs needs.
 ENOUGH_ON_CPU = 4.0
-NAMED = 8  # ranks in one line
+NAMED = 8  # ranks named in one line
 
 Ends = tuple[int, int]  # ranks
 Pairs = list[Ends]
@@ -36,24 +39,26 @@ Pairs = list[Ends]
 
 @dataclass(frozen=True, slots=True)
 class Speed:
+    """The speed in the best window of time, and in the usual one."""
+
     best: float
     usual: float
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a rank is, and what it did on its own."""
+    """A rank, and what was measured on it alone."""
 
     rank: int
     node: int
     host: str
-    device: str = "CPU"  # model and kind of numbers: those of the same are alike
-    gpu: str = ""  # names the GPU to its owner; "" on a CPU
+    device: str = "CPU"  # model and number format; ranks with the same are compared
+    gpu: str = ""  # the GPU's name for the user; "" on a CPU
     sharers: int = 1  # workers on its GPU
     compute: Speed | None = None  # TFLOP/s
     memory: Speed | None = None  # GB/s, read and written
-    cpu: float = 1.0  # part of the CPU time that it could have had which it got
-    wrong: str = ""  # why it is not fit to compute
+    cpu: float = 1.0  # the share that it got of the CPU time that it could have had
+    wrong: str = ""  # why it cannot compute correctly; "" if it can
 
     @property
     def name(self) -> str:
@@ -62,18 +67,18 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """All-reduce between two ranks, in GB/s each way."""
+    """All-reduce between two ranks."""
 
     ends: Ends
-    speed: Speed | None = None
-    wrong: str = ""  # why there is none
+    speed: Speed | None = None  # GB/s in each direction
+    wrong: str = ""  # why there is no speed
 
 
 Figure = tuple[Ends, Speed]
 
 
 class Kind(str, Enum):
-    WRONG = "wrong"  # it computes wrong results, or none
+    WRONG = "wrong"  # wrong results, or none
     COMPUTE = "compute"
     MEMORY = "memory"
     LINK = "link"
@@ -82,7 +87,7 @@ class Kind(str, Enum):
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
     kind: Kind
-    ranks: tuple[int, ...]  # one, or the ends of what is slow between them
+    ranks: tuple[int, ...]  # the rank, or the ranks at the ends of a slow link
     nodes: tuple[int, ...]
     text: str
 
@@ -91,14 +96,16 @@ class PreflightFinding:
         return self.kind is Kind.WRONG
 
 
-# Who meets whom
+# Which ranks exchange data
 
 
 def schedule(nodes: Sequence[int]) -> list[Pairs]:
-    """Rounds of pairs, each rank in one of them at most; `nodes` has the node of each rank.
+    """Return rounds of pairs. In each round, a rank is in at most one pair. `nodes` has the node of
+    each rank.
 
-    Pairs within the nodes come first, all nodes at once, then those across them: ranks of the same
-    position, so that in every round all pairs of a node share its network alike.
+    Pairs within nodes come first, on all nodes at once. Then come pairs across nodes, of ranks with
+    the same position on their nodes: so in every round, all pairs of a node get the same share of
+    its network.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
@@ -109,9 +116,9 @@ def schedule(nodes: Sequence[int]) -> list[Pairs]:
     for number in range(max(map(len, inner), default=0)):
         pairs = [
             (group[a], group[b])
-            for group, its in zip(groups, inner, strict=True)
-            if number < len(its)
-            for a, b in its[number]
+            for group, meetings in zip(groups, inner, strict=True)
+            if number < len(meetings)
+            for a, b in meetings[number]
         ]
         rounds.append(pairs)
     for meetings in tournament(len(groups)):
@@ -121,8 +128,8 @@ def schedule(nodes: Sequence[int]) -> list[Pairs]:
 
 
 def tournament(count: int) -> list[Pairs]:
-    """Rounds in which `count` players meet in pairs, never the same two again."""
-    even = count + count % 2  # against the one too many, a player rests
+    """Return rounds in which `count` players meet in pairs. No two players meet twice."""
+    even = count + count % 2  # for an odd count, whoever meets the extra player rests
     wanted = even - 1 if count <= ALL_PAIRS else math.ceil(math.log2(count)) + 3
     wanted = min(wanted, even - 1) if count > 1 else 0
     rounds = []
@@ -142,7 +149,10 @@ def tournament(count: int) -> list[Pairs]:
 def judge(
     ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
 ) -> list[PreflightFinding]:
-    """What is wrong first. `on_gpus`: the links are NCCL's, else they lead through the hosts."""
+    """Return what is wrong or slow, with what is wrong first.
+
+    `on_gpus`: the links are those of NCCL between GPUs; otherwise gloo's between hosts.
+    """
     found = [
         PreflightFinding(Kind.WRONG, (r.rank,), (r.node,), f"{r.name}: {r.wrong}")
         for r in ranks
@@ -160,13 +170,17 @@ def slow_devices(
     unit: str,
     figure: Callable[[Measured], Speed | None],
 ) -> list[PreflightFinding]:
-    alike: dict[Hashable, list[tuple[Measured, Speed]]] = defaultdict(list)
+    """Return a finding for each rank that is much slower than others on the same kind of device.
+
+    `figure` gives the speed to compare; `verb` and `unit` describe it in the findings.
+    """
+    same_kind: dict[Hashable, list[tuple[Measured, Speed]]] = defaultdict(list)
     for rank in ranks:
         speed = figure(rank)
         if speed is not None:
-            alike[rank.device, rank.sharers].append((rank, speed))
+            same_kind[rank.device, rank.sharers].append((rank, speed))
     found = []
-    for members in alike.values():
+    for members in same_kind.values():
         median = reference((speed.usual for _, speed in members), rank=2)
         for rank, speed in members:
             if speed.best >= (SLOW if rank.gpu else SLOW_CPU) * median:
@@ -181,9 +195,9 @@ def slow_devices(
 
 
 def reference(figures: Iterable[float], *, rank: int) -> float:
-    """The figure which one in `rank` attains: 2 is the median."""
-    falling = sorted(figures, reverse=True)
-    return falling[(len(falling) - 1) // rank]
+    """Return the figure that one in `rank` attains: with 2, the median."""
+    descending = sorted(figures, reverse=True)
+    return descending[(len(descending) - 1) // rank]
 
 
 def compared(figure: float, usual: float, unit: str) -> str:
@@ -220,10 +234,10 @@ def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
 def _slow_links(
     by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool, enough: float
 ) -> list[PreflightFinding]:
-    """An end of which all links are slow is named in their place: a node, or else a rank.
+    """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
-    One bad end of three or four is at half of their links or more, so that a median would be its
-    own: what a third of them attain is usual.
+    What a third of the links attain counts as usual. The median would not do: with three or four
+    ends, at least half of the links lead to a single bad end, so the median would be slow itself.
     """
     usual = reference((speed.usual for _, speed in links), rank=3)
     limit = min(SLOW_LINK * usual, enough)
@@ -255,7 +269,10 @@ def _slow_links(
 def guilty(
     links: Iterable[Figure], slow: Iterable[Figure], end_of: Callable[[int], int]
 ) -> list[int]:
-    """Ends with several others at their links, of which none is as it should be."""
+    """Return the ends that have links to several others, all of them slow.
+
+    `end_of` gives the end that a rank belongs to: the rank itself, or its node.
+    """
     others = defaultdict(set)
     for (a, b), _ in links:
         others[end_of(a)].add(b)
@@ -278,11 +295,13 @@ def _finding(
     return PreflightFinding(kind, tuple(ranks), nodes, text)
 
 
-# What is shown
+# What the user is shown
 
 
 def table(ranks: Sequence[Measured], links: Sequence[Link], backend: str) -> list[str]:
-    """A few lines, whatever the size: per kind of device and link, its count and its figures."""
+    """Return a few lines, however many ranks there are: the figures of each kind of device and
+    link, and how many there are of it.
+    """
     by_rank = {rank.rank: rank for rank in ranks}
     nodes = len({rank.node for rank in ranks})
     rows: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)

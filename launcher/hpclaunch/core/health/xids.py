@@ -1,8 +1,10 @@
-"""Xids: what the NVIDIA driver calls an error of a GPU, whose fault it is, and what to do.
+"""Xids, the NVIDIA driver's numbers for GPU errors: what each means, whose fault it is, and what to
+do.
 
-From NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, of October 2025). Its immediate action
-decides: RESTART_APP and IGNORE leave the GPU usable, RESET_GPU and RESTART_BM do not. Where the
-catalog has a flow chart instead (48, 74, 144 to 150), a comment gives the reason.
+From NVIDIA's catalog (docs.nvidia.com/deploy/xid-errors, October 2025). The catalog's immediate
+action decides whether an error is fatal: with RESTART_APP and IGNORE the GPU stays usable, with
+RESET_GPU and RESTART_BM it does not. Where the catalog has a flow chart instead (48, 74, 144 to
+150), a comment gives the reason for what is said here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from enum import Enum
 
 
 class Fault(str, Enum):
-    PROGRAM = "program"  # nothing is said against the node
+    PROGRAM = "program"  # the node is not to blame
     GPU = "GPU"
     LINK = "link"
     DRIVER = "driver"
@@ -24,7 +26,7 @@ class Xid:
     number: int
     name: str
     fault: Fault
-    fatal: bool = False  # the GPU is of no use until it is reset, or its node started again
+    fatal: bool = False  # the GPU cannot be used before it is reset, or its node restarted
     advice: str = ""
 
 
@@ -41,7 +43,7 @@ def _table(*rows: Xid) -> dict[int, Xid]:
 
 
 _COPY = {39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)}  # one per copy engine
-_LINK5 = {  # of the fifth generation; which of them are fatal is in words that NVML does not tell
+_LINK5 = {  # NVLink 5; NVML does not pass on the details that tell which of them are fatal
     144: "SAW", 145: "RLW", 146: "TLW", 147: "TREX", 148: "NVLPW_CTRL", 149: "NETIR", 150: "MSE",
 }  # fmt: skip
 
@@ -59,12 +61,12 @@ XIDS = _table(
     Xid(43, "GPU stopped processing (a process was ended after its own fault)", Fault.PROGRAM,
         advice=CODE),
     Xid(44, "graphics engine fault during a context switch", Fault.UNCLEAR, advice=SEEN),
-    # What the driver cleans up when a process dies with work under way: a consequence.
+    # A consequence: the driver cleans up when a process dies while its work is under way.
     Xid(45, "work was removed (the process was killed, or failed before)", Fault.PROGRAM,
         advice="look at what came before it"),
     Xid(46, "GPU stopped processing", Fault.GPU, True, RESET),
-    # Followed by 94 where the fault could be contained; the count of uncorrected errors, which
-    # stays until the driver is loaded again, says the same.
+    # Followed by 94 if the fault could be contained. The count of uncorrected errors, which stays
+    # until the driver is loaded again, makes the GPU unfit as well.
     Xid(48, "double bit ECC error", Fault.GPU, True, RESET),
     Xid(54, "auxiliary power is not connected", Fault.GPU, True, "check the GPU's power cable"),
     Xid(61, "internal micro-controller breakpoint", Fault.UNCLEAR, advice=SEEN),
@@ -76,8 +78,8 @@ XIDS = _table(
     Xid(67, "illegal access by the driver", Fault.DRIVER, advice=SEEN),
     Xid(68, "video decoder exception", Fault.PROGRAM, advice=ENGINE),
     Xid(69, "graphics engine class error", Fault.PROGRAM, advice=CODE),
-    # Both ends of a link report it, mostly with others that decide; links that are down, and
-    # errors that grow, are read apart.
+    # Both ends of a link report it, mostly together with other Xids that decide. Links that are
+    # down, and counts of link errors that grow, are read elsewhere.
     Xid(74, "NVLink error", Fault.LINK, advice=LINKS),
     Xid(78, "vGPU start error", Fault.DRIVER, True, "the driver of the host or the guest is old"),
     Xid(79, "GPU has fallen off the bus", Fault.GPU, True, REBOOT),
@@ -87,32 +89,34 @@ XIDS = _table(
     # Contained: only the processes that touched the memory die.
     Xid(94, "contained memory error", Fault.GPU, advice="the GPU can be used again; " + SEEN),
     Xid(95, "uncontained memory error", Fault.GPU, True, RESET),
-    # The catalog resets the GPU; NVIDIA's device plugin for Kubernetes counts it as the program's.
+    # The catalog says to reset the GPU, but NVIDIA's Kubernetes device plugin blames the program.
     Xid(109, "context switch timeout", Fault.UNCLEAR, advice=f"{ENGINE}; then {RESET}"),
     Xid(110, "security fault", Fault.GPU, True, RESET),
     Xid(119, "the GPU's system processor (GSP) does not answer", Fault.DRIVER, True, RESET),
     Xid(120, "error of the GPU's system processor (GSP)", Fault.DRIVER, True, RESET),
     Xid(121, "error of the link to the CPU (C2C)", Fault.LINK, advice=SEEN),
     Xid(136, "NVLink training failed", Fault.LINK, True, RESET),
-    # A process of another GPU wrote here where it must not, or that GPU has failed.
+    # A process on another GPU wrote to memory here that it must not write, or that GPU has failed.
     Xid(137, "NVLink privilege error", Fault.UNCLEAR, advice="look at the other GPUs of the node"),
     Xid(140, "unrecovered ECC error", Fault.GPU, True, RESET),
     Xid(141, "CUDA fast path error", Fault.UNCLEAR, advice=SEEN),
     Xid(143, "GPU initialisation error", Fault.GPU, True, RESET),
     *(Xid(n, f"NVLink error ({unit})", Fault.LINK, advice=LINKS) for n, unit in _LINK5.items()),
     Xid(151, "key rotation error", Fault.DRIVER, True, "the virtual machine must be started again"),
-    # Says only that the recovery action has changed, which is read apart.
+    # Says only that the recovery action has changed; the action itself is read elsewhere.
     Xid(154, "the GPU's recovery action changed", Fault.UNCLEAR, advice="nvidia-smi -q shows it"),
     Xid(155, "NVLink error defined by software", Fault.LINK, True, RESET),
     Xid(156, "a resource of the GPU was retired", Fault.GPU, True, RESET),
     Xid(157, "a resource of the GPU could not be retired", Fault.GPU, advice=SEEN),
     Xid(158, "fatal timeout of the GPU", Fault.GPU, True, RESET),
-    # Said beside 48, which decides.
+    # These come together with 48, which decides.
     Xid(171, "uncorrectable DRAM error", Fault.GPU, advice=RESET),
     Xid(172, "uncorrectable SRAM error", Fault.GPU, advice=RESET),
 )  # fmt: skip
 
 
 def xid(number: int) -> Xid:
-    """Those that are not in the table are new, or unused by any GPU that trains."""
+    """Look up an Xid. One that is not in the table is new, or is never reported by training GPUs:
+    it counts as an unclear error that is not fatal.
+    """
     return XIDS.get(number) or Xid(number, "an error of the GPU", Fault.UNCLEAR, advice=SEEN)

@@ -1,1 +1,1 @@
-"""One agent's own side: its worker group, how it stops, what it reports."""
+"""The member's side: an agent's worker group, how it is stopped, and what the agent reports."""

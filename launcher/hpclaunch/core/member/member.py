@@ -1,7 +1,7 @@
-"""One agent's own side: it obeys the head's orders and reports where it stands.
+"""The member: the part of an agent that obeys the head's orders and reports its own state.
 
-What its workers do is in worker_group.py; which head it follows, and whom it asks to lead once that
-head is lost, in consensus/follower.py.
+What happens to its workers is in worker_group.py. Which head it follows, and whom it asks to lead
+when that head is lost, is in consensus/follower.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from .worker_group import WorkerGroup
 
 
 class Member:
-    """`handle(event, now) -> effects`. Once the phase is ENDED the agent may leave; `verdict` says
-    how the job ended."""
+    """Takes events with `handle(event, now)`, which returns effects. Once the phase is ENDED, the
+    agent may leave, and `verdict` says how the job ended.
+    """
 
     def __init__(
         self,
@@ -57,10 +58,10 @@ class Member:
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)
-        self._signum = 0
+        self._signum = 0  # the signal that asked this agent to end the job; 0 for none
         self._serial = 0
-        self._told: tuple[object, ...] = ()  # the news of the last report
-        self._report_at = 0.0
+        self._last_news: tuple[object, ...] = ()  # `news` of the last report
+        self._report_at = 0.0  # when to report even without news
 
     @property
     def phase(self) -> Phase:
@@ -76,7 +77,7 @@ class Member:
 
     @property
     def _is_head(self) -> bool:
-        """Whether the head lives in this very process: then nothing between us can be lost."""
+        """Whether the head is in this process: then no message between the two can be lost."""
         return self.follower.leads
 
     def next_deadline(self) -> float:
@@ -99,7 +100,7 @@ class Member:
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
                 effects += self._hear(event, order, now)
             case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
-                effects += self.follower.hint(sender, hint, now)
+                effects += self.follower.hear_hint(sender, hint, now)
             case HeadReached(index=index):
                 self._report_at = now
                 if index == self.follower.head:
@@ -115,30 +116,30 @@ class Member:
             case CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
             case Signalled(signum=signum):
-                effects += self._signalled(signum, now)
+                effects += self._handle_signal(signum, now)
             case TroubleFound(trouble=trouble) if self.work.trouble is None:
                 self.work.trouble = trouble
                 self._hurry(now)
                 effects += self.work.stop(now)
             case _:
                 effects += self.work.handle(event, now)
-        effects += self._deadlines(now, ticked=isinstance(event, Tick))
+        effects += self._handle_deadlines(now, ticked=isinstance(event, Tick))
         return effects + self._report(now)
 
     def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
-        follower, before = self.follower, self.follower.tenure
+        follower, old_tenure = self.follower, self.follower.tenure
         if not follower.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
-        effects = follower.found()
-        effects += self.work.leave_world(now) if follower.tenure != before else []
-        until = None if self._is_head else follower.link.lease(order)
+        effects = follower.head_found()
+        effects += self.work.head_changed(now) if follower.tenure != old_tenure else []
+        until = None if self._is_head else follower.link.extend_lease(order)
         effects += [] if until is None else [KeepWorkers(until)]
         effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
         return effects + self.work.obey(order, now, willing=willing)
 
-    def _signalled(self, signum: int, now: float) -> list[Effect]:
+    def _handle_signal(self, signum: int, now: float) -> list[Effect]:
         if signum in FORWARDED:
             return self.work.signal(signum)
         again = bool(self._signum)
@@ -150,25 +151,25 @@ class Member:
         self._waiting.hurry(now)
         self.follower.hurry()
 
-    def _deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
+    def _handle_deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects = self.work.due(now)
         if self.verdict is not None or not ticked:
             return effects
         effects += self.follower.tick(now)
-        hopeless = self.follower.gives_up(now)
-        verdict = Verdict(EXIT_LOST, hopeless) if hopeless else None
+        why_given_up = self.follower.why_given_up(now)
+        verdict = Verdict(EXIT_LOST, why_given_up) if why_given_up else None
         if self._waiting.given_up(now):
-            # The head never came, so nothing of ours is running.
             verdict = self._waiting.verdict(now, self._signum, self.work.trouble)
         if verdict is not None:
             return effects + self.work.end(verdict, now)
         if notice := self._waiting.notice(now):
-            effects += notice  # it may have died before we came, and another leads
-            effects += self.follower.look_around(now)
+            effects += notice
+            # The first head may have died before we started, so that another one leads by now.
+            effects += self.follower.look_for_head(now)
         return effects
 
     def _report(self, now: float) -> list[Effect]:
-        """At once when there is news, and at every beat."""
+        """Report at once if there is news, and at every beat."""
         follower, work = self.follower, self.work
         report = Report(
             host=self.place.host,
@@ -180,7 +181,7 @@ class Member:
             store_port=work.readiness.store_port,
             round=work.round,
             phase=work.phase,
-            exits=work.exits.told(now),
+            exits=work.exits.for_report(now),
             stop_signal=self._signum,
             trouble=work.trouble,
             gpus=self.gpus,
@@ -195,26 +196,28 @@ class Member:
             port=self.port,
             seen=self._looking.seen,
         )
-        if report.news == self._told and now < self._report_at:
+        if report.news == self._last_news and now < self._report_at:
             return []
-        alone = follower.asked == (self.index,)
+        alone = follower.report_to == (self.index,)
         self._report_at = math.inf if alone else now + self.job.timing.beat
         self._serial += 1
-        self._told = report.news
-        follower.link.told(report.serial, now)
-        return [Send(agent, report) for agent in follower.asked]
+        self._last_news = report.news
+        follower.link.report_sent(report.serial, now)
+        return [Send(agent, report) for agent in follower.report_to]
 
 
 class Looking:
-    """Whether this agent sees the checkpoint that was chosen. On a parallel file system that may
-    take a moment; in a directory of the node's own it may not be there at all."""
+    """Whether this agent sees the checkpoint that the head has chosen. On a parallel file system,
+    a checkpoint that another node has written may appear late. If each node has a directory of its
+    own, it may not be there at all.
+    """
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None  # of what was asked for last
-        self._look: Look | None = None
+        self.seen: Seen | None = None  # the answer to `_look`; None: there is none yet
+        self._look: Look | None = None  # the checkpoint that the last order named
 
     def obey(self, look: Look | None) -> list[Effect]:
-        """What an order has."""
+        """Look at the checkpoint that an order names; None: at nothing."""
         if look == self._look:
             return []
         self._look, self.seen = look, None

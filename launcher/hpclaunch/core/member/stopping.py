@@ -1,4 +1,4 @@
-"""Ending the workers of a round: which step comes when."""
+"""The time-outs while the workers of a round are being stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ..protocol.model import Job
 
 
 class Stopping:
-    """SIGTERM was sent; what follows it until all are gone. No deadline before `begin`."""
+    """What follows SIGTERM until all workers are gone: SIGKILL, and giving up after that. There is
+    no deadline before `begin`.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -21,17 +23,22 @@ class Stopping:
         return min(self._kill_idle_at, self._kill_at, self._unkillable_at)
 
     def begin(self, now: float, *, lost: bool) -> None:
-        """`lost`: a worker has failed. Its peers may wait for it inside of a collective, where no
-        handler of theirs is run: only those that do save something have all of the grace."""
+        """SIGTERM was sent.
+
+        `lost`: a worker has failed, so the others may be waiting for it in a collective, where
+        their signal handlers cannot run. Then only workers that are writing something get the full
+        grace period; idle ones are killed earlier.
+        """
         self._kill_at = now + self.job.timing.grace
         if lost:
             self._kill_idle_at = now + self.job.timing.stuck
 
     def hurry(self, now: float) -> None:
-        """No more grace. Once the kill is out, there is nothing to hasten."""
+        """End the grace period now. This changes nothing if SIGKILL was sent already."""
         self._kill_at = now if self._kill_at < math.inf else math.inf
 
-    def over(self) -> None:
+    def end(self) -> None:
+        """All workers are gone."""
         self._kill_idle_at = self._kill_at = self._unkillable_at = math.inf
 
     def due(self, now: float) -> list[Effect]:
@@ -46,7 +53,7 @@ class Stopping:
         return effects
 
     def given_up(self, now: float) -> bool:
-        """Some survive SIGKILL; told once."""
+        """Whether some workers have survived SIGKILL for too long. True only once."""
         if now < self._unkillable_at:
             return False
         self._unkillable_at = math.inf

@@ -1,4 +1,4 @@
-"""An agent that has not heard the head yet: it says so, finds out why, and gives up in the end."""
+"""The wait of an agent that has not heard a head yet: what the user is told, and when it ends."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..protocol.wording import signal_name
 
 
 class Waiting:
-    """For the head, from `begin` until `end`; before and after there is no deadline."""
+    """The wait for the head, from `begin` to `end`. Before and after that, there is no deadline."""
 
     def __init__(self, job: Job, place: Place) -> None:
         self.job = job
         self.here = place.host
         self.head = job.places[HEAD].host
         self._since = 0.0
-        self._notice_at = math.inf  # when to say that we wait
-        self._give_up_at = math.inf  # when to stop waiting
-        self._diagnosis = ""  # why it is not heard, as far as could be found out
+        self._notice_at = math.inf
+        self._give_up_at = math.inf
+        self._diagnosis = ""  # why the head is not heard; "" if that could not be found out
 
     def next_deadline(self) -> float:
         return min(self._notice_at, self._give_up_at)
@@ -33,7 +33,7 @@ class Waiting:
         self._notice_at = self._give_up_at = math.inf
 
     def hurry(self, now: float) -> None:
-        """There is something to tell the head, but no reason to wait for it for long."""
+        """The agent is about to end. It waits only a short time, to tell the head why."""
         if self._give_up_at < math.inf:
             self._give_up_at = min(self._give_up_at, now + self.job.timing.goodbye)
             self._notice_at = math.inf
@@ -42,22 +42,23 @@ class Waiting:
         return now >= self._give_up_at
 
     def notice(self, now: float) -> list[Effect]:
+        """Begin to find out why the head is not heard, if it is time to tell the user."""
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
         return [Diagnose()]
 
     def explain(self, diagnosis: str, now: float) -> list[Effect]:
-        """The head is still not heard, and this may be why."""
+        """Tell the user that the head is still not heard. `diagnosis` says why, or is ""."""
         self._diagnosis = diagnosis
         if math.isinf(self._notice_at):
-            return []  # it was heard meanwhile
+            return []  # the wait has ended meanwhile
         why = f": {diagnosis}" if diagnosis else ""
         waited = now - self._since
         return [Say(f"{self.here} has waited {waited:.0f} s for the head on {self.head}{why}")]
 
     def verdict(self, now: float, signum: int, trouble: Trouble | None) -> Verdict:
-        """How the job ended for one who never met the head."""
+        """Return how the job ends for this agent, which has never heard a head."""
         if signum:
             name = signal_name(signum)
             return Verdict(128 + signum, f"ended by {name} while waiting for {self.head}")

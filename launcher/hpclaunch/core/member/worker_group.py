@@ -1,10 +1,10 @@
-"""An agent's own workers: their phases in a round, and what the agent does to them.
+"""The worker group: an agent's own workers, their phases in a round, and how they are controlled.
 
-A fork server that is killed takes its workers and the store's socket along: whoever had any is
-PREPARING again.
+When a worker fails, the agent stops the others at once, before the head orders it: the round is
+lost in any case, and the other workers would only wait in a collective.
 
-A failed worker ends the round at once, without asking: by the law of the house the round is lost,
-and every millisecond that the other workers of this node keep waiting in a collective is wasted.
+When the fork server is killed, its workers and the store's socket are gone with it, so the agent
+prepares anew.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ..protocol.model import EXIT_LOST, Assignment, Goal, Job, Phase, Place, Tro
 from .exits import Exits
 from .stopping import Stopping
 
+# Which phase may follow which.
 PHASES = {
     Phase.PREPARING: {Phase.IDLE, Phase.ENDED},
     Phase.IDLE: {Phase.PREPARING, Phase.RUNNING, Phase.ENDED},
@@ -47,7 +48,7 @@ PHASES = {
 
 
 class WorkerGroup:
-    """Once the phase is ENDED the agent may leave."""
+    """The workers of one agent. Once the phase is ENDED, the agent may leave."""
 
     def __init__(self, job: Job, place: Place) -> None:
         self.job = job
@@ -56,9 +57,9 @@ class WorkerGroup:
         self.round = -1
         self.verdict: Verdict | None = None  # how the job ended
         self.trouble: Trouble | None = None
-        self.part: Assignment | None = None  # in this round, or the last one
+        self.part: Assignment | None = None  # this agent's part in `round`
         self.exits = Exits()
-        self.fenced = False  # this round's workers, since the head was not heard
+        self.fenced = False  # this round's workers were ended because their lease was over
         self.readiness = Readiness(job)
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
@@ -68,17 +69,17 @@ class WorkerGroup:
 
     def _enter(self, phase: Phase) -> None:
         if phase is not self.phase:
-            assert phase in PHASES[self.phase], f"{self.phase} is not followed by {phase}"
+            assert phase in PHASES[self.phase], f"an agent cannot go from {self.phase} to {phase}"
             self.phase = phase
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case StoreListening(port=port) if self.phase is Phase.PREPARING:
                 self.readiness.listening(port)
-                self._prepared()
+                self._check_ready()
             case HealthFound(unfit=unfit):
-                self.readiness.looked(unfit)
-                self._prepared()
+                self.readiness.health_checked(unfit)
+                self._check_ready()
                 return self.stop(now, lost=True) if unfit else []
             case GpusReady(round=number) if self._waits_for_gpus and number == self.round:
                 assert self.part is not None, "an order to run came with it"
@@ -90,18 +91,21 @@ class WorkerGroup:
             case StoreEnded():
                 return self._store_ended(event, now)
             case WorkersGone():
-                return self._gone()
+                return self._workers_gone()
             case LeaseOver():
                 return self._lease_over(now)
             case ForkServerReplaced():
-                return self._forkserver_replaced(now)
+                return self._fork_server_lost(now)
         return []
 
-    # What the head wants
+    # Orders
 
     def obey(self, order: Order, now: float, *, willing: bool) -> list[Effect]:
+        """Do what an order asks for. An agent that is not `willing` starts no workers: it is in
+        trouble, or was asked to end the job.
+        """
         if self.phase is Phase.RUNNING and order.round > self.round:
-            return self.stop(now, lost=True)  # the others are further already
+            return self.stop(now, lost=True)  # the others have ended this round already
         match order.goal:
             case Goal.RUN:
                 return self._run(order.assignment, now) if willing else []
@@ -123,13 +127,15 @@ class WorkerGroup:
         self.exits = Exits()
         self.fenced = False
         if part.hosts_store and part.store_port != self.readiness.store_port:
-            return self._forkserver_replaced(now)  # which the head has not heard yet
+            # The order names the store of an earlier fork server. The head has not heard yet that
+            # this was lost.
+            return self._fork_server_lost(now)
         self._waits_for_gpus = bool(part.shares.of)
         return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
 
     def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:
-            # The order to run it never came, or came too late: it is over for us as well.
+            # We never began this round: the order to run it did not come in time.
             self.round = number
             self.exits = Exits()
             return []
@@ -139,12 +145,12 @@ class WorkerGroup:
             return self.prepare()
         return self.stop(now, lost=lost)
 
-    def leave_world(self, now: float) -> list[Effect]:
-        """Another head leads one without us, and we are to be in its next one."""
+    def head_changed(self, now: float) -> list[Effect]:
+        """Another head leads. It goes on in a new round, so the round of the old head is over."""
         return self.prepare() if self.phase is Phase.DONE else self.stop(now, lost=True)
 
     def end(self, verdict: Verdict, now: float) -> list[Effect]:
-        """The job is over for this agent; it leaves once its workers have."""
+        """The job is over for this agent. It leaves once its workers are gone."""
         self.verdict = self.verdict or verdict
         if self.phase in (Phase.RUNNING, Phase.STOPPING):
             return self.stop(now)
@@ -157,23 +163,26 @@ class WorkerGroup:
         self._enter(Phase.PREPARING)
         return self.readiness.begin()
 
-    def _prepared(self) -> None:
-        if self.phase is Phase.PREPARING and self.readiness.full:
+    def _check_ready(self) -> None:
+        if self.phase is Phase.PREPARING and self.readiness.is_complete:
             self._enter(Phase.IDLE)
 
     # The end of a round
 
     def stop(self, now: float, *, lost: bool = False) -> list[Effect]:
+        """Stop the workers if they are running. `lost`: the round is lost, and the workers may wait
+        in vain for one that has failed.
+        """
         if self.phase is not Phase.RUNNING:
             return []
         self._enter(Phase.STOPPING)
         if self._waits_for_gpus:
-            return self._gone()
+            return self._workers_gone()  # none was started yet
         self._stopping.begin(now, lost=lost)
         return [StopWorkers()]
 
     def stop_again(self, now: float) -> list[Effect]:
-        """Asked for a second time: no more grace."""
+        """The user has asked a second time: end the grace period."""
         if self.phase is not Phase.STOPPING:
             return self.stop(now)
         self._stopping.hurry(now)
@@ -191,19 +200,19 @@ class WorkerGroup:
         return effects
 
     def _store_ended(self, event: StoreEnded, now: float) -> list[Effect]:
-        """Ranks that would still meet there, here or on another node, would wait for ever."""
+        """Stop: ranks that still have to meet at the store, on any node, would wait for ever."""
         if self.phase not in (Phase.RUNNING, Phase.DONE):
             return []
-        assert self.part is not None, "there are workers in a round only"
+        assert self.part is not None, "an agent in these phases has a part in a round"
         if not self.part.hosts_store or event.port != self.part.store_port:
-            return []  # that of an earlier round
+            return []  # it was the store of an earlier round
         self.exits.add_store(event, now)
         return self.stop(now, lost=True)
 
-    def _gone(self) -> list[Effect]:
+    def _workers_gone(self) -> list[Effect]:
         if self.phase not in (Phase.RUNNING, Phase.STOPPING, Phase.STUCK):
             return []
-        self._stopping.over()
+        self._stopping.end()
         self._waits_for_gpus = False
         if self.verdict is not None:
             self._enter(Phase.ENDED)
@@ -213,21 +222,22 @@ class WorkerGroup:
             return []
         return self.prepare()
 
-    def _forkserver_replaced(self, now: float) -> list[Effect]:
+    def _fork_server_lost(self, now: float) -> list[Effect]:
         if self.phase is Phase.DONE:
-            return []  # its workers need nothing more, and the next round begins with a store
+            return []  # all workers are done, and a store for the next round is opened after this
         if self.phase in (Phase.PREPARING, Phase.IDLE):
             self._enter(Phase.PREPARING)
             return self.readiness.open_store()
-        assert self.part is not None, "there are workers in a round only"
+        assert self.part is not None, "an agent in these phases has a part in a round"
         stopped = self.phase is not Phase.RUNNING
         if self.exits.lose(self.part, now, stopped=stopped) and not stopped:
             self._enter(Phase.STOPPING)
-        return self._gone()
+        return self._workers_gone()
 
     # Time
 
     def due(self, now: float) -> list[Effect]:
+        """Do what time asks for: kill workers, or give up those that survive SIGKILL."""
         effects = self._stopping.due(now)
         if self._stopping.given_up(now):
             waited = f"{self.job.timing.unkillable:.0f} s"
@@ -244,22 +254,24 @@ class WorkerGroup:
 
 
 class Readiness:
-    """Whether a node is ready for workers: a store could begin there, and nothing is broken."""
+    """Whether a node is ready for workers: a socket for a store is open, and its health was
+    checked since the last round.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.store_port = 0
-        self.unfit = ""  # stays so: its workers would fail again, or hang
-        self._listening = False  # a store could begin at that port
-        self._looked = False  # at this node's health, since the last round
+        self.unfit = ""  # why no workers may run here; never reset, since they would fail again
+        self._listening = False  # the socket at `store_port` is open
+        self._health_checked = False
 
     @property
-    def full(self) -> bool:
-        return self._listening and self._looked
+    def is_complete(self) -> bool:
+        return self._listening and self._health_checked
 
     def begin(self) -> list[Effect]:
-        self._looked = not self.job.health
-        return self.open_store() + ([] if self._looked else [CheckHealth()])
+        self._health_checked = not self.job.health
+        return self.open_store() + ([] if self._health_checked else [CheckHealth()])
 
     def open_store(self) -> list[Effect]:
         self._listening = False
@@ -269,6 +281,7 @@ class Readiness:
         self.store_port = port
         self._listening = True
 
-    def looked(self, unfit: str) -> None:
+    def health_checked(self, unfit: str) -> None:
+        """`unfit` says why no workers may run here, or is ""."""
         self.unfit = self.unfit or unfit
-        self._looked = True
+        self._health_checked = True

@@ -1,1 +1,1 @@
-"""Who gets what: ranks, GPUs, CPUs, and the environment of a worker."""
+"""What each worker gets: its rank, GPUs, CPUs and environment, and what the console shows of it."""

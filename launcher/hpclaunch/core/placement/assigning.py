@@ -1,4 +1,4 @@
-"""From what the agents report to everybody's part in a round."""
+"""Works out each agent's part in a round from the agents' reports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def assign(
     checkpoint: str,
     preflight: bool = False,
 ) -> dict[int, Assignment]:
-    """The parts of these agents, by index; `groups` are their nodes in the order of the ranks. The
-    round's store is with rank 0.
+    """Return the parts of these agents, by index. The agent with rank 0 hosts the round's store.
+
+    `groups` are their nodes in the order of their ranks, `head` is the index of the agent that
+    leads, and `number` is that of the round.
     """
     seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
     store = seats[0].place.index
@@ -68,9 +70,10 @@ def _shares(
 
 
 def _store_address(store: int, head: int, job: Job, reports: Mapping[int, Report]) -> str:
-    """Where all workers can reach the store.
+    """Return the address at which all workers can reach the store.
 
-    The best address of the head is one at which another node did reach it.
+    If the store is on the head's own node, that is an address at which another node has reached the
+    head: this one is known to work.
     """
     if store == head:
         node = job.places[head].node

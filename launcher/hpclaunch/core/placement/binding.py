@@ -1,8 +1,8 @@
-"""Which CPUs each worker runs on: those nearest to its GPU first, within those of its task.
+"""Which CPUs of its task each worker runs on: those nearest to its GPU first.
 
-No policy for memory is set. A page lies on the memory node of the CPU that touches it first, and
-the threads of a worker run on its own CPUs: what is bound is local. Where its CPUs are of two
-nodes, that rule is still the best there is, and a policy that the user has set (numactl) holds.
+No memory policy is set. By default, a page lies on the memory node of the CPU that touches it
+first, and the threads of a worker run on its own CPUs, so their memory is local. If a worker's CPUs
+are on two nodes, this default is still the best policy. A policy of the user's (numactl) stays.
 """
 
 from __future__ import annotations
@@ -20,51 +20,55 @@ from .devices import Gpu
 Cpus = tuple[int, ...]
 
 NEARER = "#SBATCH --gres-flags=enforce-binding asks Slurm for CPUs near the GPUs"
-FEW_CORES = 2  # of a worker with a GPU: with less, its data loaders starve it
+FEW_CORES = 2  # with fewer, a worker with a GPU waits for its data loaders
 
 
 class Mode(str, Enum):
-    """What `--bind` says; all but the first two as torchrun's --numa-binding means them."""
+    """The values of `--bind`: which CPUs a worker gets. All but the first two have the meaning that
+    they have for torchrun's --numa-binding.
+    """
 
-    AUTO = "auto"  # a share of its own, near its GPU first; no CPU is idle
-    NONE = "none"  # all of the task's
-    NODE = "node"  # those of its GPU's memory node
-    SOCKET = "socket"
-    EXCLUSIVE = "exclusive"  # a share of its own of the node, and of nothing else
-    CORE_COMPLEX = "core-complex"  # those behind one of the node's last-level caches
+    AUTO = "auto"  # a share of its own, near its GPU if possible; no CPU of the task is left idle
+    NONE = "none"  # all CPUs of the task
+    NODE = "node"  # the CPUs of its GPU's memory node
+    SOCKET = "socket"  # the CPUs of its GPU's socket
+    EXCLUSIVE = "exclusive"  # a share of its own of the CPUs of its GPU's memory node
+    CORE_COMPLEX = "core-complex"  # the CPUs of that node that share one last-level cache
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Where a CPU of the kernel's, a hardware thread, is. Numbers are unique on the machine."""
+    """Where a CPU (for the kernel, a hardware thread) is. All numbers are unique on the machine."""
 
     core: int
     socket: int = 0
-    node: int = 0  # of memory
-    complex: int = 0  # of cores that share the last-level cache
+    node: int = 0  # the memory node
+    complex: int = 0  # the group of cores that share a last-level cache
 
 
-Topology = Mapping[int, Cpu]  # of all the CPUs that are named here
+Topology = Mapping[int, Cpu]  # by the number of the CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """What a worker that wants CPUs is to be near to."""
+    """What a worker wants its CPUs to be near to."""
 
-    name: str = ""  # of its GPU
-    near: tuple[int, ...] = ()  # CPUs; () without a GPU, or when nobody knows
-    nodes: tuple[int, ...] = ()  # of memory; () when unknown
+    name: str = ""  # of its GPUs
+    near: tuple[int, ...] = ()  # the CPUs near its GPUs; () without a GPU, or if unknown
+    nodes: tuple[int, ...] = ()  # the memory nodes near its GPUs; () if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
+    """The CPUs of one worker."""
+
     cpus: tuple[int, ...]
-    nodes: tuple[int, ...]  # of memory
-    near: bool = True  # False: of what could be near its GPU, less than half is
+    nodes: tuple[int, ...]  # the memory nodes of these CPUs
+    near: bool = True  # False: less than half of the CPUs that could be near its GPU are near it
 
 
 def locality(gpus: Sequence[Gpu]) -> Locality:
-    """Of a worker with these GPUs."""
+    """Return the locality of a worker with these GPUs."""
     return Locality(
         ", ".join(gpu.name for gpu in gpus),
         tuple(sorted({cpu for gpu in gpus for cpu in gpu.cpus})),
@@ -75,12 +79,12 @@ def locality(gpus: Sequence[Gpu]) -> Locality:
 def bind(
     mode: Mode, cpus: Iterable[int], topology: Topology, localities: Sequence[Locality]
 ) -> tuple[Binding, ...]:
-    """For each worker its CPUs.
+    """Return a binding for each worker.
 
-    `localities` are those of all workers that share `cpus`, in the order of their local ranks.
-    Where several tasks of a node have the same CPUs, each must give the same ones, those of the
-    others included, or their shares overlap; `Locality()` for all is always right, and near to
-    nothing.
+    `localities` are those of all workers that share `cpus`, in the order of their local ranks. If
+    several tasks of a node have the same CPUs, each must pass those of all these tasks, the same
+    ones in the same order: otherwise their shares overlap. A task that does not know what the
+    others want passes `Locality()` for all workers, including its own.
     """
     order = _in_order(cpus, topology)
     if mode is Mode.NONE:
@@ -98,7 +102,7 @@ def bind(
 
 
 def _in_order(cpus: Iterable[int], topology: Topology) -> list[int]:
-    """Such that neighbours share as much as can be."""
+    """Sort the CPUs so that neighbours share a core, a cache, a memory node or a socket."""
 
     def position(cpu: int) -> tuple[int, ...]:
         where = topology[cpu]
@@ -108,11 +112,14 @@ def _in_order(cpus: Iterable[int], topology: Topology) -> list[int]:
 
 
 def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) -> list[Cpus]:
-    """Those who are near to the same CPUs divide them. What nobody is near to goes to the workers
-    of its socket, and then to all: being near costs nobody a CPU that would be idle.
+    """Divide the CPUs so that each worker gets CPUs near its GPU, none is idle, and the shares are
+    not too unequal.
 
-    Nor does anybody get less than half of an equal share for the sake of others that are near.
-    Where so few are left, the share is of the whole socket, or of all.
+    Workers that are near the same CPUs divide these. CPUs that no worker is near go to the workers
+    of the same socket, and what is then left to all workers.
+
+    A worker may get fewer CPUs than others because many are near the same ones. If that is less
+    than half of an equal share, then it shares in the CPUs of its whole socket instead, or in all.
     """
     wishes = [_wishes(s, order, topology) for s in localities]
     beside, everything = [wish[-2:][0] for wish in wishes], [wish[-1] for wish in wishes]
@@ -127,7 +134,7 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
             theirs = _cores(set().union(*(found[k] for k in group)), topology)
             few = 2 * theirs * len(localities) < cores * len(group)
             near = set().union(*(first[k] for k in group))
-            # Nor is a core divided where there is one for each.
+            # A core is not divided if there are enough cores for all workers.
             units = _cores(near, topology) if cores >= len(localities) else len(near)
             if few or units < len(group):
                 poor += [k for k in group if len(wishes[k]) > 1]
@@ -140,8 +147,9 @@ def _auto(order: list[int], topology: Topology, localities: Sequence[Locality]) 
 def _with_idle(
     found: Sequence[Cpus], wishes: Sequence[frozenset[int]], order: list[int], topology: Topology
 ) -> list[Cpus]:
-    """What everybody has, and of the CPUs that nobody has those that they wish for: core by core to
-    whoever has the fewest, so that the poorest worker, for which the others wait, has the most.
+    """Add the idle CPUs to what the workers have, as far as they wish for them.
+
+    Each core goes to the worker that has the fewest: a training is as fast as its slowest worker.
     """
     taken = set().union(*found)
     idle = frozenset(cpu for cpu in order if cpu not in taken)
@@ -155,13 +163,13 @@ def _with_idle(
         for _ in cores:
             gets[min(group, key=lambda k: have[k] + gets[k])] += 1
         rest = iter(cores)
-        for k in group:  # neighbours to each
+        for k in group:  # each worker gets cores that are neighbours
             more[k] += tuple(cpu for core in itertools.islice(rest, gets[k]) for cpu in core)
     return more
 
 
 def _wishes(locality: Locality, order: list[int], topology: Topology) -> list[frozenset[int]]:
-    """The nearest first; all CPUs last."""
+    """Return sets of CPUs that would do, the nearest first: near its GPU, on that socket, all."""
     everything = frozenset(order)
     near = everything.intersection(locality.near)
     sockets = {topology[cpu].socket for cpu in locality.near if cpu in topology}
@@ -172,9 +180,10 @@ def _wishes(locality: Locality, order: list[int], topology: Topology) -> list[fr
 def _like_torch(
     mode: Mode, order: list[int], topology: Topology, localities: Sequence[Locality]
 ) -> list[Cpus]:
-    """As torch/numa/binding.py (2.13) has it, but for these CPUs only.
+    """Bind as torch/numa/binding.py (2.13) does, but within these CPUs only.
 
-    It has one worker per GPU, and divides a node among its GPUs; here workers divide it.
+    torch has one worker per GPU, so it divides a node among its GPUs. Here a GPU may have several
+    workers, so the workers divide the node.
     """
     homes = _homes(order, topology, localities)
     of_home = [frozenset(cpu for cpu in order if topology[cpu].node in home) for home in homes]
@@ -198,7 +207,9 @@ def _like_torch(
 def _homes(
     order: list[int], topology: Topology, localities: Sequence[Locality]
 ) -> list[frozenset[int]]:
-    """The memory nodes of each; by its equal share for one whose GPU is near to none of these."""
+    """Return the memory nodes that each worker belongs to. If none of the task's CPUs is near its
+    GPU, that is the node of most CPUs in its equal share.
+    """
     plain = _divide(order, topology, len(localities))
     homes = []
     for s, share in zip(localities, plain, strict=True):
@@ -210,7 +221,7 @@ def _homes(
 
 
 def _disjoint(wishes: Sequence[frozenset[int]], order: list[int], topology: Topology) -> list[Cpus]:
-    """Those who wish for the same CPUs divide them, in the order of where their wishes lie."""
+    """Divide the CPUs among the workers that wish for the same ones, in the order of the CPUs."""
     found: list[Cpus] = [()] * len(wishes)
     for group in _overlapping(wishes):
         union = set().union(*(wishes[k] for k in group))
@@ -224,14 +235,14 @@ def _disjoint(wishes: Sequence[frozenset[int]], order: list[int], topology: Topo
 def _by_place(
     group: Iterable[int], cpus: Sequence[Collection[int]], order: Sequence[int]
 ) -> list[int]:
-    """In the order of where their CPUs lie."""
+    """Sort the workers by the middle of their CPUs in `order`."""
     position = {cpu: place for place, cpu in enumerate(order)}
     middle = {k: sum(position[cpu] for cpu in cpus[k]) / len(cpus[k]) for k in group}
     return sorted(middle, key=lambda k: (middle[k], k))
 
 
 def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
-    """Positions of the wishes, in groups that have no CPU in common."""
+    """Return the positions of the wishes, in groups: no two groups have a CPU in common."""
     groups: list[tuple[frozenset[int], list[int]]] = []
     for k, wish in enumerate(wishes):
         apart = [entry for entry in groups if entry[0].isdisjoint(wish)]
@@ -242,9 +253,10 @@ def _overlapping(wishes: Sequence[frozenset[int]]) -> list[list[int]]:
 
 
 def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
-    """Equal parts, of whole cores where there are enough; all for all where CPUs are too few.
+    """Divide CPUs into equal parts, of whole cores if there are enough cores. With fewer CPUs than
+    parts, every part has all CPUs.
 
-    As with torch, the first parts have what is left over.
+    As with torch, what is left over goes to the first parts.
     """
     units = _by_core(order, topology)
     if len(units) < parts:
@@ -260,7 +272,7 @@ def _divide(order: Sequence[int], topology: Topology, parts: int) -> list[Cpus]:
 
 
 def _by_core(cpus: Iterable[int], topology: Topology) -> list[list[int]]:
-    """The CPUs of each core."""
+    """Return the CPUs of each core."""
     cores: dict[int, list[int]] = {}
     for cpu in cpus:
         cores.setdefault(topology[cpu].core, []).append(cpu)
@@ -271,28 +283,30 @@ def _cores(cpus: Iterable[int], topology: Topology) -> int:
     return len({topology[cpu].core for cpu in cpus})
 
 
-# What follows from it
+# What follows from the bindings
 
 
 def threads(bindings: Sequence[Binding], topology: Topology) -> int:
-    """OMP_NUM_THREADS for these workers, at least 1: the cores that the poorest can count on."""
+    """Return OMP_NUM_THREADS for these workers: the cores of the worker with the fewest, or 1."""
     return min(_counted([{topology[cpu].core for cpu in b.cpus} for b in bindings]), default=1)
 
 
 def cpus_each(bindings: Sequence[Binding]) -> list[int]:
-    """The number of CPUs that each worker can count on, at least 1."""
+    """Return the number of CPUs that each worker can count on, at least 1."""
     return _counted([set(b.cpus) for b in bindings])
 
 
 def _counted(sets: Sequence[set[int]]) -> list[int]:
-    """What several have counts for each of them in part."""
+    """Return the size of each set, at least 1. A member of n sets counts 1/n for each of them."""
     users = Counter(member for s in sets for member in s)
     whole = math.lcm(*users.values())
     return [max(1, sum(whole // users[member] for member in s) // whole) for s in sets]
 
 
 def advice(cores: int) -> str:
-    """What to tell a user whose workers have GPUs, and so many cores each; "" for enough."""
+    """Return advice for a user whose workers have a GPU and this many cores each; "" if they are
+    enough.
+    """
     if cores >= FEW_CORES:
         return ""
     return (
@@ -305,7 +319,9 @@ def advice(cores: int) -> str:
 def remarks(
     bindings: Sequence[Binding], localities: Sequence[Locality], cpus: Iterable[int]
 ) -> tuple[str, ...]:
-    """A line for each place from which this task's CPUs are far; NEARER says what to do."""
+    """Return a line for the GPUs that are far from this task's CPUs, for each set of CPUs that they
+    are near to. NEARER says what to do.
+    """
     far: dict[Cpus, list[str]] = {}
     for b, s in zip(bindings, localities, strict=True):
         if not b.near and s.name not in far.setdefault(s.near, []):
@@ -321,7 +337,7 @@ def remarks(
 def describe(
     bindings: Sequence[Binding], localities: Sequence[Locality], first_rank: int
 ) -> list[str]:
-    """A line for each worker: `rank 0: GPU 0, CPUs 0-15, memory node 0`."""
+    """Return a line for each worker: `rank 0: GPU 0, CPUs 0-15, memory node 0`."""
     pairs = zip(bindings, localities, strict=True)
     return [f"rank {rank}: {placed(b, s)}" for rank, (b, s) in enumerate(pairs, first_rank)]
 

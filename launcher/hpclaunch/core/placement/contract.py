@@ -1,8 +1,8 @@
-"""The environment contract: what a worker is told through its environment.
+"""The environment contract: the environment variables of a worker.
 
 Source: torch/distributed/elastic/agent/server/local_elastic_agent.py and torch/distributed/run.py
-(torch 2.13). A script must not be able to tell that it was not started by torchrun. Slurm's own
-variables describe a task, and the worker is the task that the script means.
+(torch 2.13). A script must not be able to tell that it was not started by torchrun. Slurm's
+variables describe a task; for the script, its worker is that task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CUDA, HIP = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 STEP = "HPCLAUNCH_STEP"
 SIGNALS_TO_HANDLE = ",".join(s.name for s in ENDING)
 
-# Variables whose values are known when a worker starts, and differ from the agent's own.
+# Variables that are set when a worker starts, and may differ from those of the agent.
 OWN = frozenset(
     {
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "HPCLAUNCH_LOCAL_RANK"),
@@ -50,9 +50,10 @@ def common(
     signals: str = SIGNALS_TO_HANDLE,
     threads: int = 1,
 ) -> dict[str, str]:
-    """The variables that all workers of one agent share, over those they inherit.
+    """Return the variables that are the same for all workers of one agent.
 
-    `threads` are those of a worker's share of the CPUs.
+    They are set on top of the `inherited` ones. `interface` is the network interface of this
+    agent's address ("" if unknown), `threads` the number of cores in a worker's share of the CPUs.
     """
     world = str(part.world_size)
     env = {
@@ -70,8 +71,9 @@ def common(
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": signals,
         "HPCLAUNCH_CHECKPOINT": part.checkpoint,
-        # For the hooks in worker/site: a script that changes MASTER_PORT means a store of its own,
-        # and a launcher within it has another id.
+        # For the hooks in worker/site. They compare these with MASTER_PORT and the run id: a script
+        # that changes MASTER_PORT wants a store of its own, and so does a launcher that it starts,
+        # which has another run id.
         "HPCLAUNCH_RUN_ID": run_id,
         "HPCLAUNCH_STORE": f"{part.store_address}:{part.store_port}",
     }
@@ -79,8 +81,8 @@ def common(
         env[STEP] = step
     defaults = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     if interface:
-        # Both take one concrete name; left alone they ask the resolver for our own host name, and
-        # that may be 127.0.1.1.
+        # Without an interface, gloo and TensorPipe look up the name of their own host, and the
+        # resolver may answer 127.0.1.1. Both accept only a single interface.
         defaults["GLOO_SOCKET_IFNAME"] = interface
         defaults["TP_SOCKET_IFNAME"] = interface
     env |= {name: value for name, value in defaults.items() if name not in inherited}
@@ -88,24 +90,27 @@ def common(
 
 
 def step_of(environ: Mapping[str, str]) -> str:
-    """Slurm's step, or the batch script; "" without Slurm."""
+    """Return Slurm's "<job>.<step>", with "batch" as the step of a job script; "" without Slurm."""
     job = environ.get("SLURM_JOB_ID")
     return f"{job}.{environ.get('SLURM_STEP_ID', 'batch')}" if job else ""
 
 
 def is_within(environ: Mapping[str, str]) -> bool:
-    """Whether a launcher was started by a worker: the tasks of the step are another launcher's.
+    """Whether this launcher was started by a worker, so that the tasks of the step belong to
+    another launcher.
 
-    A worker that submits a job, or starts a step with srun, hands its environment on to that too.
+    The step is compared because a worker also hands its environment on to a job that it submits,
+    and to a step that it starts with srun.
     """
     return STEP in environ and environ[STEP] == step_of(environ)
 
 
 def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
-    """Those of the shared variables that are read when torch is loaded, and never again.
+    """Return the variables among the shared ones that are read only when torch is loaded.
 
-    0 threads: OpenMP decides, as under torchrun for a worker that is alone. For several torchrun
-    says 1 whatever their CPUs are; a worker that has a share of its own may use all of it.
+    With 0 `threads`, OpenMP decides, as under torchrun with a single worker. With several workers,
+    torchrun sets 1, whatever CPUs they have. Here each has its own share of the CPUs, and may use
+    all of it.
     """
     wanted = threads and "OMP_NUM_THREADS" not in inherited
     return {"OMP_NUM_THREADS": str(threads)} if wanted else {}
@@ -114,9 +119,10 @@ def at_load(inherited: Mapping[str, str], *, threads: int) -> dict[str, str]:
 def per_worker(
     part: Assignment, offset: int, *, error_file: str, virtual: bool = False
 ) -> dict[str, str]:
-    """The variables of the worker at `offset` (0 .. nproc - 1) of its agent.
+    """Return the variables of the worker at `offset` (0 .. nproc - 1) of its agent.
 
-    `virtual`: it sees its own GPUs only. Scripts take LOCAL_RANK as the index of their device.
+    `virtual`: the worker sees its own GPUs only. Then LOCAL_RANK is 0, because scripts use it as
+    the index of their device.
     """
     rank = str(part.first_rank + offset)
     position = part.first_local_rank + offset
@@ -138,14 +144,14 @@ def of_gpus(
     selector: str,
     backend: str,
 ) -> dict[str, str]:
-    """For a worker with this share of its task's GPUs.
+    """Return the variables for a worker's GPUs; `gpus` are those of its task.
 
-    `selector` is the variable that chooses among GPUs of this maker, `backend` what is to stand in
-    for nccl where workers share one ("" for nothing).
+    `selector` is the variable that selects GPUs of this maker. `backend` replaces nccl where
+    workers share a GPU ("" for nothing).
     """
     env = {selector: ",".join(gpus[i].entry for i in share.gpus)} if isolated else {}
     if selector == CUDA and "CUDA_DEVICE_ORDER" not in inherited:
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of Slurm's numbers, and of NVML's
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of Slurm and of NVML
     if share.sharers > 1:
         env["HPCLAUNCH_RANKS_PER_GPU"] = str(share.sharers)
         if backend:
@@ -156,10 +162,10 @@ def of_gpus(
 def of_slurm(
     part: Assignment, offset: int, inherited: Mapping[str, str], *, cpus: int
 ) -> dict[str, str]:
-    """Slurm's variables for one worker, as if Slurm had started it as a task; {} without Slurm.
+    """Return Slurm's variables as if Slurm had started the worker as a task; {} without Slurm.
 
-    `cpus` is this worker's share. SLURM_CPUS_PER_TASK exists in a step only when `-c` was given,
-    but scripts read it unasked.
+    `cpus` is the number of CPUs in the worker's share. Slurm sets SLURM_CPUS_PER_TASK only if `-c`
+    was given. It is always set here, because many scripts read it in any case.
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}

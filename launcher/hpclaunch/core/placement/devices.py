@@ -1,4 +1,4 @@
-"""GPUs: what one is, and which of its task's each worker has."""
+"""GPUs: what is known of one, and which GPUs of its task each worker gets."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Gpu:
     """A GPU, or an instance of one (MIG), that a task may use."""
 
     entry: str  # as CUDA_VISIBLE_DEVICES names it for this task: "0", "GPU-...", "MIG-..."
-    uuid: str  # names it on the whole node
-    index: int = 0  # NVML's, which is the order of PCI addresses
+    uuid: str  # unique on the whole node
+    index: int = 0  # NVML's number, in the order of PCI addresses
     model: str = ""
     bus: str = ""  # PCI address
     mig: bool = False
     mode: str = "default"  # the compute mode: default, exclusive or prohibited
-    capability: tuple[int, int] = (0, 0)  # of compute: (9, 0)
-    cpus: tuple[int, ...] = ()  # those nearest to it; () when unknown
-    node: int = -1  # of memory, the nearest; -1 when unknown
+    capability: tuple[int, int] = (0, 0)  # the compute capability: (9, 0)
+    cpus: tuple[int, ...] = ()  # the CPUs nearest to it; () if unknown
+    node: int = -1  # the nearest memory node; -1 if unknown
 
     @property
     def name(self) -> str:
@@ -32,19 +32,21 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One agent of a node: its workers, and the UUIDs of the GPUs that its task may use."""
+    """One agent's task: the number of its workers, and the UUIDs of the GPUs that it may use."""
 
     nproc: int
     gpus: tuple[str, ...]
 
 
 def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[Shares]:
-    """For the agents of one node, in the order of their local ranks.
+    """Share out the GPUs of one node. `tasks` are in the order of their local ranks.
 
-    Tasks that see the same GPUs fill them together, as one would. With fewer workers than GPUs
-    worker k has the k-th; with more, neighbours share. A worker that is not alone on its GPU, or
-    that does not know its GPU by its local rank, sees that one only: then `set_device(LOCAL_RANK)`
-    and `set_device(0)` are both right. Of the instances of MIG, CUDA shows a process but one.
+    Tasks that may use the same GPUs fill them together, as one task would. With no more workers
+    than GPUs, worker k gets the k-th GPU; with more, neighbours share one.
+
+    Workers are isolated, so that each sees its own GPUs only, if a GPU is shared, if the local rank
+    is not the index of the worker's GPU in its task, or for instances of MIG, of which CUDA shows a
+    process only one. Then `set_device(LOCAL_RANK)` and `set_device(0)` are both right.
     """
     workers = Counter(dict.fromkeys((task.gpus for task in tasks), 0))
     for task in tasks:
@@ -68,7 +70,7 @@ def share_out(tasks: Sequence[Task], *, per_worker: int, isolate: bool) -> list[
     shared = any(n > 1 for gpus, n in users.items() if gpus)
     mig = any(gpu.startswith("MIG-") for task in tasks for gpu in task.gpus)
     isolated = isolate or len(workers) > 1 or shared or mig
-    led: set[tuple[str, ...]] = {()}  # whoever has no GPU leads nobody
+    led: set[tuple[str, ...]] = {()}  # GPUs that have a leader; no worker leads without a GPU
     shares = []
     for task, mine in zip(tasks, held, strict=True):
         of = []
@@ -89,9 +91,10 @@ def _gpus_of(position: int, workers: int, gpus: int, per_worker: int) -> tuple[i
 
 
 def only_device(local: int, selection: str | None) -> str:
-    """CUDA_VISIBLE_DEVICES for one worker under --virtual-local-rank, where LOCAL_RANK is 0.
+    """Return CUDA_VISIBLE_DEVICES for one worker under --virtual-local-rank, where LOCAL_RANK is 0.
 
-    `selection` is the agent's own value. As torchrun has it: the entry at the local rank.
+    As with torchrun, it is the entry at the local rank in `selection`, the agent's own value (None
+    if it is not set). Raises UsageError if there is no such entry.
     """
     if selection is None:
         return str(local)

@@ -1,4 +1,4 @@
-"""MPS: for which GPUs a control daemon is needed, and what a worker's environment says of it."""
+"""MPS: which GPUs need a control daemon, and the environment of a worker that uses one."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 VOLTA = (7, 0)
-MORE_CLIENTS = (13, 1)  # the first CUDA that takes 60
-NAMED = 3  # GPUs in one message
+MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
+NAMED = 3  # GPUs named in one message
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    mode: str = "auto"  # or on, off
-    threads: str = "auto"  # or a percentage of the GPU that each client may use at most
-    memory: str = ""  # that each client may have at most on each GPU: "4G"; "" for no limit
+    """What the user has chosen."""
+
+    mode: str = "auto"  # auto, on or off
+    threads: str = "auto"  # or the percentage of a GPU's threads that each client may use
+    memory: str = ""  # how much memory each client may use on each GPU: "4G"; "" for no limit
 
 
 @dataclass(frozen=True, slots=True)
 class MpsSupport:
-    """What this node has; by default nothing."""
+    """What was found on this node. The default is a node without MPS."""
 
-    control: str = ""  # path of nvidia-cuda-mps-control
-    foreign: str = ""  # pipe directory of a daemon that answers and that we did not start
-    cuda: tuple[int, int] = (0, 0)  # the newest CUDA that the driver knows
+    control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
+    foreign: str = ""  # the pipe directory of a daemon that runs and is not ours; "" for none
+    cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """GPUs that have one daemon, normally a single one."""
+    """The GPUs of one daemon, normally a single GPU."""
 
     uuids: tuple[str, ...]
-    clients: int  # workers on this node
-    owned: bool  # by this agent, which starts and ends the daemon
+    clients: int  # how many workers on this node use them
+    owned: bool  # this agent starts and ends the daemon
 
     @property
     def key(self) -> str:
@@ -49,17 +51,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """For one agent. With an `error` there is nothing else, and the launch cannot go on."""
+    """What one agent is to do. With an `error` nothing else is set, and the launch cannot go on."""
 
     groups: tuple[Group, ...] = ()
-    foreign: str = ""  # the daemon that the workers are clients of instead
-    notes: tuple[str, ...] = ()
+    foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
+    notes: tuple[str, ...] = ()  # lines for the user
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The GPUs of one worker and of those that have the same."""
+    """A set of GPUs, and the workers that have exactly these."""
 
     gpus: tuple[Gpu, ...]
     clients: int
@@ -67,14 +69,14 @@ class _Shared:
 
     @property
     def exclusive(self) -> bool:
-        """CUDA lets one process at a time have it, which may be an MPS server."""
+        """Whether CUDA lets only one process at a time use a GPU. That may be an MPS server."""
         return any(gpu.mode == "exclusive" for gpu in self.gpus)
 
 
 def wanted(settings: Settings, shares: Shares) -> bool:
-    """Whether there is anything to find out for `plan`, which is slow.
+    """Whether `plan` needs to know what there is on this node, which takes long to find out.
 
-    Where this says no, `plan` needs no more than an empty `MpsSupport`.
+    If not, pass it `MpsSupport()`.
     """
     if settings.mode == "auto":
         return any(share.gpus and share.sharers > 1 for share in shares.of)
@@ -82,9 +84,10 @@ def wanted(settings: Settings, shares: Shares) -> bool:
 
 
 def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupport) -> Plan:
-    """`gpus` are those of the task, to which the positions in `shares` refer.
+    """Decide which daemons this agent starts.
 
-    With MPS, a worker sees the GPUs of its group only: with mode "on" the shares are isolated.
+    `gpus` are those of the task; the positions in `shares` refer to them. With MPS, a worker sees
+    the GPUs of its group only, so with mode "on" the shares must be isolated.
     """
     there = _shared(shares, gpus)
     prohibited = [gpu for one in there for gpu in one.gpus if gpu.mode == "prohibited"]
@@ -123,7 +126,7 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupp
 
 
 def without(settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str) -> Plan:
-    """What is left of a plan when its daemons cannot be had."""
+    """Return the plan for the case that the daemons cannot be started. `why` says why not."""
     if settings.mode == "on":
         return Plan(error=f"--mps on: {why}")
     several = [one for one in _shared(shares, gpus) if one.clients > 1]
@@ -133,9 +136,10 @@ def without(settings: Settings, shares: Shares, gpus: Sequence[Gpu], why: str) -
 
 
 def pipes_of(share: Share, gpus: Sequence[Gpu], directories: Mapping[str, str]) -> str:
-    """The pipe directory for a worker, "" where it runs without MPS.
+    """Return the pipe directory for a worker; "" if it runs without MPS.
 
-    `directories` are by the keys of the groups that are ready, that of a foreign daemon by "".
+    `directories` has those of the groups that are ready, by their keys. The key of a foreign daemon
+    is "".
     """
     key = ",".join(gpus[i].uuid for i in share.gpus)
     return directories.get(key) or directories.get("", "")
@@ -148,13 +152,14 @@ def environment(
     directory: str,
     environ: Mapping[str, str],
 ) -> dict[str, str]:
-    """For one worker, which becomes a client of the daemon at `directory`, ours or foreign.
+    """Return the variables that make a worker a client of the daemon at `directory`.
 
-    A share of the threads that Slurm or the user has set in `environ` holds. GPUs are named by
-    UUID: a daemon numbers those that it sees itself anew, so that an index would mean another.
+    A percentage of the threads that Slurm or the user has set in `environ` stays. GPUs are named by
+    their UUIDs, because a daemon counts only the GPUs that it sees itself: to it, an index would
+    mean another GPU.
     """
     env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
-    # NVIDIA's advice: twice the even share, since clients are seldom all busy.
+    # NVIDIA advises twice the even share, because clients are seldom all busy at the same time.
     percentage = 200 / share.sharers if settings.threads == "auto" else float(settings.threads)
     if percentage < 100 and not environ.get(THREADS):
         env[THREADS] = f"{percentage:.1f}".removesuffix(".0")
@@ -164,7 +169,7 @@ def environment(
 
 
 def most_clients(gpu: Gpu, cuda: tuple[int, int]) -> int:
-    """What one server can serve on this GPU; of an instance (MIG) in proportion to its size."""
+    """Return how many clients one MPS server can have on this GPU."""
     if (0, 0) < gpu.capability < VOLTA:
         return 16
     return 60 if cuda >= MORE_CLIENTS else 48
@@ -177,7 +182,7 @@ def _shared(shares: Shares, gpus: Sequence[Gpu]) -> list[_Shared]:
 
 
 def _obstacle(one: _Shared, settings: Settings, found: MpsSupport) -> tuple[str, str] | None:
-    """What is in the way of a daemon of ours, and what to do about it."""
+    """Return why no daemon can be started for these GPUs, and what to do; None if one can."""
     if settings.mode == "auto" and any(gpu.mig for gpu in one.gpus):
         return "it is an instance of a GPU (MIG)", "--mps on starts a daemon for each instance"
     if not found.control:
@@ -213,7 +218,7 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
 
 
 def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:
-    """The error where time slices cannot stand in for MPS, else ""."""
+    """Return the error for GPUs that workers cannot share by time slices either; "" for none."""
     exclusive = [gpu for one in shared if one.exclusive for gpu in one.gpus]
     if not exclusive:
         return ""

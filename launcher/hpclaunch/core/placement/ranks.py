@@ -1,4 +1,4 @@
-"""From the roster to ranks: who sits where in a round."""
+"""Which ranks each agent gets in a round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seat:
 
 
 def layout(counts: Iterable[int]) -> str:
-    """[2, 2, 2, 1] -> "2(x3),1", as Slurm writes tasks per node."""
+    """Write numbers of workers as Slurm writes tasks per node: [2, 2, 2, 1] -> "2(x3),1"."""
     runs = [(count, sum(1 for _ in same)) for count, same in groupby(counts)]
     return ",".join(f"{count}(x{n})" if n > 1 else str(count) for count, n in runs)
 
@@ -32,11 +32,11 @@ def layout(counts: Iterable[int]) -> str:
 def seats(
     roster: Iterable[tuple[Place, int]], groups: Sequence[int] | None = None
 ) -> tuple[Seat, ...]:
-    """Ranks 0..n-1, each once, contiguous on each node.
+    """Give out the ranks 0..n-1, each once, so that the ranks of a node are contiguous.
 
-    `roster` gives every agent that takes part with its number of workers, in any order. Agents
-    that share a node share its local ranks; the groups (GROUP_RANK) are the nodes in the order of
-    `groups`, Slurm's if None.
+    `roster` has the place and the number of workers of every agent that takes part, in any order.
+    `groups` are their nodes in the order of GROUP_RANK; None: in Slurm's order. Agents on one node
+    share its local ranks.
     """
     entries = list(roster)
     nodes = sorted({place.node for place, _ in entries}) if groups is None else groups
@@ -65,18 +65,20 @@ def seats(
     return tuple(taken)
 
 
-def seated(last: Sequence[int], fit: Sequence[int], most: int) -> list[int]:
-    """`last` are the nodes of the round before in the order of their groups, `fit` those that can
-    take part in Slurm's order, of which `most` may (0: all).
+def next_groups(last: Sequence[int], fit: Sequence[int], most: int) -> list[int]:
+    """Return the nodes of the next round in the order of their groups.
 
-    Who was there keeps its group, and so its ranks: a spare takes the group of a node that is out.
-    Without spares the last ones fill the holes. Who is new comes behind.
+    `last` are the nodes of the round before, in the order of their groups. `fit` are the nodes that
+    can take part, in Slurm's order; at most `most` of them do (0: all).
+
+    A node that was in the last round keeps its group, and so its ranks. A spare takes the group of
+    a node that is out. Without spares, the last groups move into the gaps. New nodes come last.
     """
     size = min(most or len(fit), len(fit))
-    there, before = set(fit), set(last)
+    can_take_part, before = set(fit), set(last)
     spares = [node for node in fit if node not in before]
     spares.reverse()
-    groups: list[int | None] = [node if node in there else None for node in last]
+    groups: list[int | None] = [node if node in can_take_part else None for node in last]
     for group, node in enumerate(groups):
         if node is None and spares:
             groups[group] = spares.pop()

@@ -1,7 +1,7 @@
-"""What of the workers' output is shown on the console, and how: torchrun's options for it.
+"""Which of the workers' output the console shows, and how: torchrun's options for this.
 
-Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). Whatever is chosen here,
-every worker's output is in its files.
+Source: torch/distributed/elastic/multiprocessing/api.py (torch 2.15). Whatever is chosen here, all
+output of every worker is in its files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..protocol.errors import UsageError
 
 
 class Std(IntFlag):
-    """The streams of a worker, with torchrun's numbers."""
+    """The output streams of a worker, with torchrun's numbers for them."""
 
     NONE = 0
     OUT = 1
@@ -33,7 +33,7 @@ class Shown(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Streams by local rank: those of `by_rank` where it has the rank, else `others`."""
+    """Streams by local rank: `by_rank` for the ranks that it has, `others` for all other ranks."""
 
     others: Std = Std.NONE
     by_rank: Mapping[int, Std] = field(default_factory=dict)
@@ -44,19 +44,22 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The defaults are torchrun's: everything is shown as it is, and nothing duplicated."""
+    """The user's choices. By default, as with torchrun, everything is shown without a prefix, and
+    nothing is duplicated.
+    """
 
     redirects: Selection = Selection()
     tee: Selection = Selection()
-    local_ranks: frozenset[int] = frozenset()  # the only ones that are shown; empty: all
+    local_ranks: frozenset[int] = frozenset()  # show only these; empty: show all
     stdout_filters: tuple[str, ...] = ()  # lines with any of these are duplicated to a file
     stderr_filters: tuple[str, ...] = ()
-    prefix_template: str = ""  # of the lines that are tee'd; empty: [role + local rank]:
+    prefix_template: str = ""  # the prefix of tee'd lines; "" for "[role + local rank]:"
 
     def shown(self, local_rank: int, stream: Std) -> Shown:
-        """The filter hides a worker whole; of the rest, what is tee'd is shown, redirected or not.
+        """Return how the console shows a stream.
 
-        A stream that is only redirected is in its file, and nowhere else.
+        A worker that `local_ranks` leaves out is hidden. Otherwise a stream that is tee'd is shown,
+        whether or not it is redirected too. A stream that is only redirected is hidden.
         """
         if self.local_ranks and local_rank not in self.local_ranks:
             return Shown.HIDDEN
@@ -68,7 +71,9 @@ class Streams:
         return self.stdout_filters if stream is Std.OUT else self.stderr_filters
 
     def prefix(self, *, role: str, rank: int, local_rank: int, host: str) -> str:
-        """What a tee'd or duplicated line begins with; unknown names in the template stay."""
+        """Return the prefix of a tee'd or duplicated line. Unknown names in the template are left
+        as they are.
+        """
         if not self.prefix_template:
             return f"[{role}{local_rank}]:"
         names = {"role_name": role, "rank": rank, "local_rank": local_rank, "hostname": host}
@@ -76,7 +81,10 @@ class Streams:
 
 
 def parse_selection(option: str, value: str) -> Selection:
-    """`3`: both streams of all workers. `0:3,1:1`: by local rank, nothing of the others."""
+    """Parse `3` (both streams of all workers) or `0:3,1:1` (by local rank; no streams of others).
+
+    Raises UsageError for anything else.
+    """
     if ":" not in value:
         return Selection(_std(option, value, value))
     by_rank: dict[int, Std] = {}
@@ -92,7 +100,7 @@ def parse_selection(option: str, value: str) -> Selection:
 
 
 def parse_local_ranks(option: str, value: str) -> frozenset[int]:
-    """`0,2`; none of them, for all, when there is nothing in it."""
+    """Parse `0,2`. An empty value gives the empty set, which stands for all ranks."""
     if not value:
         return frozenset()
     ranks = [_local_rank(entry) for entry in value.split(",")]
@@ -105,8 +113,10 @@ def parse_local_ranks(option: str, value: str) -> frozenset[int]:
 
 
 def parse_filters(value: str) -> tuple[str, ...]:
-    """`apple,orange`; `,,` stands for a comma. Empty ones, which every line has, are left out."""
-    words = value.replace(",,", "\0").split(",")  # no argument has a NUL in it
+    """Parse `apple,orange`; `,,` stands for a comma. Empty words are left out: every line contains
+    them.
+    """
+    words = value.replace(",,", "\0").split(",")  # an argument of a program never contains NUL
     return tuple(word.replace("\0", ",") for word in words if word)
 
 

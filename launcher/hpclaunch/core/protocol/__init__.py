@@ -1,1 +1,1 @@
-"""The nouns: what a job is made of, and what agents, outside and core say to one another."""
+"""The data that all rooms of the core share: a job's facts, messages, events and effects."""

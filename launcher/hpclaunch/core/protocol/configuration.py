@@ -1,6 +1,6 @@
-"""The configuration: which agents vote on who leads. As in Raft, it is itself agreed upon.
+"""The configuration: which agents vote on who leads. As in Raft, the agents agree on it as well.
 
-With it goes the record of the job, so that whoever leads next has both from the same quorum.
+The record of the job is part of it, so that the next head gets both from the same quorum.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Voters:
-    head: int  # that has written this
-    agents: str  # the head too; as in "0-3,7", since there may be thousands
+    head: int  # the head that wrote this
+    agents: str  # as in "0-3,7", since there may be thousands; the head is one of them
 
     @property
     def members(self) -> frozenset[int]:
@@ -30,21 +30,22 @@ _parsed = lru_cache(maxsize=8)(ranges.parsed)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a new head has to know of the job. Who agrees upon it need not look into it."""
+    """What a new head must know about the job. The agents agree on it without reading it."""
 
-    round: int = -1  # the last one that began
-    tally: Tally = NOTHING_SPENT  # of restarts
+    round: int = -1  # the last round that began; -1 before the first
+    tally: Tally = NOTHING_SPENT
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
     version: int
     voters: Voters
-    old: Voters | None = None  # which this one replaces; as long as it stands, both count
+    old: Voters | None = None  # the old configuration's voters, while both must agree
     record: Record = Record()
 
     @property
     def all(self) -> tuple[Voters, ...]:
+        """The groups of voters that must each agree."""
         return (self.voters,) if self.old is None else (self.voters, self.old)
 
     @property

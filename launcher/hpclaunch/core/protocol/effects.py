@@ -1,4 +1,4 @@
-"""What the core asks of the outside."""
+"""The effects: what the core asks the agent to do."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Be connected to these agents, and to no others, as one who reports to them."""
+    """Connect to these agents, to send them reports, and close such connections to all others."""
 
     agents: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Find out whether an agent is dead, at once or in a second: its host refuses a connection to
-    where it listened. AgentGone if so; nothing comes otherwise. Port 0: where is not known."""
+    """Find out whether an agent is dead: then its host refuses connections to where it listened.
+
+    Answered by AgentGone within about a second if the agent is dead, and by nothing otherwise.
+    """
 
     agent: int
     address: str = ""
-    port: int = 0
+    port: int = 0  # 0: it is not known where the agent listened
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,77 +40,81 @@ class OpenStore:
 
 @dataclass(frozen=True, slots=True)
 class CheckHealth:
-    """Look at this node before it is given workers; answered by HealthFound."""
+    """Check this node's health before workers run on it; answered by HealthFound."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareGpus:
-    """Start what the workers of this part need to share GPUs; answered by GpusReady."""
+    """Start what these workers need to share GPUs; answered by GpusReady."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class ChooseCheckpoint:
-    """Find the newest complete checkpoint; answered by CheckpointChosen, or SearchFailed."""
+    """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed."""
 
-    avoid: tuple[tuple[int, str], ...] = ()  # (checksum of the mark, why) of those not to be chosen
+    avoid: tuple[tuple[int, str], ...] = ()  # what not to choose: (checksum of the mark, why)
 
 
 @dataclass(frozen=True, slots=True)
 class LookAt:
-    """At this checkpoint, again and again until it is seen; answered by CheckpointSeen each time
-    that something has changed. None: at nothing any more."""
+    """Look at this checkpoint again and again until it is seen. Answered by CheckpointSeen whenever
+    the result has changed.
+    """
 
-    look: Look | None
+    look: Look | None  # None: stop looking
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnose:
-    """Find out why others are not heard; answered by Diagnosed."""
+    """Find out why other agents are not heard; answered by Diagnosed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorkers:
-    """Answered by one WorkerExited for each worker, and WorkersGone after the last."""
+    """Start the workers. Answered by one WorkerExited for each, and WorkersGone after the last."""
 
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWorkers:
-    """Workers may run until then, or longer if another of these comes: the fork server ends them
-    otherwise, whatever has become of this agent. Answered by LeaseOver when it comes to that."""
+    """The worker lease: let workers run until this time, or longer if another of these follows.
+    Otherwise the fork server ends them, even if the agent is stopped or dead, and the answer is
+    LeaseOver.
+    """
 
     until: float  # on this machine's monotonic clock
 
 
 @dataclass(frozen=True, slots=True)
 class SignalWorkers:
-    """Send a signal to the workers; one that would kill a worker unasked is not sent to it."""
+    """Send a signal to the workers, except to those that have no handler and would be killed."""
 
     signum: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """SIGTERM to the workers' process groups."""
+    """Send SIGTERM to the workers' process groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillIdleWorkers:
-    """SIGKILL to those workers that have written nothing since they were asked to stop, or since
-    the last of these: their peers are gone, so that they wait in vain and save nothing."""
+    """Send SIGKILL to the workers that have written nothing since SIGTERM, or since the last of
+    these: they save nothing, and only wait for workers that are gone.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class KillWorkers:
-    """SIGKILL to everything that the round started on this node."""
+    """Send SIGKILL to everything that the round started on this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """One line for the user."""
+    """Tell the user one line."""
 
     text: str
 

@@ -1,8 +1,8 @@
-"""The one exception that stands for a user's mistake."""
+"""The exception for a user's mistake."""
 
 
 class UsageError(Exception):
-    """Something the user wrote or set up cannot work; ends as one line and exit code 2.
+    """Something that the user wrote or set up cannot work. Ends as one line and exit code 2.
 
     The message says what is wrong, where, and what to do about it.
     """

@@ -1,4 +1,4 @@
-"""What the outside tells the core."""
+"""The events: what the agent tells the core."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .model import Rounds, Seen, Trouble
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The agent is up; the first event there is."""
+    """The agent is up. This is the first event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +24,28 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HeadReached:
-    """A connection to an agent that we report to was made: what was said before may be lost."""
+    """A connection to an agent that we report to was made. Earlier messages may be lost."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class HeadClosed:
-    """Such a connection was closed from its side."""
+    """An agent that we report to has closed the connection."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class PeerClosed:
-    """An agent that reports to us has closed its connection."""
+    """An agent that reports to us has closed the connection."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class AgentGone:
-    """It is dead: its host refuses the connection, or is known to be down."""
+    """An agent is dead: its host refuses the connection, or is known to be down."""
 
     index: int
 
@@ -59,73 +59,75 @@ class StoreListening:
 
 @dataclass(frozen=True, slots=True)
 class StoreEnded:
-    """The process that held the store of a round is gone, or could not begin."""
+    """The process that held a round's store has ended, or could not begin."""
 
     port: int  # of that store
     code: int
     signal: int
-    tail: str = ""  # its last words
+    tail: str = ""  # the last lines it wrote
 
 
 @dataclass(frozen=True, slots=True)
 class HealthFound:
-    """This node was looked at, or something was noticed meanwhile."""
+    """This node's health was checked, or something was noticed while workers were running."""
 
-    unfit: str = ""  # why no worker should run here, "" when nothing is against it
+    unfit: str = ""  # why no worker should run here; "" if workers may
 
 
 @dataclass(frozen=True, slots=True)
 class GpusReady:
-    """Nothing is missing for the workers of this round to use their GPUs."""
+    """All that this round's workers need to share GPUs is there."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChosen:
-    """The newest complete checkpoint of the directory, "" when there is none."""
+    """The search for the newest complete checkpoint has ended."""
 
-    path: str
-    passed_over: tuple[str, ...] = ()  # "name: why", newer ones that are not complete
-    identity: str = ""  # another one for every save, also where the path is the same
-    rule: str = ""  # how it was found to be the newest
+    path: str  # "" if there is none
+    passed_over: tuple[str, ...] = ()  # newer ones that cannot be used, as "name: why"
+    identity: str = ""  # differs for every save, even under the same path
+    rule: str = ""  # by which rule it is the newest
     size: int = 0  # bytes of its files
-    time: int = 0  # of the file that decides, in ns
-    step: int | None = None  # how far the training was, where that is known
-    scale: str = ""  # steps on the same one can be compared
-    rounds: Rounds = ()  # in which it was saved
-    is_read: bool = True  # nothing of it is to be read to know that it is whole
-    lacking: str = ""  # without one: what is there instead
+    time: int = 0  # when it was saved: the time of its decisive file, in ns; 0 if not known
+    step: int | None = None  # the training step; None if not known
+    scale: str = ""  # only steps of the same scale can be compared
+    rounds: Rounds = ()  # the rounds in which it was saved
+    is_read: bool = True  # its bytes need not be read any more to know that they are whole
+    lacking: str = ""  # if there is none: what is there instead
 
     @property
     def mark(self) -> str:
-        """Two of them differ if and only if something was saved in between."""
+        """Differs between two searches if and only if something was saved in between."""
         return self.identity or self.path
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSeen:
-    """This agent has looked at it."""
+    """This agent has looked at the checkpoint of the last LookAt."""
 
     seen: Seen
 
 
 @dataclass(frozen=True, slots=True)
 class SearchFailed:
-    """Nobody can say which checkpoint is the newest."""
+    """The search could not tell which checkpoint is the newest."""
 
     trouble: Trouble
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosed:
-    """Why others are not heard, in a sentence or two; "" when nothing is known."""
+    """Why other agents are not heard, in a sentence or two; "" if that is not known."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
+    """A worker has ended."""
+
     rank: int
     code: int
     signal: int
@@ -134,18 +136,19 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkersGone:
-    """Nothing that the round started is alive on this node any more, grandchildren included."""
+    """No process that the round started is alive on this node, including the workers' children."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseOver:
-    """The workers are being ended, since nobody has said in time that they may go on."""
+    """The worker lease was not extended in time, and the fork server is ending the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerReplaced:
-    """The fork server was killed, with all that it had started, its store and listening socket
-    too; a new one is here. Whatever the old one had told came before."""
+    """The fork server was killed, and with it all that it had started, including the store and its
+    socket. A new fork server is there. All events from the old one came before this.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True)
 class TroubleFound:
-    """This agent cannot take part, or can no longer."""
+    """This agent cannot take part, or can no longer take part."""
 
     trouble: Trouble
 

@@ -1,9 +1,11 @@
-"""What agents say to one another: messages that are each the whole state of their sender.
+"""The messages between agents. Each one holds the whole state of its sender.
 
-An agent sends a `Report` whenever its state changes and again at every beat; the head answers
-with an `Order`. One that has lost its head asks others to lead, and those that cannot answer with
-a `Hint`. None is a step of a conversation: losing one, receiving one twice or late
-does no harm, since the next one says everything again and `serial` tells which is newer.
+An agent sends a `Report` whenever its state changes, and again at every beat. The head answers with
+an `Order`. An agent that has lost its head asks others to lead, also with a `Report`; an agent that
+is the wrong one to ask answers with a `Hint`.
+
+A message may be lost, or come twice or late, without doing harm: the next one says everything
+again, and `serial` tells which one is newer.
 """
 
 from __future__ import annotations
@@ -16,31 +18,31 @@ from .model import Assignment, Goal, Look, Phase, Seen, Trouble, Verdict, Worker
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """An agent to the head: where I stand."""
+    """An agent to the head: its state."""
 
-    host: str  # what this agent's machine is called
+    host: str  # the name of this agent's machine
     incarnation: str  # differs for every start of an agent
     serial: int
     nproc: int
-    address: str  # where the others reach this agent's node
+    address: str  # where the other agents reach this agent's node
     head_address: str  # where this agent reached the head; "" for the head itself
-    store_port: int  # where a store would listen here, should rank 0 come to this node
-    round: int  # the last round it took part in, -1 before the first
+    store_port: int  # where a store would listen here, if this agent gets rank 0
+    round: int  # the last round that it took part in; -1 before the first
     phase: Phase
     exits: tuple[WorkerExit, ...]  # of that round
-    stop_signal: int  # the signal that asked this agent to end the job, or 0
+    stop_signal: int  # the signal that asked this agent to end the job; 0 for none
     trouble: Trouble | None
-    gpus: tuple[str, ...] = ()  # the UUIDs of those that its task may use
-    unfit: str = ""  # why its node is to be cordoned
-    heard: int = 0  # the serial of the newest order that it answers
-    fenced: bool = False  # its workers of that round were ended, since the head was not heard
-    group: int = -1  # its node's group in that round
-    term: int = 0  # the newest whose head it has followed
-    seeking: int = -1  # the term that it asks the receiver to begin
-    version: int = -1  # of the newest configuration that it has
-    configuration: Configuration | None = None  # that one, while it seeks
-    port: int = 0  # where it listens, for as long as it lives
-    seen: Seen | None = None  # of the checkpoint that it was asked to look at
+    gpus: tuple[str, ...] = ()  # the UUIDs of the GPUs that its task may use
+    unfit: str = ""  # why its node must be cordoned; "" if it need not be
+    heard: int = 0  # the serial of the newest order that this report answers
+    fenced: bool = False  # its workers of that round were ended because their lease was over
+    group: int = -1  # its node's GROUP_RANK in that round; -1 before the first
+    term: int = 0  # the newest term whose head it has followed
+    seeking: int = -1  # the term that it asks the receiver to lead; -1 for none
+    version: int = -1  # of the newest configuration that it has; -1 for none
+    configuration: Configuration | None = None  # that configuration; only sent while it seeks
+    port: int = 0  # where it listens for as long as it lives
+    seen: Seen | None = None  # what it has seen of the checkpoint that it was asked to look at
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -62,7 +64,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The head to one agent: where I want you."""
+    """The head to one agent: what that agent is to do."""
 
     term: int
     serial: int
@@ -71,12 +73,12 @@ class Order:
     round: int
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
-    lost: bool = False  # with STOP: a worker has failed, and its peers wait for it in vain
-    heard: int = 0  # the serial of the newest report that it answers
-    keep: float = 0.0  # seconds from the sending of that report that workers may run
-    configuration: Configuration | None = None  # if the agent has an older one
+    lost: bool = False  # with STOP: a worker has failed, and the others wait for it in vain
+    heard: int = 0  # the serial of the newest report that this order answers
+    keep: float = 0.0  # the worker lease: seconds, from the sending of that report
+    configuration: Configuration | None = None  # None if the agent has this one already
     tenure: int = 0  # the term in which this head began to lead
-    look: Look | None = None  # with WAIT: at the checkpoint that it would begin with
+    look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -86,10 +88,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """To an agent that asks the wrong one to lead."""
+    """The answer to an agent that has asked the wrong agent to lead."""
 
     term: int
-    led: bool  # the head of that term is heard here; else it is asked for here
+    led: bool  # True: the sender follows the head of that term; False: it asks that head to lead
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def written(numbers: Iterable[int]) -> str:
-    """In order, each once; "" for none."""
+    """Write the numbers in order, each once; "" for none."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -17,7 +17,7 @@ def written(numbers: Iterable[int]) -> str:
 
 
 def parsed(text: str) -> frozenset[int]:
-    """ValueError for what is no such list."""
+    """Read such a list. Raises ValueError if the text is none."""
     numbers: set[int] = set()
     for span in filter(None, map(str.strip, text.split(","))):
         first, _, last = span.partition("-")

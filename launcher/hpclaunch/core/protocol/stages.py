@@ -1,4 +1,4 @@
-"""The stages of a job, what may follow on which, and what an agent is to do meanwhile."""
+"""The stages of a job, which may follow which, and what the agents are to do in each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from .model import Goal
 
 
 class Stage(Enum):
-    RENDEZVOUS = "rendezvous"  # until every agent is ready for the round
-    CHOOSING = "choosing"  # which checkpoint it starts from
+    RENDEZVOUS = "rendezvous"  # until every agent is ready for a round
+    CHOOSING = "choosing"  # until all agree on the checkpoint that the round resumes from
     RUNNING = "running"
     STOPPING = "stopping"  # until no worker of the round is left anywhere
     ENDING = "ending"  # until every agent has the verdict
     ENDED = "ended"
 
 
+# Which stage may follow which.
 NEXT = {
     Stage.RENDEZVOUS: {Stage.CHOOSING, Stage.ENDING},
     Stage.CHOOSING: {Stage.RUNNING, Stage.RENDEZVOUS, Stage.ENDING},
@@ -25,6 +26,7 @@ NEXT = {
     Stage.ENDED: set(),
 }
 
+# What the head orders the agents to do in each stage.
 GOAL = {
     Stage.RENDEZVOUS: Goal.WAIT,
     Stage.CHOOSING: Goal.WAIT,

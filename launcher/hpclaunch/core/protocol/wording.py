@@ -1,4 +1,4 @@
-"""Words that several messages share."""
+"""How messages to the user write names, numbers and signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ GIB = 1 << 30
 
 
 def as_bytes(text: str) -> bytes:
-    """For the user to read: the name of a file as it is on disk, whatever its encoding."""
+    """Encode a text for the user. Names of files become the bytes that they are on disk, whatever
+    their encoding.
+    """
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:  # surrogates that no name of a file has
@@ -17,24 +19,26 @@ def as_bytes(text: str) -> bytes:
 
 
 def some(names: Iterable[str], most: int) -> str:
-    """The first few, each once, and how many more there are: "n1, n2 and 3 more"."""
+    """List at most `most` of the names, each once, and count the rest: "n1, n2 and 3 more"."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - most
     return ", ".join(distinct[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def plain(name: str) -> str:
-    """A name that anybody can have chosen, for a line on the console: nothing in it is an escape
-    code, ends the line, or is invisible."""
+    """Make a name safe for a line on the console. Anybody may have chosen it, so what could be an
+    escape code, end the line or be invisible becomes "?".
+    """
     return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def count(n: int, noun: str) -> str:
+    """Write a number with its noun: "1 node", "2 nodes"."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def size(number: float) -> str:
-    """Of so many bytes."""
+    """Write a number of bytes: "1.5 GiB" or "300 MiB"."""
     if number >= GIB:
         return f"{number / GIB:.1f} GiB"
     return f"{number / (1 << 20):.0f} MiB"

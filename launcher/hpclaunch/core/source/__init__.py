@@ -1,1 +1,1 @@
-"""What a program does before it imports torch, read off its text."""
+"""Finds out what a program does before it imports torch, by reading its source."""

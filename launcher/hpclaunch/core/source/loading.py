@@ -1,8 +1,9 @@
-"""What a program does before it imports torch, read off its source: it is never run.
+"""Whether a program may start warm. This is decided from its source alone; nothing is run.
 
-A process that has torch already may become the program only if that makes no difference. It makes
-one where the program first sets a variable that is read when torch is loaded, or might: a start
-from cold is merely slow, but a variable that comes too late changes what the program does.
+A warm start forks the program from a process that has loaded torch already. That makes a difference
+if the program sets an environment variable before it imports torch, and torch reads this variable
+when it is loaded. In this case, and in case of doubt, the program must start cold: that is only
+slower, while a variable that is set too late changes what the program does.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ from dataclasses import dataclass
 
 from .names import Names, absolute, leaves, truth
 
-# Read when torch is loaded, by whom. Seen by tracing getenv and os.environ through `import torch,
-# torch.distributed` with torch 2.4, 2.12 and 2.13, with CUDA 12 and 13 and for the CPU.
+# Prefixes of variables that are read when torch is loaded, each with its reader. Found by tracing
+# getenv and os.environ through `import torch, torch.distributed`: torch 2.4, 2.12 and 2.13, with
+# CUDA 12 and 13 and for the CPU. Python's own variables are not listed. They are read before any
+# program runs, so a program that sets them behaves the same however it is started.
 AT_LOAD = (
     "TORCH",  # torch's config modules, its loggers and c10's, c10d's debug level, static flags
-    "PYTORCH_",  # the allocators, which parse their *_ALLOC_CONF in a static initializer; the JIT
-    *("KINETO_", "FX_", "COMPILE_STROBELIGHT_", "GLOG_"),  # parts of torch with names of their own
-    *("OMP_", "GOMP_", "KMP_"),  # OpenMP's library, whichever it is: its constructor reads all
-    *("MKL_", "MKLDNN_", "DNNL_", "ONEDNN_", "INTEL_"),  # constructors within libtorch_cpu
+    "PYTORCH_",  # the JIT, and the allocators, whose static initializers parse *_ALLOC_CONF
+    *("KINETO_", "FX_", "COMPILE_STROBELIGHT_", "GLOG_"),  # other parts of torch
+    *("OMP_", "GOMP_", "KMP_"),  # the constructor of whichever OpenMP library is used
+    *("MKL_", "MKLDNN_", "DNNL_", "ONEDNN_", "INTEL_"),  # constructors in libtorch_cpu
     *("I_MPI_", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # MKL, to share out the cores
     *("OPENBLAS_", "GOTO", "BLIS_", "NPY_", "NUMPY_"),  # NumPy, which torch imports, and its BLAS
-    "OPENSSL_",  # libcrypto, which comes with hashlib
-    "ATEN_",  # the first operator: later, but for a torch that makes tensors when it is loaded
-    # cuBLAS and cuSPARSELt log from their constructors on and open the driver's library there; what
-    # that reads when it is opened nobody says.
+    "OPENSSL_",  # libcrypto, which hashlib loads
+    "ATEN_",  # the first operator: that is later, unless torch makes tensors when it is loaded
+    # The constructors of cuBLAS and cuSPARSELt start their logging and open the driver's library.
+    # What the driver reads then is not documented.
     *("CUDA_", "CUBLAS_", "CUBLASLT_", "NVIDIA_", "NVRTC_", "LIBNVVM_", "CASK_"),
-    # ld.so has read them before any program runs; whoever sets them means libraries to be opened.
+    # ld.so reads these before any program runs. But a program that sets them means libraries that
+    # are opened later, such as torch's.
     *("LD_LIBRARY_PATH", "LD_PRELOAD"),
-    # The libraries of AMD and Intel: not traced.
+    # The libraries of AMD and Intel. These were not traced.
     *("HIP_", "HSA_", "ROC", "AMD_", "MIOPEN_", "ONEAPI_", "SYCL_", "UR_", "ZE_"),
 )
-# But these are read later: in calls of Python, or when a process group, a handle or a compiler is
-# made. (Those of Python itself are read before any program runs: that it sets them makes no
-# difference, however it is started. So they are not above.)
+# Exceptions from AT_LOAD that are read later: in Python calls, or when a process group, a handle or
+# a compiler is made.
 LATER = (
     *("TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_", "TORCHELASTIC_", "TORCH_DIST_INIT_BARRIER"),
     *("TORCH_HOME", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "TORCH_FORCE_"),
@@ -43,52 +46,53 @@ LATER = (
     *("PYTORCH_MPS_", "PYTORCH_ENABLE_MPS_FALLBACK"),  # Apple's
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_HOME", "CUDA_PATH"),
 )
-TORCH = ("torch", "torchvision", "torchaudio", "torchtext", "functorch")  # the rest import it
+TORCH = ("torch", "torchvision", "torchaudio", "torchtext", "functorch")  # torch, or they import it
 
-# Functions and methods that only read an os.environ among their arguments.
+# Functions and methods that only read os.environ if they get it as an argument.
 READERS = ("dict", "list", "set", "sorted", "len", "str", "repr", "print", "pprint", "deepcopy")
 READING = ("copy", "deepcopy", "pprint", "info", "debug", "execve", "execvpe")
 TryStar = getattr(ast, "TryStar", ast.Try)  # from Python 3.11 on
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-CONDITIONAL = (ast.Lambda, ast.IfExp, ast.BoolOp, *COMPREHENSIONS)  # not all of them is evaluated
+CONDITIONAL = (ast.Lambda, ast.IfExp, ast.BoolOp, *COMPREHENSIONS)  # parts may not be evaluated
 
 
 def is_read_at_load(name: str) -> bool:
+    """Whether an environment variable is read when torch is loaded."""
     return name.startswith(AT_LOAD) and not name.startswith(LATER)
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    name: str  # of its file, as messages have it
+    name: str  # of its file, for messages
     tree: ast.Module
-    package: str = ""  # where its relative imports start
+    package: str = ""  # the package that its relative imports start from
 
 
-class Opaque(Exception):  # noqa: N818 - no error, but what cannot be known
-    """Something that reading cannot tell; the text is the reason."""
+class Opaque(Exception):  # noqa: N818 - not an error, but something that cannot be known
+    """The source does not tell what the program does. The text is the reason."""
 
 
 class SourceReading:
-    """Follows a program from file to file in the order of its execution.
+    """Follows a program from file to file, in the order of execution.
 
-    `find` gives a module by its dotted name, None when it is not the program's own; it may raise
-    Opaque. `environ` is what the program is started with: to set a variable to what it is anyway
-    changes nothing.
+    `find` returns a module by its dotted name, or None if it is not the program's own; it may raise
+    Opaque. `environ` is the environment that the program is started with: setting a variable to the
+    value that it has there changes nothing.
     """
 
     def __init__(
         self, find: Callable[[str], Module | None], environ: Mapping[str, str] | None = None
     ) -> None:
         self.torch = False  # torch may be imported somewhere
-        self.cold = ""  # the first thing that comes before, or may
-        self.settled = False  # at the place that is being read, torch is loaded
-        self.in_function = False  # and this place is in a function, which may be called or not
+        self.cold = ""  # why the program must start cold: what may come before the import
+        self.is_loaded = False  # torch is certainly loaded at the place that is being read
+        self.in_function = False  # this place is in a function, which may never be called
         self.environ = environ or {}
         self._find = find
-        self._settling: dict[str, bool] = {}  # the modules read so far: whether they load torch
+        self._modules: dict[str, bool] = {}  # the modules read so far: whether each loads torch
 
     def run(self, program: Module, *, package: str = "") -> None:
-        """Read a program; `package` is imported before, as by python -m."""
+        """Read a program. With `python -m`, its `package` is imported first."""
         try:
             if package:
                 self.load(package)
@@ -99,37 +103,38 @@ class SourceReading:
             self.doubt(f"{program.name} is nested too deeply to look into")
 
     def doubt(self, reason: str) -> None:
-        """There may be a torch, and something before it."""
+        """Something may come before an import of torch: start cold."""
         self.torch = True
         self.cold = self.cold or reason
 
     @property
     def complete(self) -> bool:
-        return self.settled or bool(self.torch and self.cold)
+        """Whether the answer is known, so that nothing more need be read."""
+        return self.is_loaded or bool(self.torch and self.cold)
 
     def load(self, dotted: str) -> None:
-        """An import: the packages on the way to a module are loaded before it."""
+        """Follow an import. The packages that a module is in are loaded before it."""
         parts = dotted.split(".")
         if parts[0] in TORCH:
             self.torch = True
-            # Only of torch itself it is certain that it is there.
-            self.settled = self.settled or parts[0] == "torch"
+            # Only torch itself is certain to be installed.
+            self.is_loaded = self.is_loaded or parts[0] == "torch"
             return
         for end in range(1, len(parts) + 1):
-            if self.settled:
+            if self.is_loaded:
                 return
             name = ".".join(parts[:end])
-            if name not in self._settling:
-                self._settling[name] = False  # while it is being read: for circular imports
+            if name not in self._modules:
+                self._modules[name] = False  # while it is being read: imports may be circular
                 module = self._find(name)
                 if module is not None:
                     _File(self, module, main=False).block(module.tree.body)
-                    self._settling[name] = self.settled
-            self.settled = self._settling[name]
+                    self._modules[name] = self.is_loaded
+            self.is_loaded = self._modules[name]
 
 
 class _File:
-    """One file, with its own names for os.environ."""
+    """One file of the program, with its own names for os.environ."""
 
     def __init__(self, reading: SourceReading, module: Module, *, main: bool) -> None:
         self.reading = reading
@@ -146,13 +151,15 @@ class _File:
             self.statement(statement)
 
     def branch(self, body: Sequence[ast.stmt], *, function: bool = False) -> bool:
-        """What may be executed or not. Returns whether torch is loaded when its end is reached."""
-        before = self.reading.settled, self.reading.in_function
+        """Read a block that may not be executed. Returns whether torch is certainly loaded where
+        execution goes on behind it, if it was executed.
+        """
+        before = self.reading.is_loaded, self.reading.in_function
         self.reading.in_function |= function
         self.block(body)
-        settled = self.reading.settled or leaves(body)
-        self.reading.settled, self.reading.in_function = before
-        return settled
+        is_loaded = self.reading.is_loaded or leaves(body)
+        self.reading.is_loaded, self.reading.in_function = before
+        return is_loaded
 
     def statement(self, s: ast.stmt) -> None:
         match s:
@@ -160,12 +167,12 @@ class _File:
                 self.imports(s)
             case ast.If():
                 self.expressions(s.test)
-                known = truth(s.test, main=self.main)
-                if known is not None:
-                    self.block(s.body if known else s.orelse)
+                value = truth(s.test, main=self.main)
+                if value is not None:
+                    self.block(s.body if value else s.orelse)
                 else:
-                    ends = [self.branch(s.body), self.branch(s.orelse)]
-                    self.reading.settled |= all(ends)
+                    loaded = [self.branch(s.body), self.branch(s.orelse)]
+                    self.reading.is_loaded |= all(loaded)
             case ast.Try() | TryStar():
                 self.attempt(s)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -206,15 +213,17 @@ class _File:
                 self.expressions(s)
 
     def attempt(self, s: ast.Try) -> None:
-        """The handlers come after a part of the body; an import that is its first was tried."""
+        """Read a try statement. A handler may run after any part of the body. Only if the body
+        begins with an import of torch, that has been tried before any handler runs.
+        """
         self.block(s.body[:1])
-        first = self.reading.settled and isinstance(s.body[0], ast.Import | ast.ImportFrom)
+        tried = self.reading.is_loaded and isinstance(s.body[0], ast.Import | ast.ImportFrom)
         self.block(s.body[1:])
         self.block(s.orelse)
-        ends = [self.reading.settled]
-        self.reading.settled = first
-        ends += [self.branch(handler.body) for handler in s.handlers]
-        self.reading.settled = all(ends)
+        loaded = [self.reading.is_loaded]
+        self.reading.is_loaded = tried
+        loaded += [self.branch(handler.body) for handler in s.handlers]
+        self.reading.is_loaded = all(loaded)
         self.block(s.finalbody)
 
     def imports(self, s: ast.Import | ast.ImportFrom) -> None:
@@ -228,10 +237,10 @@ class _File:
         if base:
             self.reading.load(base)
             for alias in s.names:
-                self.reading.load(f"{base}.{alias.name}")  # should it be a module
+                self.reading.load(f"{base}.{alias.name}")  # it may be a module
 
     def arguments(self, args: ast.arguments) -> None:
-        """`def f(environ=os.environ)` is one more name for it."""
+        """Read default values: `def f(env=os.environ)` makes `env` another name for os.environ."""
         positional = [*args.posonlyargs, *args.args][-len(args.defaults) or None :]
         named = [*zip(positional, args.defaults, strict=False)]
         named += zip(args.kwonlyargs, args.kw_defaults, strict=True)  # type: ignore[arg-type]
@@ -240,10 +249,10 @@ class _File:
                 self.expressions(default)
                 self.assign(ast.Name(arg.arg), default)
 
-    # What is set
+    # Setting variables
 
     def assign(self, target: ast.expr, value: ast.expr | None) -> None:
-        """An assignment, or without a value a deletion, or one of something unknown."""
+        """Read an assignment. Without a value, it is a deletion, or the value is unknown."""
         match target:
             case ast.Tuple() | ast.List():
                 for element in target.elts:
@@ -267,16 +276,19 @@ class _File:
         *,
         default: bool = False,
     ) -> None:
-        """Names that are None may be any. With `default` they are set only where they are not."""
+        """Variables are set. `names` None: any name. `value` None: an unknown value, or a deletion.
+        `default`: only those are set that are not set yet.
+        """
         if names is None:
-            self.reason(node, "sets variables by names that only the run knows")
+            self.needs_cold(node, "sets variables by names that only the run knows")
         for name in sorted(filter(is_read_at_load, names or ())):
             given = self.reading.environ.get(name)
             same = default or (isinstance(value, ast.Constant) and value.value == given)
             if given is None or not same:
-                self.reason(node, f"sets {name}")
+                self.needs_cold(node, f"sets {name}")
 
-    def reason(self, node: ast.AST, does: str) -> None:
+    def needs_cold(self, node: ast.AST, does: str) -> None:
+        """Something at this place calls for a cold start. `does` says what it is."""
         line = getattr(node, "lineno", 1)
         perhaps = "perhaps " if self.reading.in_function else ""
         where = f"{self.module.name} {does} in line {line}"
@@ -300,11 +312,11 @@ class _File:
     def call(self, node: ast.Call) -> None:
         match node.func:
             case ast.Attribute(value=owner, attr=name) if self.names.is_environ(owner):
-                self.of_environ(node, name)
+                self.call_on_environ(node, name)
             case ast.Attribute(attr=name) | ast.Name(id=name) if name in self.names.setters:
-                self.sets(node, self.first(node))
+                self.sets(node, self.first_argument(node))
             case ast.Attribute(attr="load_dotenv" | "read_env") | ast.Name(id="load_dotenv"):
-                self.reason(node, "sets the variables of a file")
+                self.needs_cold(node, "sets the variables of a file")
             case ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"):
                 self.load(node)
             case (
@@ -312,7 +324,7 @@ class _File:
                 | ast.Name(id="exec" | "run_path" | "run_module")
             ):
                 self.reading.torch = True
-                self.reason(node, "runs other code")
+                self.needs_cold(node, "runs other code")
             case ast.Attribute(attr=name) if name in READING:
                 pass
             case ast.Name(id=name) if name in READERS:
@@ -320,28 +332,28 @@ class _File:
             case _ if any(map(self.names.is_environ, node.args)):
                 self.sets(node, None)
 
-    def of_environ(self, node: ast.Call, method: str) -> None:
+    def call_on_environ(self, node: ast.Call, method: str) -> None:
         if method in ("setdefault", "__setitem__"):
             value = node.args[1] if len(node.args) > 1 else None
-            self.sets(node, self.first(node), value, default=method == "setdefault")
+            self.sets(node, self.first_argument(node), value, default=method == "setdefault")
         elif method in ("pop", "__delitem__"):
-            self.sets(node, self.first(node))
+            self.sets(node, self.first_argument(node))
         elif method in ("update", "__ior__"):
-            self.sets(node, self.names.given(node))
+            self.sets(node, self.names.keys_of_arguments(node))
         elif method in ("clear", "popitem"):
             self.sets(node, None)
 
-    def first(self, node: ast.Call) -> set[str] | None:
+    def first_argument(self, node: ast.Call) -> set[str] | None:
         return self.names.strings(node.args[0]) if node.args else None
 
     def load(self, node: ast.Call) -> None:
-        modules = self.first(node)
+        modules = self.first_argument(node)
         if modules is None or any(module.startswith(".") for module in modules):
             self.reading.torch = True
             if not self.reading.in_function:
-                self.reason(node, "imports a module that only the run knows")
+                self.needs_cold(node, "imports a module that only the run knows")
             return
-        before = self.reading.settled
+        before = self.reading.is_loaded
         for module in modules:
             self.reading.load(module)
-        self.reading.settled = before or (self.reading.settled and len(modules) == 1)
+        self.reading.is_loaded = before or (self.reading.is_loaded and len(modules) == 1)

@@ -1,6 +1,7 @@
-"""What the source of a program tells without running it: names, conditions, where a block ends.
+"""What the source of a program tells without running it: names, conditions, and ends of blocks.
 
-A set of strings is all that something may be. None stands for what only the run knows.
+The possible strings of an expression are returned as a set. None means that they are known only
+when the program runs.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from collections.abc import Iterable, Sequence
 
 
 class Names:
-    """Those of one file: what stands for os.environ, and the strings that a name may be."""
+    """The names of one file: which ones stand for os.environ, and which strings a name may have."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.environs: set[str] = set()
-        self.setters = {"putenv", "unsetenv"}
+        self.environs: set[str] = set()  # names for os.environ
+        self.setters = {"putenv", "unsetenv"}  # names of functions that set a variable
         self._tree = tree
-        self._bound: dict[str, set[str] | None] | None = None
+        self._strings: dict[str, set[str] | None] | None = None  # by name; None: not read yet
 
     def imported(self, alias: ast.alias) -> None:
-        """`from os import environ as env`, from os itself or from a module that has it so."""
+        """Note an import such as `from os import environ as env`. The module may also be another
+        one that has imported the name from os.
+        """
         if alias.name in ("environ", "environb"):
             self.environs.add(alias.asname or alias.name)
         elif alias.name == "*":
@@ -28,6 +31,7 @@ class Names:
             self.setters.add(alias.asname or alias.name)
 
     def is_environ(self, node: ast.expr) -> bool:
+        """Whether an expression may be os.environ."""
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 return False
@@ -39,39 +43,44 @@ class Names:
                 return self.is_environ(node.body) or self.is_environ(node.orelse)
             case ast.BoolOp():
                 return any(map(self.is_environ, node.values))
-            case ast.Constant(value="os.environ"):  # of mock.patch
+            case ast.Constant(value="os.environ"):  # as in mock.patch.dict("os.environ")
                 return True
         return False
 
     def strings(self, expression: ast.expr) -> set[str] | None:
+        """Return the strings that an expression may be."""
         match expression:
             case ast.Constant(value=str() as text):
                 return {text}
             case ast.Constant(value=bytes() as data):
                 return {data.decode("ascii", "replace")}
             case ast.Name(id=name):
-                if self._bound is None:
-                    self._bound = _bound(self._tree)
-                return self._bound.get(name)
+                if self._strings is None:
+                    self._strings = _strings_by_name(self._tree)
+                return self._strings.get(name)
         return None
 
     def keys(self, mapping: ast.expr) -> set[str] | None:
+        """Return the keys that a mapping may have."""
         match mapping:
             case ast.Dict():
                 pairs = zip(mapping.keys, mapping.values, strict=True)
                 return _union(self.strings(k) if k else self.keys(v) for k, v in pairs)
             case ast.Call(func=ast.Name(id="dict")):
-                return self.given(mapping)
+                return self.keys_of_arguments(mapping)
         return None
 
-    def given(self, call: ast.Call) -> set[str] | None:
-        """The keys in what dict() or update() is called with."""
+    def keys_of_arguments(self, call: ast.Call) -> set[str] | None:
+        """Return the keys in the arguments of a call of dict() or update()."""
         named = ({k.arg} if k.arg else self.keys(k.value) for k in call.keywords)
         return _union([*map(self.keys, call.args), *named])
 
 
 def truth(test: ast.expr, *, main: bool) -> bool | None:
-    """Of a condition that is the same in every run of a file, as the program or imported."""
+    """Return the value of a condition if it is the same in every run; None if that is not known.
+
+    `main`: the file is run as the program; otherwise it is imported.
+    """
     match test:
         case ast.Constant(value=value):
             return bool(value)
@@ -88,7 +97,9 @@ def truth(test: ast.expr, *, main: bool) -> bool | None:
 
 
 def leaves(body: Sequence[ast.stmt]) -> bool:
-    """Whether what follows a block is not reached through it."""
+    """Whether a block ends in a return, raise, exit or the like, so that execution does not go on
+    behind it.
+    """
     match body[-1:]:
         case [ast.Raise() | ast.Return() | ast.Continue() | ast.Break()]:
             return True
@@ -98,7 +109,10 @@ def leaves(body: Sequence[ast.stmt]) -> bool:
 
 
 def absolute(module: str, level: int, package: str) -> str:
-    """What a file of a package imports from; "" where there can be no such thing."""
+    """Return the absolute name of the module that a file of `package` imports from.
+
+    `level` is the number of dots before `module`. Returns "" if they lead out of the package.
+    """
     if not level:
         return module
     parts = package.split(".")
@@ -107,6 +121,7 @@ def absolute(module: str, level: int, package: str) -> str:
 
 
 def _union(sets: Iterable[set[str] | None]) -> set[str] | None:
+    """Return the union of the sets; None if one of them is None."""
     known: set[str] = set()
     for names in sets:
         if names is None:
@@ -115,11 +130,13 @@ def _union(sets: Iterable[set[str] | None]) -> set[str] | None:
     return known
 
 
-def _bound(tree: ast.Module) -> dict[str, set[str] | None]:
-    """Every name that is bound in a file, in whatever scope, and all the strings that it may be."""
+def _strings_by_name(tree: ast.Module) -> dict[str, set[str] | None]:
+    """Return, for every name that is bound anywhere in a file, the strings that it may have. None:
+    it is also bound to something else.
+    """
     found: dict[str, set[str] | None] = {}
-    seen: set[ast.Name] = set()  # where names are bound to strings
-    for node in ast.walk(tree):  # statements come before what they are made of
+    seen: set[ast.Name] = set()  # targets that are bound to strings only
+    for node in ast.walk(tree):  # an assignment comes before the names in it
         match node:
             case (
                 ast.Assign(targets=[ast.Name() as target], value=value)
