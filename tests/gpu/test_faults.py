@@ -59,7 +59,7 @@ def test_an_illegal_address(launch: Launch, mps: str) -> None:
     if pipe := second[0]["env"].get(PIPE):
         assert clients(pipe) >= {t["pid"] for t in second}
         assert is_active(pipe)
-    assert "set aside" not in job.output  # the program's fault, not the GPU's
+    assert "cordoned" not in job.output  # the program's fault, not the GPU's
     assert job.go() == 0, job.output
 
 

@@ -33,7 +33,7 @@ def test_no_fault_is_found(launch: Launch) -> None:
     """Not at the start, nor as a round begins anew."""
     job = launch("--nproc", 1, "--health", "on")
     (told,) = job.told(1)
-    assert "set aside" not in job.output
+    assert "cordoned" not in job.output
     assert job.go() == 0, job.output
     assert told["product"] == 64**3
 

@@ -1,4 +1,4 @@
-"""GPUs on Slurm: shared through MPS, set aside when they are ill, measured before a training.
+"""GPUs on Slurm: shared through MPS, cordoned when they are ill, measured before a training.
 
 Slurm's GPUs are files; NVML, the control daemon and CUDA's side of MPS are stand-ins
 (tests/stand_ins). Slurm, the processes and what ends them are real.
@@ -221,7 +221,7 @@ def test_a_node_with_a_broken_gpu_is_set_aside(cluster: Cluster, gpus: Gpus) -> 
     assert ended.code == 0, str(ended)
     hosts = [told["hostname"] for told in job.told().values()]
     assert hosts == ["n1", "n1", "n3", "n3"]
-    assert "n2 is set aside: GPU 1 ECC: 3 uncorrected memory errors" in ended.output
+    assert "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors" in ended.output
     (line,) = [w for w in ended.output.splitlines() if w.startswith("  for the administrator: ")]
     command = shlex.split(line.partition(": ")[2])
     assert command[:2] == ["scontrol", "update"]
@@ -252,7 +252,7 @@ def test_a_gpu_that_falls_off_the_bus_while_the_workers_run(gpus: Gpus) -> None:
     gpus.go()
     ended = job.wait()
     assert ended.code == 0, str(ended)
-    assert "n3 is set aside: GPU 1" in ended.output
+    assert "n3 is cordoned: GPU 1" in ended.output
     assert "restart" not in ended.output  # it is nobody's failure
 
 

@@ -24,7 +24,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine alone
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch checkpoints DIR                   list the checkpoints in DIR
-    hpclaunch replay LOG_DIR                    show what happened in a job, and when
+    hpclaunch replay LOG_DIR                    show what happened in a job
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              make tools that call torchrun
                                                 use hpclaunch
