@@ -27,7 +27,10 @@ def cwd(tmp_path):
     [
         ([], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
-        (["status"], ", and no such command: the commands are checkpoints, doctor, sbatch, shim"),
+        (
+            ["status"],
+            ", and no such command: the commands are checkpoints, doctor, replay, sbatch, shim",
+        ),
         (["--nproc", "2", "status"], "no script status in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
