@@ -150,11 +150,11 @@ class Cluster:
         for name in self.nodes:
             self.start_daemon(name, "slurmd")
 
-        def idle() -> bool:
-            states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
-            return states == ["idle"] * len(self.nodes)
+        eventually("an idle cluster", self.is_idle, timeout=60)
 
-        eventually("an idle cluster", idle, timeout=60)
+    def is_idle(self) -> bool:
+        states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
+        return states == ["idle"] * len(self.nodes)
 
     def down(self) -> None:
         try:
