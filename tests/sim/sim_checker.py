@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core.head.head import Head
+from hpclaunch.core.head.round import End
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, Report
 from hpclaunch.core.protocol.model import Assignment, Grow, Phase, Place, Verdict
@@ -101,7 +102,8 @@ class Checker:
             self.lost.add(control.member.round)
         elif isinstance(event, events.HealthFound) and event.unfit:
             self.lost |= {control.member.round, control.member.round + 1}
-        if control.head is not None and control.head.is_growing:
+        current = None if control.head is None else control.head.current
+        if control.head is not None and current is not None and End.GROWTH in current.ends:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
         elif isinstance(event, events.LeaseOver):

@@ -70,7 +70,7 @@ class Head:
         self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
         self.losses = LossDetector(self.roster)
         self.growth = Growth(job, self.roster)
-        self._orders = Orders(self.lease, term)
+        self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease)
         self._choosing = CheckpointChoice(job, self.budget)
         self._cordon = Cordon(job)
@@ -92,11 +92,6 @@ class Head:
         if self.current is not None:
             return self.current.groups
         return [] if self._takeover is None else self._takeover.groups()
-
-    @property
-    def is_growing(self) -> bool:
-        """Whether the round is being ended so that a larger one can begin."""
-        return self.current is not None and End.GROWTH in self.current.ends
 
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:

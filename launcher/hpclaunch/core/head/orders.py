@@ -10,9 +10,9 @@ from .roster import Peer
 
 
 class Orders:
-    def __init__(self, lease: LeaderLease, term: int) -> None:
+    def __init__(self, lease: LeaderLease) -> None:
         self.lease = lease
-        self.term = self._tenure = term
+        self.term = lease.tenure
         self._serial = 0
 
     def order(
@@ -38,7 +38,7 @@ class Orders:
         needs = goal is Goal.RUN and report.round < number
         configuration = self.lease.configuration
         # Two heads may have written different configurations of one version.
-        has_it = report.version >= configuration.version and report.term >= self._tenure
+        has_it = report.version >= configuration.version and report.term >= self.lease.tenure
         order = Order(
             term=self.term,
             serial=self._serial,
@@ -51,7 +51,7 @@ class Orders:
             heard=report.serial,
             keep=self.lease.for_workers(presence, now),
             configuration=None if has_it else configuration,
-            tenure=self._tenure,
+            tenure=self.lease.tenure,
             look=look if goal is Goal.WAIT else None,
         )
         presence.answered.send(self._serial, now)
