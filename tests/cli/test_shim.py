@@ -29,7 +29,9 @@ RUN, LAUNCH = "torch.distributed.run", "torch.distributed.launch"
 TELL = """
 import json, os, signal, sys, time
 wants = sys.argv[1:]
-print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}", *wants, flush=True)
+words = ["rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], *wants]
+sys.stdout.write(" ".join(words) + chr(10))  # in one piece: under torchrun ranks share a pipe
+sys.stdout.flush()
 for want in wants:
     if want == "environment":
         with open(f"told-{os.environ['RANK']}", "w") as f:
