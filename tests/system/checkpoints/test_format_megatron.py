@@ -5,6 +5,8 @@ import os
 import pytest
 from looking import age, cut_short, damage, newest, passed_over
 
+from hpclaunch.system.checkpoints.finding import search
+
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -29,9 +31,23 @@ def test_what_it_does_not_name_yet(tmp_path, megatron):
     megatron.save(root, 10, 20, world=2)
     (root / TRACKER).write_text("10")
     assert "does not name it yet" in passed_over(root, root / "iter_0000010")
-    (root / TRACKER).write_text("")  # killed as it was written
-    path, _ = newest(root)
-    assert path == ""
+
+
+def test_killed_as_it_wrote_the_tracker(tmp_path, megatron):
+    """Megatron empties the file first. All ranks had saved by then."""
+    root = tmp_path / "out"
+    megatron.save(root, 10, 20, world=2)
+    (root / TRACKER).write_text("")
+    assert newest(root) == (str(root / "iter_0000020"), [])
+    (found,) = search(str(root))
+    assert f"until {TRACKER}, now empty, says 20" in found.rule
+    megatron.save(root, 30, world=2)
+    (root / TRACKER).write_text("")
+    age(root / TRACKER, 60)  # 30 was saved later, and nothing says whether by all ranks
+    for rank in range(2):
+        for step in (10, 20):
+            age(root / f"iter_{step:07d}" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt", 70)
+    assert f"{TRACKER} does not name it yet" in passed_over(root, root / "iter_0000020")
 
 
 def test_an_older_one_has_the_files_of_the_newest(tmp_path, megatron):

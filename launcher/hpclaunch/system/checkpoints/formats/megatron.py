@@ -1,5 +1,6 @@
 """Megatron's checkpoints: `iter_0000010` directories, and beside them a tracker that names the
-newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker once all have saved.
+newest, `latest_checkpointed_iteration.txt`. The first rank writes the tracker once all have saved;
+it empties it first, so that a kill at that moment leaves a tracker that names nothing.
 
 In the older form (`--ckpt-format torch`) each has a directory `mp_rank_TT[_PPP[_EEE]]` for every
 model-parallel rank; how many there are stands nowhere. In the newer ones all of it is by DCP;
@@ -9,9 +10,10 @@ model-parallel rank; how many there are stands nowhere. In the newer ones all of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..candidates import (
+    SLACK,
     CheckpointCandidate,
     FileKind,
     IncompleteError,
@@ -21,7 +23,7 @@ from ..candidates import (
     need,
     none_newer,
 )
-from ..listing import Folder
+from ..listing import Entry, Folder
 from . import dcp
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -37,7 +39,11 @@ class Megatron:
     def recognise(self, place: Location) -> CheckpointCandidate | None:
         if not (named := NAME.fullmatch(place.name)):
             return None
-        step = Step(int(named[1]), "step", "its name")
+        iteration = int(named[1])
+        source = "its name"
+        if _read(place.root) == "":
+            source += f"; Megatron ends at once until {TRACKER}, now empty, says {iteration}"
+        step = Step(iteration, "step", source)
         if found := dcp.candidate(self, place):
             found.step = step
             return found
@@ -91,11 +97,38 @@ def _paths(root: Folder) -> set[str]:
     return {root.folder(name).path for name in root.folders}
 
 
-def _tracked(root: Folder) -> int | None:
-    if TRACKER not in root.files:
-        return None
+def _read(root: Folder) -> str | None:
     try:
         with open(root.files[TRACKER].path, encoding="utf-8") as f:
-            return int(f.read(64))
-    except (OSError, ValueError):
+            return f.read(64).strip()
+    except (KeyError, OSError, ValueError):
         return None
+
+
+def _tracked(root: Folder) -> int | None:
+    """The iteration that the tracker names, or was to name when its writer was killed."""
+    text = _read(root)
+    if text == "":
+        return _saved_last(root)
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def _saved_last(root: Folder) -> int | None:
+    """The iteration that was saved just before the tracker was emptied: all ranks had finished it.
+    One with a newer file was begun afterwards."""
+    latest = root.files[TRACKER].time + SLACK
+    saved = []
+    for name in root.folders:
+        if named := NAME.fullmatch(name):
+            times = [entry.time for entry in _all_files(root.folder(name))]
+            if times and max(times) <= latest:
+                saved.append((max(times), int(named[1])))
+    return max(saved)[1] if saved else None
+
+
+def _all_files(folder: Folder) -> Iterator[Entry]:
+    for each in (folder, *(folder.folder(rank) for rank in folder.folders if RANK.fullmatch(rank))):
+        yield from each.files.values()
