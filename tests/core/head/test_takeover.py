@@ -227,6 +227,16 @@ def test_a_new_head_knows_whose_fault_the_last_failures_were():
     assert set(crew.running) == {2, 3}
 
 
+def test_a_new_head_knows_which_nodes_are_cordoned():
+    crew = at_work("n0 n1 n2 n3 n4", most=2, max_restarts=9)
+    fail(crew, 1, "boom")
+    fail(crew, 1, "another boom")
+    assert set(crew.running) == {0, 2}
+    crew.kill(0)
+    crew.until(10.0)
+    assert set(crew.running) == {2, 3}
+
+
 def test_rounds_follow_one_another_though_many_have_died():
     """The configuration is settled without the word of those who will never say any more."""
     crew = at_work("n0 n1 n2")

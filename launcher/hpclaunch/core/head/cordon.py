@@ -7,6 +7,8 @@ import shlex
 from ..protocol.model import Job
 from .roster import Peer, Roster
 
+AGAIN = "its workers, and no others, have failed again and again"
+
 
 class Cordon:
     """Tells the user of each cordoned node, once."""
@@ -35,7 +37,7 @@ def cordon(roster: Roster, host: str) -> str:
     """
     for peer in roster:
         if peer.host == host:
-            peer.cordoned = "its workers, and no others, have failed again and again"
+            peer.cordoned = AGAIN
     roster.changed()
     return f"{host} is cordoned: its workers have failed again, and there is a spare"
 

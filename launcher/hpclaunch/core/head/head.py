@@ -14,6 +14,7 @@ from ..consensus.leader_lease import LeaderLease
 from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
 from ..placement.ranks import next_groups
+from ..protocol import ranges
 from ..protocol.configuration import Configuration, Record
 from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
 from ..protocol.events import (
@@ -235,7 +236,8 @@ class Head:
         if self.current is None or self.stage is Stage.ENDING or not self.lease.holds(now):
             return []
         version = self.lease.configuration.version
-        self.lease.reconfigure(Record(self.round, self.budget.tally))
+        cordoned = ranges.written(self.roster.cordoned)
+        self.lease.reconfigure(Record(self.round, self.budget.tally, cordoned))
         self.lease.drop_old_configuration()
         is_new = self.lease.configuration.version > version
         return [self._order(self.roster[self.me], now)] if is_new else []

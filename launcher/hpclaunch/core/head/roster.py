@@ -135,6 +135,11 @@ class Roster:
             self._possible = frozenset(p.place.node for p in self._peers) - out
         return set(self._possible)
 
+    @property
+    def cordoned(self) -> Iterator[int]:
+        """The agents whose nodes are cordoned while there are spares."""
+        return (p.place.index for p in self._peers if p.cordoned)
+
     def changed(self) -> None:
         """Some node can no longer take part, or can take part again."""
         self._possible = None

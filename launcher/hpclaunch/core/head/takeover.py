@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from ..consensus.election import Election
+from ..protocol import ranges
 from ..protocol.effects import Effect, Say
 from ..protocol.messages import Report
 from ..protocol.model import Job
+from .cordon import AGAIN
 from .roster import Roster
 
 # Added to the last round that is known: the old head may have begun one that no voter knows of.
@@ -52,6 +54,8 @@ class Takeover:
         nodes = {self.job.places[agent].node for agent in self.configuration.agents}
         not_before = now + timing.killing
         roster.absent = set()
+        for index in ranges.parsed(self.configuration.record.cordoned):
+            roster[index].cordoned = AGAIN
         for peer in roster:
             index = peer.place.index
             lost = f"the agent on {peer.host} was lost"
