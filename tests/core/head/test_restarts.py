@@ -123,6 +123,41 @@ def test_a_crash_loop_is_told():
     )
 
 
+OUTAGES = [
+    "OSError: [Errno 5] Input/output error: '/data/shard-3'",
+    "OSError: [Errno 116] Stale file handle",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "TimeoutError",
+    "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='hub', port=443)",
+    "urllib3.exceptions.ReadTimeoutError: HTTPSConnectionPool",
+    "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
+    "torch.distributed.DistNetworkError: The client socket has failed to connect",
+    "RuntimeError: [../third_party/gloo/x.cc:81] Timed out waiting 1800000ms for recv operation",
+]
+
+
+@pytest.mark.parametrize("words", OUTAGES)
+def test_what_may_pass_is_tried_again(words):
+    outage = oops(words)
+    assert spent(*[outage] * 10, most=10) is None
+    assert "all 10 restarts are used up" in spent(*[outage] * 11, most=10).reason
+
+
+@pytest.mark.parametrize("words", ["FileNotFoundError: [Errno 2] data.csv", "KeyError: 'timeout'"])
+def test_what_will_not_pass(words):
+    assert "the round before failed in the same way" in spent(*[oops(words)] * 2, most=10).reason
+
+
+def test_a_file_system_is_given_time():
+    budget, delays = Budget(100), []
+    for _ in range(8):
+        budget.spend(oops(OUTAGES[0]), saves=False)
+        delays.append(budget.outage_delay)
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
+    budget.spend(KILLED, saves=False)
+    assert budget.outage_delay == 0
+
+
 # The hosts of the causes of some rounds, and how long to wait after the last.
 DELAYS = {
     "once": ("n0", 0),
@@ -140,7 +175,7 @@ def test_a_node_that_fails_again_and_again_is_given_time(hosts, delay):
     for at, host in enumerate(hosts.split()):
         budget.begin(CheckpointChosen(""))
         budget.spend([replace(failure(0, at), host=host, tail="")], saves=False)
-    assert budget.delay == delay
+    assert budget.node_delay == delay
 
 
 STEPS = st.one_of(
@@ -168,7 +203,7 @@ def test_the_budget_of_another_head_goes_on_where_the_last_one_ended(steps, most
             for budget in (one, other)
         ]
         assert said[0] == said[1]
-        assert (one.describe(), one.delay) == (other.describe(), other.delay)
+        assert (one.describe(), one.node_delay) == (other.describe(), other.node_delay)
         if not isinstance(step, str):  # for the one who has just asked
             assert one.suspect == other.suspect
         if said[0] is not None:

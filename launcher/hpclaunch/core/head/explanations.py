@@ -14,11 +14,13 @@ class Explanations:
         self.budget = budget
         self._advised = {""}
 
-    def of(self, cause: Failure, *, delay: float) -> list[str]:
-        """Say how the round failed, and that the next one begins after `delay` seconds."""
+    def of(self, cause: Failure, *, node_delay: float, outage_delay: float) -> list[str]:
+        """Say how the round failed, and that the next one begins after the longer delay (s)."""
         said = f"{how(cause)}; {self.budget.describe()}"
-        if delay:
-            said += f", in {delay:.0f} s because {cause.host} fails again and again"
+        if outage_delay > node_delay:
+            said += f", in {outage_delay:.0f} s, so that the file system or network can recover"
+        elif node_delay:
+            said += f", in {node_delay:.0f} s because {cause.host} fails again and again"
         return [said]
 
     def advice(self, cause: Failure) -> list[str]:

@@ -428,12 +428,14 @@ class Head:
 
     def _explain(self, failed: Round, now: float) -> list[Effect]:
         """Tell the user of the restart to come. A node that fails again and again delays it, or is
-        cordoned.
+        cordoned; so does a file system or a network that does.
         """
-        delay = self.budget.delay if self.job.nodes > 1 else 0.0
-        if delay:
-            self._rendezvous.pause(now + delay)
-        lines = self._explanations.of(failed.cause, delay=delay)
+        node_delay = self.budget.node_delay if self.job.nodes > 1 else 0.0
+        outage_delay = self.budget.outage_delay
+        self._rendezvous.pause(now + max(node_delay, outage_delay))
+        lines = self._explanations.of(
+            failed.cause, node_delay=node_delay, outage_delay=outage_delay
+        )
         if self.budget.suspect:
             lines.append(cordon(self.roster, self.budget.suspect))
         lines += self._explanations.advice(failed.cause)

@@ -15,8 +15,19 @@ from ..protocol.wording import signal_name
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
 # A worker whose last line begins like this fails in the same way whenever it is started.
 ALWAYS_FAILS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
+# A worker with such a last line may well succeed when it is started again: the file system or the
+# network has failed. The first part names exceptions, the second what the C library and torch say
+# in others. FileNotFoundError and its like are left out: a path that is wrong stays wrong.
+OUTAGE = re.compile(
+    r"(?:\w+\.)*(?:OSError|IOError|BlockingIOError|BrokenPipeError|gaierror|SSLError|IncompleteRead"
+    r"|ProtocolError|DistNetworkError|DistStoreError|\w*Connect\w*(?:Error|Exception)"
+    r"|\w*Timeout\w*)(?::|$)"
+    r"|.*(?:timed out|connection (?:reset|closed|refused)|input/output error|stale file handle)",
+    re.IGNORECASE,
+)
 SUSPECT_AFTER = 2  # failures in a row, all on one node
 DELAY_AFTER, MAX_DELAY = 3, 30.0  # failures in a row on one node; seconds
+OUTAGE_DELAY_AFTER = 2  # outages in a row, on any node
 REJECT_AFTER = 2  # failures in a row while the same checkpoint was being loaded
 # The functions in a worker's traceback that load a checkpoint: those of torch, safetensors and
 # DeepSpeed, and others with names such as load_state_dict, _load_checkpoint or from_pretrained.
@@ -150,7 +161,8 @@ class Budget:
         if self.most and not self.total and _would_fail_again(cause, last_line):
             return _verdict(failures, f"it would fail again: {last_line}", 0)
         same = last_line and checksum(last_line) == before.last_line
-        if self.most and same and not self.suspect:
+        is_outage = OUTAGE.match(last_line) is not None
+        if self.most and same and not self.suspect and not is_outage:
             repeated = "the round before failed in the same way, with no checkpoint in between"
             reason = reason or f"{repeated}: {last_line}"
         verdict = _verdict(failures, reason, self.total) if reason else None
@@ -166,6 +178,7 @@ class Budget:
             last_line=checksum(last_line),
             host=cause.host,
             failures_in_a_row=in_a_row,
+            outages_in_a_row=before.outages_in_a_row + 1 if is_outage else 0,
             pending_verdict=verdict,
             failed_after=lasted,
             failed_loads=_failed_loads(cause, before, resumed, lasted),
@@ -196,7 +209,12 @@ class Budget:
         spent = int(before.failed)  # the last failure came after that checkpoint, and still counts
         host = before.host if spent else ""
         self.tally = replace(
-            now, spent=spent, host=host, failures_in_a_row=spent, progress_above=NO_STEP
+            now,
+            spent=spent,
+            host=host,
+            failures_in_a_row=spent,
+            outages_in_a_row=min(spent, before.outages_in_a_row),
+            progress_above=NO_STEP,
         )
         return None
 
@@ -237,12 +255,16 @@ class Budget:
         )
 
     @property
-    def delay(self) -> float:
-        """Seconds to wait before the next round: a node that fails again and again may be about to
-        go down, or may recover.
+    def node_delay(self) -> float:
+        """Seconds to wait before the next round if the job has several nodes: one that fails again
+        and again may be about to go down, or may recover.
         """
-        in_a_row = self.tally.failures_in_a_row
-        return 0.0 if in_a_row < DELAY_AFTER else min(MAX_DELAY, 2.0 ** (in_a_row - DELAY_AFTER))
+        return _delay(self.tally.failures_in_a_row - DELAY_AFTER)
+
+    @property
+    def outage_delay(self) -> float:
+        """Seconds to wait before the next round, so that a file system or a network may recover."""
+        return _delay(self.tally.outages_in_a_row - OUTAGE_DELAY_AFTER)
 
     def take_over(self, tally: Tally) -> None:
         """Go on from the tally of another head."""
@@ -261,6 +283,11 @@ class Budget:
             return "no restarts were allowed (--max-restarts 0)"
         spent = "the only restart is" if self.most == 1 else f"all {self.most} restarts are"
         return f"{spent} used up"
+
+
+def _delay(more: int) -> float:
+    """Twice as long with each failure in a row that is one `more`."""
+    return 0.0 if more < 0 else min(MAX_DELAY, 2.0**more)
 
 
 def _failed_loads(cause: Failure, before: Tally, resumed: str, lasted: float) -> int:

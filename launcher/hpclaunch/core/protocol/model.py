@@ -260,6 +260,7 @@ class Tally:
     last_line: int = 0  # checksum of the last line of the worker that made it fail
     host: str = ""  # where the last failure was
     failures_in_a_row: int = 0  # on that host, since the last progress
+    outages_in_a_row: int = 0  # failures in a row of the file system or the network
     pending_verdict: Verdict | None = None  # how the job ends, unless there is a new checkpoint
     failed_after: float = 0.0  # seconds from the beginning of the last round to its failure
     failed_loads: int = 0  # rounds in a row that failed while they resumed from that checkpoint
