@@ -91,6 +91,18 @@ def test_where_each_node_has_its_own_and_one_has_none():
     assert any("begins at the start, without a checkpoint" in line for line in crew.said)
 
 
+def test_after_a_loss_before_the_first_save_it_is_said_that_training_begins_again():
+    crew = a_crew(fewest=1)
+    crew.checkpoint = ""
+    crew.start(0, 1, 2)
+    crew.until(1.0)
+    assert not any("training begins" in line for line in crew.said)
+    crew.kill(2)
+    crew.until(5.0)
+    said = "training begins again from the start, without a checkpoint: nothing has been saved"
+    assert any(line.startswith(said) for line in crew.said), crew.said
+
+
 def test_one_that_is_lost_is_not_waited_for():
     crew = a_crew("n0 n1 n2 n3", fewest=1, wait=0.0)
     crew.unseen, crew.older = {3: "/c/2.pt"}, ["/c/1.pt"]

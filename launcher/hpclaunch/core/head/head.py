@@ -79,6 +79,7 @@ class Head:
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
         self._preflight_due = job.preflight
+        self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Stragglers()
         self._beat_at = math.inf
         self._stage_since = 0.0
@@ -119,6 +120,7 @@ class Head:
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
         self._preflight_due = False
+        self._begins = int(takeover.begun)
         self._stage_since = self._tenure_since = now
         self.round = takeover.next_round
         self._rendezvous.take_over(now, begun=takeover.begun)
@@ -359,7 +361,8 @@ class Head:
         self.growth.begin()
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
-        lines = preface(self.job, self.roster, last, groups, checkpoint)
+        self._begins += not preflight
+        lines = preface(self.job, self.roster, last, groups, checkpoint, self._begins)
         return [*(Say(line) for line in lines), *self._order_all(now)]
 
     def _running_step(self, now: float, *, ticked: bool) -> list[Effect]:

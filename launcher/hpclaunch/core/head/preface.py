@@ -1,4 +1,4 @@
-"""What the user is told as a round begins."""
+"""What the user is told as a round begins: who takes part, and where the training begins."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def preface(
     last: Sequence[int],
     groups: Sequence[int],
     checkpoint: CheckpointChosen,
+    begins: int,
 ) -> list[str]:
     """Return the lines that the user is told. `last` and `groups` are the nodes of the last round
-    and of this one, in the order of their ranks.
+    and of this one, in the order of their ranks. `begins` says how often the training has begun,
+    with this round.
     """
     parts = [(p.host, p.assignment) for p in roster if p.assignment is not None]
     anyone = parts[0][1]  # for what is the same in all assignments
@@ -36,19 +38,19 @@ def preface(
     if checkpoint.path:
         how = f" ({plain(checkpoint.rule)})" if checkpoint.rule else ""
         lines.append(f"resuming from {plain(checkpoint.path)}{how}")
-    elif anyone.restarts or checkpoint.lacking or checkpoint.passed_over:
-        lines += _no_checkpoint(job, anyone.restarts, checkpoint)
+    elif begins > 1 or checkpoint.lacking or checkpoint.passed_over:
+        lines += _no_checkpoint(job, begins, checkpoint)
     return lines
 
 
-def _no_checkpoint(job: Job, restarts: int, checkpoint: CheckpointChosen) -> list[str]:
+def _no_checkpoint(job: Job, begins: int, checkpoint: CheckpointChosen) -> list[str]:
     """Say why the round begins without a checkpoint, and what can be done about it."""
     if not job.saves:
-        if restarts > 1:
+        if begins > 2:
             return []
         hint = "--checkpoint-dir DIR gives it the newest one in HPCLAUNCH_CHECKPOINT"
         return [f"training begins again, unless the script finds its checkpoints itself ({hint})"]
-    again = "training begins again from the start" if restarts else "training begins at the start"
+    again = "training begins again from the start" if begins > 1 else "training begins at the start"
     if checkpoint.passed_over:
         return [
             f"{again}, without a checkpoint: none can be used (hpclaunch checkpoints lists them)"
