@@ -49,8 +49,8 @@ class Checker:
         ] = {}  # of each round, the same for all
         self.started: dict[tuple[int, int], set[int]] = {}  # which agents have started it
         # Of each round that a head has begun, in this order: the restarts that the job had had by
-        # then, how many of them before the last progress, and the checkpoint.
-        self.begun: dict[tuple[int, int], tuple[int, int, str]] = {}
+        # then, how many were given back, how many may have been, and the checkpoint.
+        self.begun: dict[tuple[int, int], tuple[int, int, int, str]] = {}
         self.lost: set[int] = set()  # rounds in which something did fail
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
@@ -197,10 +197,10 @@ class Checker:
         head = agent.control.head
         assert head is not None
         most = self.sim.plan.job.max_restarts
-        last, before, newest = next(reversed(self.begun.values()), (0, 0, ""))
+        last, _, before, newest = next(reversed(self.begun.values()), (0, 0, 0, ""))
         if took_over:
             mine = [r for key, r in self.begun.items() if agent.index in self.started.get(key, ())]
-            known, given_back, _ = mine[-1] if mine else (0, 0, "")
+            known, given_back, _, _ = mine[-1] if mine else (0, 0, 0, "")
             given = head.budget.total - head.budget.used
             what = f"leads with {head.budget.used} of {head.budget.total} restarts since progress"
             self._require(known <= head.budget.total, agent, f"{what}, but knew of {known}")
@@ -212,9 +212,10 @@ class Checker:
         if part.checkpoint not in ("", newest):
             before = min(last, part.restarts)
         self._require(part.restarts - before <= most, agent, "restarts beyond the budget")
-        back = part.restarts - head.budget.used <= before
-        self._require(back, agent, f"gives restarts back for {part.checkpoint or 'nothing'}")
-        self.begun[key] = (part.restarts, before, part.checkpoint or newest)
+        given_back = part.restarts - head.budget.used
+        what = f"gives restarts back for {part.checkpoint or 'nothing'}"
+        self._require(given_back <= before, agent, what)
+        self.begun[key] = (part.restarts, given_back, before, part.checkpoint or newest)
 
     def _heads(self) -> list[Head]:
         return [a.control.head for a in self.sim.agents if a.control.head is not None]
