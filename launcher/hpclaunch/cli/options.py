@@ -40,7 +40,7 @@ example PET_MAX_RESTARTS=5. docs/options.md compares every option with
 torchrun's.
 """
 MACHINES = """\
-Under srun you need none of these, because Slurm knows it all. Without Slurm,
+Under srun you need none of these: Slurm knows all machines. Without Slurm,
 start hpclaunch on every machine with --nnodes N, and either with
 "--rdzv-backend c10d --rdzv-endpoint HOST:PORT",
 or with "--node-rank R --master-addr HOST"."""
@@ -104,8 +104,8 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.integer(0),
         default=3,
         metavar="N",
-        help="restarts after failures, for the job as a whole; every new checkpoint gives back "
-        "those that were used (default: %(default)s; torchrun: 0, and for each agent)",
+        help="restarts after failures, for the job as a whole; after a new checkpoint, earlier "
+        "ones no longer count (default: %(default)s; torchrun: 0, and for each agent)",
     )
     add(
         "--grace",
@@ -123,7 +123,7 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.signals,
         default=ENDING,
         metavar="NAMES",
-        help="more signals that end the job in order, separated by commas. These always do: "
+        help="more signals that end the job, workers first, separated by commas. These always do: "
         f"{', '.join(s.name for s in ENDING)}. {' and '.join(s.name for s in FORWARDED)} are "
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
@@ -220,8 +220,8 @@ def _add_health(add: Callable[..., None]) -> None:
         "--grow",
         choices=("now", "checkpoint", "never"),
         metavar="WHEN",
-        help="when a node that has arrived or come back ends the round, to take part in the next "
-        "one: now; checkpoint: after the next new checkpoint; never: it waits for a restart "
+        help="when to end the running round, so that a node that is new or has come back can take "
+        "part: now; checkpoint: after the next new checkpoint; never: it waits for a restart "
         "(default: checkpoint with --checkpoint-dir, otherwise never)",
     )
     add(
@@ -305,7 +305,8 @@ def _add_output(add: Callable[..., None]) -> None:
         default="0",
         metavar="WHICH",
         help="what the console does not show; the files always contain everything. 0: none; 1: "
-        "stdout; 2: stderr; 3: both; 0:1,1:3: by local rank (default: %(default)s)",
+        "stdout; 2: stderr; 3: both; 0:1,1:3: stdout of local rank 0, both of local rank 1 "
+        "(default: %(default)s)",
     )
     add(
         "-t",

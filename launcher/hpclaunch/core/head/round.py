@@ -12,7 +12,9 @@ from .roster import Peer
 
 
 class End(Enum):
-    """Why a round ends before the job is done."""
+    """Why a round ends before the job is done. Where a new one is no fault of the program, it also
+    belongs below.
+    """
 
     FAILURE = "a worker or the store has failed"
     VERDICT = "the job is about to end"

@@ -1,4 +1,5 @@
-"""The GPUs that this task may use, from NVML and CUDA_VISIBLE_DEVICES, without a CUDA context.
+"""The GPUs that this task may use: NVIDIA's from NVML and CUDA_VISIBLE_DEVICES, without a CUDA
+context; AMD's as torch counts them.
 
 NVML orders GPUs by PCI address, as CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 """
