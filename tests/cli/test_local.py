@@ -347,7 +347,7 @@ def test_logs_that_cannot_be_written_any_more_end_the_job_with_a_word(tmp_path):
     body = "import sys; open('mine/round-1', 'w').close(); sys.exit(3)"
     done = hpclaunch("--nproc", 1, "--log-dir", "mine", script(tmp_path, body), cwd=tmp_path)
     assert done.returncode == 1
-    assert "cannot write logs on " in done.stderr
+    assert "cannot write logs: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

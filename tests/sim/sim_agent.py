@@ -13,7 +13,6 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
-    EXIT_LOST,
     EXIT_USAGE,
     Assignment,
     Look,
@@ -309,7 +308,7 @@ class Agent:
             self.deliver(events.ForkServerReplaced())
             return
         reason = f"the fork server on {self.host} was killed"
-        self.deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
+        self.deliver(events.HealthFound(reason))
         self.deliver(events.WorkersGone())
 
     def make_unkillable(self) -> None:

@@ -136,7 +136,7 @@ class Checker:
         plan, index = self.sim.plan, agent.index
         alive = [w for w in self.sim.training.living() if w.round != part.round]
         # The fork server cannot help those that survive a SIGKILL.
-        alive = [w for w in alive if not (w.unkillable and plan.losses)]
+        alive = [w for w in alive if not w.unkillable]
         self._require(not alive, agent, f"starts round {part.round} while {alive} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
         head = next(h for h in self._heads() if h.roster[index].assignment == part)
@@ -340,7 +340,8 @@ class Checker:
         if plan.saves and budget:  # what was spent is given back with every new checkpoint
             spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)
-        if "nodes are left" in verdict.reason or "--health off" in verdict.reason:
+        unfit = "nodes are left" in verdict.reason or "is broken" in verdict.reason
+        if verdict.code and unfit:
             due = plan.job.timing.last_call
             if not plan.job.timing.wait:  # for nobody, once the job has begun
                 due = min([due, *(f.at for f in plan.faults if f.kind is Kind.UNFIT)])

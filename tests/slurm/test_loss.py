@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +96,78 @@ def test_a_node_without_network_is_survived_and_comes_back(
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert job.codes == {0: 0, 1: 0, 2: 0}
+
+
+# Run beside a process: what it traces cannot be reaped by its parent, not even after SIGKILL.
+TRACER = """
+import ctypes, sys, time
+PTRACE_SEIZE = 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    sys.exit(f"ptrace: errno {ctypes.get_errno()}")
+print("traced", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def unkillable(pid: int) -> Iterator[None]:
+    command = [sys.executable, "-c", TRACER, str(pid)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stdout is not None
+        assert tracer.stdout.readline() == "traced\n"
+        try:
+            yield
+        finally:
+            tracer.kill()
+
+
+def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
+    job = launch("--nproc", 1, "--grace", 1, "--nnodes", 2, TELL, "--until", "go")
+    job.until_all_run(2)
+    victim = job.told()[1]["hostname"]
+    (other,) = {"n2", "n3"} - {victim}
+    job.forget()
+    (worker,) = cluster.processes(WORKER, host=victim)
+    (first,) = cluster.processes(WORKER, host="n1")
+    with unkillable(worker.pid):
+        first.kill()
+        job.until_all_run(2)
+        assert [told["hostname"] for told in job.told().values()] == ["n1", other]
+        (job.directory / "go").touch()
+        job.says("the job has ended without")
+    ended = job.wait()
+    why = "workers survive SIGKILL for 30 s (a hung file system or driver?)"
+    assert f"{victim} is cordoned: {why}" in ended.output
+    assert f"the job has ended without {victim}, which was cordoned: {why}" in ended.output
+    assert ended.code == 0, str(ended)
+
+
+def test_a_node_that_cannot_write_logs_is_done_without(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """On one node the log directory is on a disk that fills up in the first round."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=9g,nr_inodes=200", "small", str(logs)])
+    try:
+        options = ("--nproc", 1, "--nnodes", "2:3", "--health", "off", "--log-dir", logs)
+        job = launch(*options, TELL, "--until", "go")
+        job.until_all_run(3)
+        job.forget()
+        fill = f"for i in $(seq 300); do : >{logs}/$i; done"
+        cluster.on("n2", ["sh", "-c", f"({fill}) 2>/dev/null; true"])
+        (worker,) = cluster.processes(WORKER, host="n1")
+        worker.kill()
+        job.until_all_run(2)
+        assert [told["hostname"] for told in job.told().values()] == ["n1", "n3"]
+        (job.directory / "go").touch()
+        ended = job.wait()
+    finally:
+        cluster.on("n2", ["umount", "--lazy", str(logs)])
+    assert ended.code == 0, str(ended)
+    assert "n2 is cordoned: cannot write logs: No space left on device" in ended.output
+    assert "the job has ended without n2, which was cordoned: cannot write logs" in ended.output
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class HealthWatch:
         self._note("health", [str(f) for f in findings])
         self._warn(findings if self._first_here else ())
         if failed(findings) or not self._gpus:
-            return [_found(findings)]
+            return [self._found(findings)]
         self._open_watcher().check(number, dead)
         return []
 
@@ -120,7 +120,7 @@ class HealthWatch:
             if seen.of_program:
                 self._on_fault(seen)
         answer = report.round is not None or failed(report.findings)
-        return [_found(report.findings)] if answer else []
+        return [self._found(report.findings)] if answer else []
 
     def _on_fault(self, seen: XidSeen) -> None:
         rank = next((self._ranks[pid] for pid in seen.pids if pid in self._ranks), None)
@@ -135,6 +135,7 @@ class HealthWatch:
                 advice = f" ({f.advice})" if f.advice else ""
                 self._say(f"on {self._host}: {f.check}: {f.found}{advice}")
 
-
-def _found(findings: Collection[Finding]) -> events.HealthFound:
-    return events.HealthFound(reason(f for f in findings if f.grade is Grade.FAIL))
+    def _found(self, findings: Collection[Finding]) -> events.HealthFound:
+        wrong = reason(f for f in findings if f.grade is Grade.FAIL)
+        alone = bool(wrong) and self._config.job.nodes == 1
+        return events.HealthFound(wrong + " (--health off starts in spite of it)" * alone)

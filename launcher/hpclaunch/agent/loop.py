@@ -24,7 +24,6 @@ from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import (
     EXIT_FAILED,
-    EXIT_LOST,
     EXIT_UNFIT,
     EXIT_USAGE,
     HEAD,
@@ -186,9 +185,7 @@ class Agent:
         self.output.mirror.finish(time.monotonic())
         if dead.survivors or not dead.heard:
             how = "was killed and left workers behind" if dead.survivors else "cannot start"
-            reason = f"the fork server on {self.place.host} {how}"
-            self._deliver(events.TroubleFound(Trouble(EXIT_LOST, reason)))
-            self._deliver(events.WorkersGone())
+            self._deliver(events.HealthFound(f"the fork server {how}"), events.WorkersGone())
             return
         self.forkserver = dead.successor()
         self._poller.register(self.forkserver.fileno(), zmq.POLLIN)
@@ -285,10 +282,11 @@ class Agent:
                 try:
                     self._start_workers(part)
                 except UsageError as e:
-                    self._cannot_start(Trouble(EXIT_USAGE, f"on {self.place.host}: {e}"))
+                    trouble = Trouble(EXIT_USAGE, f"on {self.place.host}: {e}")
+                    self._events += [events.TroubleFound(trouble), events.WorkersGone()]
                 except OSError as e:
-                    reason = f"cannot write logs on {self.place.host}: {e.strerror}: {e.filename}"
-                    self._cannot_start(Trouble(EXIT_LOST, reason))
+                    reason = f"cannot write logs: {e.strerror}: {e.filename}"
+                    self._events += [events.HealthFound(reason), events.WorkersGone()]
             case effects.KeepWorkers(until=until):
                 self.forkserver.keep(until)
             case effects.SignalWorkers(signum=signum):
@@ -329,9 +327,6 @@ class Agent:
             size=self.output.size,
         )
         self._note("binding", crew.placed)
-
-    def _cannot_start(self, trouble: Trouble) -> None:
-        self._events += [events.TroubleFound(trouble), events.WorkersGone()]
 
     def _note(self, kind: str, value: Any) -> None:
         self.journal.note(kind, value)

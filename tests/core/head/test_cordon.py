@@ -93,11 +93,42 @@ def test_too_few_nodes_are_left():
     )
 
 
-def test_alone_it_says_what_starts_in_spite_of_it():
+def test_alone_it_ends():
     head = a_head("n0", health=True)
     effects = tell(head, 0.1, report(0, IDLE, unfit=ILL))
     assert said(effects) == []
-    assert head.verdict.reason == f"n0: {ILL} (--health off starts in spite of it)"
+    assert head.verdict.reason == f"n0: {ILL}"
+
+
+STUCK = "workers survive SIGKILL for 30 s (a hung file system or driver?)"
+
+
+def a_stuck_head(hosts, **settings):
+    """A worker on n1 has failed, and one on n2 cannot be killed. Returns what is said, too."""
+    head = a_head(hosts, max_restarts=3, **settings)
+    nodes = range(len(hosts.split()))
+    tell(head, 0.1, *(report(i, IDLE) for i in nodes))
+    tell(head, 0.2, CheckpointChosen(""), *(report(i, RUNNING, 0) for i in range(3)))
+    tell(head, 1.0, report(1, STOPPING, 0, exits=(failed(2),)))
+    tell(head, 50.0, report(0, IDLE, 0), report(1, IDLE, 0, exits=(failed(2),)))
+    effects = tell(head, 50.1, report(2, Phase.STUCK, 0, unfit=STUCK))
+    return head, said(effects + tell(head, 50.2, CheckpointChosen("")))
+
+
+def test_a_worker_that_cannot_be_killed_costs_its_node_where_there_is_a_spare():
+    head, lines = a_stuck_head("n0 n1 n2 n3", most=3)
+    assert f"n2 is cordoned: {STUCK}" in lines
+    assert "going on with n3 and without n2: 3 nodes" in lines
+    tell(head, 60.0, *(report(i, RUNNING, 1) for i in (0, 1, 3)))
+    effects = tell(head, 70.0, *(report(i, DONE, 1) for i in (0, 1, 3)))
+    assert said(effects) == [f"the job has ended without n2, which was cordoned: {STUCK}"]
+    assert head.verdict.code == 0
+
+
+def test_a_worker_that_cannot_be_killed_ends_a_job_that_needs_its_node():
+    head, _ = a_stuck_head("n0 n1 n2")
+    assert head.verdict.code == EXIT_LOST
+    assert head.verdict.reason.startswith(f"n2: {STUCK}; 2 of 3 nodes are left")
 
 
 def test_a_node_that_falls_ill_costs_no_restart():

@@ -191,14 +191,14 @@ def test_without_much_grace_nobody_looks_who_is_idle(grace):
     assert deeds(effects) == [StopWorkers(), KillWorkers()]
 
 
-def test_unkillable_workers_end_the_job():
+def test_unkillable_workers_cordon_the_node():
     member = running(grace=20.0, unkillable=30.0)
     tell(member, 2.0, stop(0))
     tell(member, 22.0, Tick())
     (report,) = reports(tell(member, 52.0, Tick()))
-    assert report.trouble.code == EXIT_LOST
-    assert "still there 30 s after SIGKILL" in report.trouble.reason
-    tell(member, 52.1, end(EXIT_LOST, report.trouble.reason))
+    assert (report.phase, report.trouble) == (Phase.STUCK, None)
+    assert "workers survive SIGKILL for 30 s" in report.unfit
+    tell(member, 52.1, end(EXIT_LOST, report.unfit))
     assert member.phase is Phase.ENDED, "nothing more can be done: the agent leaves"
 
 

@@ -51,6 +51,14 @@ def uncordon(roster: Roster) -> None:
     roster.changed()
 
 
+def at_the_end(roster: Roster) -> list[str]:
+    """Remind the user at the end of a long job: one line for each node that was cordoned."""
+    unfit = {p.host: p.unfit for p in roster if p.unfit}
+    return [
+        f"the job has ended without {host}, which was cordoned: {unfit[host]}" for host in unfit
+    ]
+
+
 def for_administrator(host: str, why: str, job: str) -> str:
     """Return a command to paste into a shell on the cluster. We never run it ourselves: whether to
     drain a node is for the administrator to decide.

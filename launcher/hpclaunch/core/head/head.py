@@ -33,7 +33,7 @@ from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
 from . import restarts
 from .checkpoint_choice import CheckpointChoice
-from .cordon import Cordon, cordon
+from .cordon import Cordon, at_the_end, cordon
 from .explanations import Explanations
 from .growth import Growth
 from .loss_detection import LossDetector
@@ -387,7 +387,7 @@ class Head:
             return []
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
-        return self._end(now)
+        return [*map(Say, at_the_end(self.roster)), *self._end(now)]
 
     @property
     def _current_round(self) -> Round:

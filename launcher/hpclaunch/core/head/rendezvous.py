@@ -221,7 +221,6 @@ class Rendezvous:
         first = out[0]
         why = first.lost or f"{hosts_of(p for p in out if not p.lost)}: {first.unfit}"
         if self.job.nodes == 1:
-            why += "" if first.lost else " (--health off starts in spite of it)"
             return Verdict(EXIT_LOST, why)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self._fewest)

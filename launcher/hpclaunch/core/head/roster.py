@@ -82,7 +82,8 @@ class Peer:
         report = self.report
         if report is None or report.round != number:
             return report is not None and report.trouble is not None
-        ended = report.trouble is not None and report.phase is Phase.PREPARING
+        out = report.trouble is not None or bool(report.unfit)  # it may never be idle again
+        ended = out and report.phase is Phase.PREPARING
         return ended or report.phase in (Phase.IDLE, Phase.STUCK)
 
 

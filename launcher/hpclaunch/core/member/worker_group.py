@@ -31,7 +31,7 @@ from ..protocol.events import (
     WorkersGone,
 )
 from ..protocol.messages import Order
-from ..protocol.model import EXIT_LOST, Assignment, Goal, Job, Phase, Place, Trouble, Verdict
+from ..protocol.model import Assignment, Goal, Job, Phase, Place, Trouble, Verdict
 from .exits import Exits
 from .stopping import Stopping
 
@@ -241,15 +241,12 @@ class WorkerGroup:
         effects = self._stopping.due(now)
         if self._stopping.given_up(now):
             waited = f"{self.job.timing.unkillable:.0f} s"
-            reason = (
-                f"workers on {self.place.host} are still there {waited} after SIGKILL "
-                "(a hung file system or driver?)"
-            )
-            self.trouble = self.trouble or Trouble(EXIT_LOST, reason)
+            reason = f"workers survive SIGKILL for {waited} (a hung file system or driver?)"
+            self.readiness.health_checked(reason)
             self._enter(Phase.STUCK)
             if self.verdict is not None:
                 self._enter(Phase.ENDED)
-                effects.append(Say(reason))
+                effects.append(Say(f"on {self.place.host}, {reason}"))
         return effects
 
 
