@@ -132,6 +132,17 @@ def test_a_late_order_of_a_dead_head():
     assert Dial((2,)) in tell(member, 1.2, an_order(Goal.WAIT, sender=2, term=1))
 
 
+def test_a_late_order_of_a_candidate_that_has_died():
+    """It began to lead, sent this, and was killed: its host has said so before the order came."""
+    member = idle(hosts="n0 n1 n2 n3")
+    tell(member, 1.0, HeadClosed(0), AgentGone(0))
+    tell(member, 1.1, AgentGone(2))
+    effects = tell(member, 1.2, of_n2())
+    assert (member.follower.head, member.follower.seeking) == (2, NOBODY)
+    assert Probe(2) in effects
+    assert reports(tell(member, 1.3, AgentGone(2)))[-1].seeking == 3
+
+
 def without_head(hosts="n0 n1 n2 n3"):
     """The second agent, which asks itself to lead."""
     control = Control(a_job(hosts), 1, 2, "10.0.0.2", "a1")

@@ -120,6 +120,10 @@ class Follower:
         self.term, self.head, self.tenure = beat.term, sender, beat.tenure
         if not self.link.hear(beat, address, now):
             return False
+        if sender in self.dead:
+            # It was not there when it was probed: either it has started since, or it sent this
+            # before it died. So its connection counts as closed, and it is probed again.
+            self.link.close(now)
         # Forget who was dead: a host also refuses connections to an agent that has not started yet.
         self.dead &= {sender} if self.link.is_dead else set()
         known, new = self.configuration, beat.configuration
@@ -134,8 +138,9 @@ class Follower:
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
-        self.seeking = NOBODY
-        return self._dial()
+        was_seeking, self.seeking = self.seeking != NOBODY, NOBODY
+        doubtful = was_seeking and self.link.is_closed and not self.leads
+        return self._dial() + [Probe(self.head)] * doubtful
 
     def hear_hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
         """Take in a hint. If it comes from an agent that we ask to lead, then it follows a head, or
