@@ -63,8 +63,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    up: bool
-    errors: int = 0  # replays and recoveries since the driver was loaded
+    """None: the GPU did not tell."""
+
+    up: bool | None
+    errors: int | None = 0  # replays and recoveries since the driver was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,10 @@ class GpuReading:
     processes: tuple[Process, ...] = ()
     used: int = 0  # bytes in use, without what the driver keeps for itself
     idle: bool = False  # no worker is running, so no process of ours should hold memory
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.up is True for link in self.links)
 
     @property
     def unowned(self) -> int:
@@ -135,20 +141,21 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
     GPU whose links are all down is one without NVLink.
     """
     earlier = first.links if first is not None else ()
-    up = sum(link.up for link in now.links)
-    down = [i for i, (a, b) in enumerate(zip(earlier, now.links, strict=False)) if a.up > b.up]
-    fewer = 0 < up < now.links_of_siblings
+    pairs = list(zip(earlier, now.links, strict=False))
+    up = now.links_up
+    unknown = sum(link.up is None for link in now.links)
+    down = [i for i, (a, b) in enumerate(pairs) if a.up is True and b.up is False]
+    fewer = 0 < up < now.links_of_siblings - unknown
     if down or fewer:
         which = f"link {', '.join(map(str, down))} went down" if down else "links are down"
-        expected = max(sum(link.up for link in earlier), now.links_of_siblings)
+        expected = max(0 if first is None else first.links_up, now.links_of_siblings)
         found = f"{which}: {up} of {expected} are up"
         advice = f"NCCL fails on it, or takes a slow way; {RESET}, and the fabric manager's log"
         yield Finding(f"{now.name} NVLink", found, Grade.FAIL, advice)
     # DCGM's health watch warns at the first replay or recovery. Both repair the transfer and cost
     # only time, so only those during this job matter.
-    grown = sum(
-        b.errors - a.errors for a, b in zip(earlier, now.links, strict=False) if b.errors > a.errors
-    )
+    counts = [(a.errors, b.errors) for a, b in pairs]
+    grown = sum(b - a for a, b in counts if a is not None and b is not None and b > a)
     if grown:
         found = f"{grown} NVLink transfers were repeated during this job"
         advice = "collectives may be slow; if it goes on, nvidia-smi nvlink -e for the vendor"
