@@ -87,7 +87,7 @@ def links(*up):
 FAULTS = [
     (Gpu(error=nvml.LOST), "FAIL", "does not answer: GPU is lost"),
     (Gpu(error=nvml.UNKNOWN), "FAIL", "does not answer: Unknown Error"),
-    (Gpu(ecc=2), "FAIL", "2 uncorrected memory errors since the driver was loaded"),
+    (Gpu(ecc=2, recovery=None), "FAIL", "2 uncorrected memory errors since the driver was loaded"),
     (Gpu(rows=(False, True)), "FAIL", "bad memory rows could not be remapped"),
     (Gpu(recovery=1), "FAIL", "the driver says that it cannot be used before a reset"),
     (Gpu(recovery=4), "warn", "the driver asks for a reset soon"),
@@ -175,6 +175,21 @@ def test_an_xid_of_a_broken_gpu(watching):
     assert (finding.check, finding.grade, report.round) == ("GPU 1 Xid 79", Grade.FAIL, None)
     assert [(x.number, x.uuid) for x in report.xids] == [(79, nvml.uuid(1))]
     assert watching.check(1) == (finding,)  # whatever NVML says of it now
+
+
+def test_an_error_that_was_contained(watching):
+    """Its process is dead, its page off-lined, and the GPU is fit for the next round."""
+    (gpu,) = watching.begin(Gpu(recovery=None))
+    assert watching.check() == ()
+    gpu.ecc, gpu.rows = 1, (True, False)
+    watching.driver.tell()
+    for number in (48, 63, 94):
+        watching.driver.xid(0, number)
+    told = [finding for _ in range(3) for finding in watching.next().findings]
+    assert [f.check for f in told] == ["GPU 0 Xid 48", "GPU 0 Xid 63", "GPU 0 Xid 94"]
+    told += watching.check(1)
+    assert {f.grade for f in told} == {Grade.WARN}
+    assert watching.check(2) == ()  # it was told
 
 
 def test_an_xid_of_a_program(watching):

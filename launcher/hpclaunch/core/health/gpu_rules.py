@@ -81,7 +81,7 @@ class GpuReading:
     pages_pending: bool = False
     rows_pending: bool = False
     rows_failed: bool = False
-    recovery: Recovery = Recovery.NONE
+    recovery: Recovery | None = None
     slow: tuple[Slowdown, ...] = ()
     temperature: int = 0
     links: tuple[NvLink, ...] = ()
@@ -89,6 +89,16 @@ class GpuReading:
     processes: tuple[Process, ...] = ()
     used: int = 0  # bytes in use, without what the driver keeps for itself
     idle: bool = False  # no worker is running, so no process of ours should hold memory
+
+    @property
+    def contained(self) -> bool:
+        """Whether the driver says that its memory errors have damaged nothing else: it names what
+        is to be done, and no reset is needed before the GPU is used again; or, before 565, it has
+        off-lined the page and will remap the row.
+        """
+        if self.rows_failed or self.recovery in _UNUSABLE:
+            return False
+        return self.recovery is not None or self.rows_pending
 
     @property
     def links_up(self) -> int:
@@ -110,9 +120,13 @@ def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
 
 def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     # From NVIDIA's "GPU memory error management". An uncorrected error ends the process that read
-    # the memory, or all processes on the GPU. It is never normal, and until the GPU is reset nobody
-    # knows what else it has damaged.
-    if now.uncorrected:
+    # the memory. If it was contained, nothing else is damaged, and the driver no longer hands out
+    # the page. If not, nobody knows what else is damaged until the GPU is reset.
+    if now.uncorrected and now.contained:
+        found = f"{now.uncorrected} uncorrected memory errors, which were contained"
+        advice = "the GPU can be used; if there are more, tell the administrator"
+        yield Finding(f"{now.name} ECC", found, Grade.WARN, advice)
+    elif now.uncorrected:
         found = f"{now.uncorrected} uncorrected memory errors since the driver was loaded"
         yield Finding(f"{now.name} ECC", found, Grade.FAIL, RESET)
     # From the same document: a GPU with a failed remap is to be replaced (RMA).

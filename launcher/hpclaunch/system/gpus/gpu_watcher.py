@@ -175,14 +175,14 @@ class Gpus:
         if error.value in lost:
             raise Lost(str(error)) from error
 
-    def _recovery(self, handle: Any) -> Recovery:
+    def _recovery(self, handle: Any) -> Recovery | None:
         field = getattr(self.nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
         if field is None:  # a pynvml before 565
-            return Recovery.NONE
+            return None
         for answer in self._ask(self.nvml.nvmlDeviceGetFieldValues, (), handle, [field]):
             if answer.nvmlReturn == self.nvml.NVML_SUCCESS:
-                return next((r for r in Recovery if r.value == answer.value.uiVal), Recovery.NONE)
-        return Recovery.NONE
+                return next((r for r in Recovery if r.value == answer.value.uiVal), None)
+        return None
 
     def _slowdowns(self) -> dict[Slowdown, int]:
         nvml = self.nvml
