@@ -496,9 +496,8 @@ def test_a_living_job_is_not_swept(agents, base):
 # Places
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "other user"])
-def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
-    path = base / f"hpclaunch-mps-{USER}-7.0"
+def occupy(path, kind, tmp_path):
+    """Something that is no directory of this user."""
     if kind == "link":
         path.symlink_to(tmp_path)
     elif kind == "file":
@@ -508,9 +507,48 @@ def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
             pytest.skip("only root can make a directory of another user")
         path.mkdir()
         os.chown(path, 65534, 65534)
+
+
+@pytest.fixture
+def job():
+    """One of which no other test has directories in /tmp; removes what a test has put there."""
+    name = f"{os.getpid()}.7"
+    yield name
+    for place in ("/tmp", "/dev/shm"):
+        path = Path(place, f"hpclaunch-mps-{USER}-{name}")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "other user"])
+def test_something_else_is_in_the_way(agents, base, tmp_path, clients, job, kind):
+    """Whoever guesses the name cannot keep the job from its daemon: the next place is used."""
+    name = f"hpclaunch-mps-{USER}-{job}"
+    occupy(base / name, kind, tmp_path)
     assert not stale(os.environ)
-    why = agents().fails(0, ONE)
-    assert why.startswith(f"{path} is in the way: it is not a directory of this user. Remove it")
+    first, second = agents(job), agents(job)
+    pipes = first.prepare(0, ONE)["GPU-1"]
+    assert pipes.startswith(f"/tmp/{name}/")
+    assert second.prepare(0, OTHERS) == {"GPU-1": pipes}
+    assert clients(pipes).says == "client"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_something_else_is_in_the_way_everywhere(agents, base, tmp_path, job):
+    name = f"hpclaunch-mps-{USER}-{job}"
+    occupy(base / name, "file", tmp_path)
+    occupy(Path("/tmp") / name, "link", tmp_path)
+    assert agents(job).prepare(0, ONE)["GPU-1"].startswith(f"/dev/shm/{name}/")
+    other = agents(f"{job}-b")
+    occupy(base / f"{name}-b", "file", tmp_path)
+    for place in ("/tmp", "/dev/shm"):
+        occupy(Path(place) / f"{name}-b", "file", tmp_path)
+    why = other.fails(0, ONE)
+    for place in ("/tmp", "/dev/shm"):
+        (Path(place) / f"{name}-b").unlink()
+    assert why.startswith(f"{base}/{name}-b is in the way: it is not a directory of this user")
     assert list(tmp_path.iterdir()) == []
 
 

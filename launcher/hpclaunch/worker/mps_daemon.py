@@ -44,17 +44,21 @@ def make(path):
 
 
 def enter(places, name):
-    """(path, lock) of the job's directory in the first place that can have it."""
-    why = "its path would be too long"
+    """(path, lock) of the job's directory in the first place that can have it. All agents of the
+    job on this node find the same one.
+    """
+    taken, why = "", "its path would be too long"
     for place in places:
         path = f"{place}/{name}"
         if len(f"{path}/12345678/pipe/control_privileged") > LONGEST:
             continue
         try:
             return path, _hold(path)
+        except MpsError as e:  # somebody else may have made it, to be in the way
+            taken = taken or str(e)
         except OSError as e:
             why = str(e.strerror)
-    raise MpsError(f"cannot make a directory {name} in {' or '.join(places)}: {why}")
+    raise MpsError(taken or f"cannot make a directory {name} in {' or '.join(places)}: {why}")
 
 
 def _hold(path):

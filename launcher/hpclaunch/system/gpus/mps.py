@@ -80,7 +80,7 @@ def _abandoned(path: Path) -> bool:
 def _places(environ: Mapping[str, str]) -> list[str]:
     """Where the directories of a job may be; the same for all agents of a node."""
     first = environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-    return list(dict.fromkeys((os.path.abspath(first), "/tmp")))  # noqa: S108 made safely
+    return list(dict.fromkeys((os.path.abspath(first), "/tmp", "/dev/shm")))  # noqa: S108 made safely
 
 
 def _prefix() -> str:
