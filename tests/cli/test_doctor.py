@@ -281,7 +281,7 @@ def test_no_gpu_no_word_about_it(tmp_path, env):
     ("gpu", "code", "says"),
     [
         (Gpu(), 0, "nothing is wrong with GPU 0"),
-        (Gpu(ecc=3), 1, "GPU 0 ECC: 3 uncorrected memory errors"),
+        (Gpu(ecc=3, recovery=None), 1, "GPU 0 ECC: 3 uncorrected memory errors"),
         (Gpu(rows=(True, False)), 0, "GPU 0 pending: a row remap is pending -> "),
     ],
 )

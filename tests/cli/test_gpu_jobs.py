@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -129,6 +130,39 @@ def test_a_killed_watcher_is_replaced_at_the_next_start(machine):
     os.kill(told["pid"], signal.SIGKILL)
     machine.workers(1, number=1)
     assert machine.helper("hpclaunch.system.gpus.gpu_watcher").is_running()
+    assert machine.end()[0] == 0
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--")
+
+
+@pytest.fixture
+def foreign(machine, tmp_path):
+    """What names the directories of a daemon that somebody else has started, as root."""
+    pipes = machine.temporary / "pipes"
+    machine.temporary.chmod(0o755)
+    pipes.mkdir()
+    named = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
+    environ = os.environ | named | {"CUDA_VISIBLE_DEVICES": nvml.uuid(0)}
+    control = STAND_INS / "nvidia-cuda-mps-control"
+    subprocess.run([control, "-d"], env=environ, check=True)
+    yield named
+    subprocess.run([control], input="quit -t 1\n", env=environ, text=True, check=False)
+    shutil.rmtree(pipes)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_mps_daemon_that_serves_another_user(machine, foreign):
+    """The job waits, says so, and goes on."""
+    # A copy that everybody can read.
+    client = shutil.copy(STAND_INS / "cuda_client.py", foreign["CUDA_MPS_PIPE_DIRECTORY"])
+    pipe = subprocess.PIPE
+    command = [*NOBODY, "/usr/bin/python3", "-IS", client]
+    with subprocess.Popen(command, env=foreign, stdin=pipe, stdout=pipe, text=True) as other:
+        assert other.stdout.readline() == "client\n"
+        machine.launch("--nproc=2", **foreign)
+        until(lambda: "waiting for it" in machine.process.stderr.readline())
+    assert [told["client"] for told in machine.workers(2)] == [True] * 2
     assert machine.end()[0] == 0
 
 

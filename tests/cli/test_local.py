@@ -196,6 +196,34 @@ while True:
     assert hpclaunch(*args, cwd=tmp_path).returncode == 3
 
 
+def test_a_lost_round_waits_for_whoever_saves(tmp_path):
+    """Through memory that is mapped, for longer than an idle worker is left alone."""
+    body = """
+import mmap, os, signal, sys, time
+if os.environ["RANK"] == "1":
+    while not os.path.exists("up"):
+        time.sleep(0.01)
+    sys.exit(3)
+def save(*_):
+    with open("saved", "wb+") as file:
+        file.truncate(40 << 20)
+        there = mmap.mmap(file.fileno(), 40 << 20)
+        for at in range(0, 40 << 20, 1 << 20):
+            there[at : at + (1 << 20)] = bytes(range(256)) * (1 << 12)
+            there.flush(at, 1 << 20)
+            time.sleep(0.2)
+    os.mkdir("complete")
+    os._exit(0)
+signal.signal(signal.SIGTERM, save)
+open("up", "w").close()
+while True:
+    time.sleep(600)
+"""
+    args = ("--nproc", 2, "--grace", 600, "--max-restarts", 0, script(tmp_path, body))
+    assert hpclaunch(*args, cwd=tmp_path).returncode == 3
+    assert (tmp_path / "complete").exists()
+
+
 def test_nothing_outlives_a_killed_agent(tmp_path):
     body = WAIT + "\n"
     body = body.replace('print("up"', 'os.system("setsid sleep 600 &"); print("up"')

@@ -215,7 +215,7 @@ def test_mps_off_and_an_exclusive_gpu(gpus: Gpus) -> None:
 
 
 def test_a_node_with_a_broken_gpu_is_cordoned(cluster: Cluster, gpus: Gpus) -> None:
-    gpus.driver([Gpu(), Gpu(ecc=3)], host="n2")
+    gpus.driver([Gpu(), Gpu(ecc=3, recovery=None)], host="n2")
     job = gpus.launch("--nnodes=2:3", TELL)
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -4,11 +4,13 @@
  * a GPU can break while somebody looks at it. Error codes, structures and what each call gives back
  * follow nvml.h. Lines of the file, those of a GPU after its `gpu` (nvml.py writes them):
  *
- *   driver V · cuda N · init CODE · hang · xid GPU NUMBER
+ *   driver V · cuda N · init CODE · hang · xid GPU NUMBER · fails FUNCTION CODE
  *   gpu UUID · name N · bus B · mode N · capability N N · cpus N... · node N · memory USED TOTAL
  *   RESERVED · process PID BYTES INSTANCE · ecc N · retired N · rows PENDING FAILED · throttle N ·
- *   temperature N · link UP REPLAYS RECOVERIES · recovery N · mig ON · instance UUID GI CI ·
- *   error CODE · hang
+ *   temperature N · link UP REPLAYS RECOVERIES CODE · recovery N · mig ON · instance UUID GI CI ·
+ *   error CODE · fails FUNCTION CODE · hang
+ *
+ * `fails` is for one function, as `error` is for all of a GPU; it may lack the suffix of a version.
  */
 
 #include <stdint.h>
@@ -21,10 +23,11 @@ enum {
     OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4,
     NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10
 };
-enum { GPUS = 16, INSTANCES = 8, LINKS = 36, PROCESSES = 64, EVENTS = 256, CPUS = 1024 };
+enum { GPUS = 16, INSTANCES = 8, LINKS = 36, PROCESSES = 64, EVENTS = 256, CPUS = 1024, FAILS = 8 };
 enum { XID_EVENT = 8, RECOVERY_FIELD = 230, VALUE_UINT = 1 };
 
 typedef struct { char uuid[96]; unsigned gi, ci; } Instance;
+typedef struct { unsigned n; struct { char function[64]; int code; } of[FAILS]; } Fails;
 typedef struct { unsigned pid; unsigned long long bytes; int instance; } Process;
 typedef struct {
     char uuid[96], name[96], bus[32];
@@ -36,9 +39,10 @@ typedef struct {
     int rows_pending, rows_failed;      /* -1: not supported */
     unsigned long long throttle;
     unsigned temperature;
-    struct { int up; unsigned long long replays, recoveries; } links[LINKS];
+    struct { int up, error; unsigned long long replays, recoveries; } links[LINKS];
     unsigned n_links, n_instances, n_processes;
     int recovery;                       /* -1: a driver that does not tell */
+    Fails fails;
     Instance instances[INSTANCES];
     Process processes[PROCESSES];
 } Gpu;
@@ -47,6 +51,7 @@ typedef struct {
     int cuda, init, hang;
     unsigned n_gpus, n_xids;
     struct { unsigned gpu, number; } xids[EVENTS];
+    Fails fails;
     Gpu gpus[GPUS];
 } State;
 
@@ -71,6 +76,14 @@ typedef struct {
 } FieldValue;
 
 static int opened;
+
+static int failing(const Fails *fails, const char *function)
+{
+    for (unsigned i = 0; i < fails->n; i++)
+        if (!strncmp(function, fails->of[i].function, strlen(fails->of[i].function)))
+            return fails->of[i].code;
+    return OK;
+}
 
 static int read_state(State *s)
 {
@@ -102,6 +115,12 @@ static int read_state(State *s)
         } else if (!strcmp(key, "xid") && s->n_xids < EVENTS) {
             sscanf(rest, "%u %u", &s->xids[s->n_xids].gpu, &s->xids[s->n_xids].number);
             s->n_xids++;
+        } else if (!strcmp(key, "fails")) {
+            Fails *fails = g ? &g->fails : &s->fails;
+            if (fails->n < FAILS) {
+                sscanf(rest, "%63s %d", fails->of[fails->n].function, &fails->of[fails->n].code);
+                fails->n++;
+            }
         } else if (!strcmp(key, "hang")) {
             *(g ? &g->hang : &s->hang) = 1;
         } else if (!g) {
@@ -136,8 +155,8 @@ static int read_state(State *s)
             g->temperature = (unsigned)atoi(rest);
         } else if (!strcmp(key, "link") && g->n_links < LINKS) {
             unsigned i = g->n_links++;
-            sscanf(rest, "%d %llu %llu", &g->links[i].up, &g->links[i].replays,
-                   &g->links[i].recoveries);
+            sscanf(rest, "%d %llu %llu %d", &g->links[i].up, &g->links[i].replays,
+                   &g->links[i].recoveries, &g->links[i].error);
         } else if (!strcmp(key, "recovery")) {
             g->recovery = atoi(rest);
         } else if (!strcmp(key, "mig")) {
@@ -169,7 +188,7 @@ static void hang(void)
 }
 
 /* Every call of a device begins so: its GPU may be hidden, lost, or never answer. */
-static int enter(Call *c, void *handle)
+static int enter(Call *c, void *handle, const char *function)
 {
     uintptr_t number = (uintptr_t)handle;
     int status = opened ? read_state(&c->state) : UNINITIALIZED;
@@ -182,12 +201,12 @@ static int enter(Call *c, void *handle)
     c->gpu = &c->state.gpus[c->index];
     if (c->gpu->hang)
         hang();
-    return c->gpu->error;
+    return c->gpu->error ? c->gpu->error : failing(&c->gpu->fails, function);
 }
 
 #define ENTER(handle)                                                                              \
     Call *c = calloc(1, sizeof *c);                                                                \
-    int status = enter(c, handle);                                                                 \
+    int status = enter(c, handle, __func__);                                                       \
     Gpu *g = c->gpu;                                                                               \
     if (status)                                                                                    \
         return free(c), status
@@ -232,6 +251,7 @@ int nvmlSystemGetDriverVersion(char *to, unsigned size)
 {
     State *s = malloc(sizeof *s);
     int status = opened ? read_state(s) : UNINITIALIZED;
+    status = status ? status : failing(&s->fails, __func__);
     status = status ? status : text(to, size, s->driver);
     return free(s), status;
 }
@@ -240,6 +260,7 @@ int nvmlSystemGetCudaDriverVersion(int *version)
 {
     State *s = malloc(sizeof *s);
     int status = opened ? read_state(s) : UNINITIALIZED;
+    status = status ? status : failing(&s->fails, __func__);
     *version = status ? 0 : s->cuda;
     return free(s), status;
 }
@@ -420,7 +441,7 @@ int nvmlDeviceGetNvLinkState(void *handle, unsigned link, unsigned *active)
     if (link >= g->n_links)
         LEAVE(INVALID_ARGUMENT);
     *active = g->links[link].up > 0;
-    LEAVE(OK);
+    LEAVE(g->links[link].error);
 }
 
 int nvmlDeviceGetNvLinkErrorCounter(void *handle, unsigned link, unsigned counter,
@@ -430,7 +451,7 @@ int nvmlDeviceGetNvLinkErrorCounter(void *handle, unsigned link, unsigned counte
     if (link >= g->n_links)
         LEAVE(g->n_links ? INVALID_ARGUMENT : NOT_SUPPORTED);
     *value = counter == 0 ? g->links[link].replays : counter == 1 ? g->links[link].recoveries : 0;
-    LEAVE(OK);
+    LEAVE(g->links[link].error);
 }
 
 int nvmlDeviceGetFieldValues(void *handle, int count, FieldValue *values)

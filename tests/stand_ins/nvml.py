@@ -28,6 +28,7 @@ from surroundings import environment
 SOURCE = Path(__file__).with_suffix(".c")
 GIB = 1 << 30
 
+UNSUPPORTED = 3
 HIDDEN = 4  # NVML_ERROR_NO_PERMISSION: a cgroup keeps it from us
 LOST = 15
 UNKNOWN = 999
@@ -70,6 +71,7 @@ class Link:
     up: bool = True
     replays: int = 0
     recoveries: int = 0
+    error: int = 0  # of a question about this link
 
 
 @dataclass
@@ -97,6 +99,7 @@ class Gpu:
     mig: bool = False
     instances: list[Instance] = field(default_factory=list)
     error: int = 0  # of every call
+    fails: dict[str, int] = field(default_factory=dict)  # the errors of single functions
     hang: bool = False
 
     def lines(self, index: int) -> list[str]:
@@ -120,8 +123,9 @@ class Gpu:
             *(f"{key} {value}" for key, value in maybe.items() if value is not None),
             *rows,
             *(f"process {p.pid} {p.memory} {p.instance}" for p in self.processes),
-            *(f"link {link.up:d} {link.replays} {link.recoveries}" for link in self.links),
+            *(f"link {li.up:d} {li.replays} {li.recoveries} {li.error}" for li in self.links),
             *(f"instance {i.uuid} {i.gi} {i.ci}" for i in self.instances),
+            *(f"fails {function} {code}" for function, code in self.fails.items()),
             *(["hang"] if self.hang else []),
         ]
 
@@ -138,6 +142,7 @@ class Driver:
     cuda: int = 12040
     init: int = 0  # what nvmlInit returns
     hang: bool = False  # it does not return
+    fails: dict[str, int] = field(default_factory=dict)  # the errors of functions without a GPU
     xids: list[tuple[int, int]] = field(default_factory=list)  # (GPU, number), as they happen
 
     def __post_init__(self) -> None:
@@ -158,6 +163,7 @@ class Driver:
         lines = [f"driver {self.version}", f"cuda {self.cuda}", f"init {self.init}"]
         lines += ["hang"] if self.hang else []
         lines += [f"xid {gpu} {number}" for gpu, number in self.xids]
+        lines += [f"fails {function} {code}" for function, code in self.fails.items()]
         for index, gpu in enumerate(self.gpus):
             lines += gpu.lines(index)
         draft = self.state.with_suffix(".new")

@@ -18,7 +18,7 @@ from nvml import GIB, Driver, Gpu, Instance, Link, Process
 
 from hpclaunch.core.health.findings import Grade
 from hpclaunch.core.placement import devices
-from hpclaunch.system.gpus.gpu_watcher_client import GpuWatcherClient
+from hpclaunch.system.gpus.gpu_watcher_client import ANSWER_LIMIT, INIT_LIMIT, GpuWatcherClient
 
 NEVER = 10**6  # seconds: it looks only when it is asked
 
@@ -87,7 +87,7 @@ def links(*up):
 FAULTS = [
     (Gpu(error=nvml.LOST), "FAIL", "does not answer: GPU is lost"),
     (Gpu(error=nvml.UNKNOWN), "FAIL", "does not answer: Unknown Error"),
-    (Gpu(ecc=2), "FAIL", "2 uncorrected memory errors since the driver was loaded"),
+    (Gpu(ecc=2, recovery=None), "FAIL", "2 uncorrected memory errors since the driver was loaded"),
     (Gpu(rows=(False, True)), "FAIL", "bad memory rows could not be remapped"),
     (Gpu(recovery=1), "FAIL", "the driver says that it cannot be used before a reset"),
     (Gpu(recovery=4), "warn", "the driver asks for a reset soon"),
@@ -126,6 +126,36 @@ def test_gpus_that_are_well(watching):
     assert watching.check(1) == ()
 
 
+QUESTIONS = (
+    *("RemappedRows", "CurrentClocksThrottleReasons", "RetiredPagesPendingStatus", "Temperature"),
+    *("TotalEccErrors", "FieldValues", "NvLinkState", "NvLinkErrorCounter", "MemoryInfo"),
+    *("ComputeRunningProcesses", "Name"),
+)
+
+
+@pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
+def test_questions_that_a_gpu_does_not_answer(watching, code):
+    """Each on a GPU of its own."""
+    fails = [{f"nvmlDeviceGet{question}": code} for question in QUESTIONS]
+    watching.begin(*(Gpu(links=links(1, 1), fails=f) for f in fails))
+    assert watching.check() == ()
+    assert watching.check(1) == ()
+
+
+@pytest.mark.parametrize(
+    ("link", "code"), [(2, nvml.UNKNOWN), (3, nvml.UNKNOWN), (2, nvml.UNSUPPORTED)]
+)
+def test_a_link_that_is_not_told_for_once(watching, link, code):
+    """Which is neither a link that is down nor one whose errors have come just now."""
+    first, second = watching.begin(*(Gpu(links=[Link(replays=3) for _ in range(4)]) for _ in "ab"))
+    first.links[1].error = code
+    watching.driver.tell()
+    assert watching.check() == ()
+    first.links[1].error, second.links[link].error = 0, code
+    watching.driver.tell()
+    assert watching.check(1) == ()
+
+
 def test_links_between_two_checks(watching):
     (gpu,) = watching.begin(Gpu(links=[Link(), Link(replays=5)]))
     assert watching.check() == ()
@@ -145,6 +175,21 @@ def test_an_xid_of_a_broken_gpu(watching):
     assert (finding.check, finding.grade, report.round) == ("GPU 1 Xid 79", Grade.FAIL, None)
     assert [(x.number, x.uuid) for x in report.xids] == [(79, nvml.uuid(1))]
     assert watching.check(1) == (finding,)  # whatever NVML says of it now
+
+
+def test_an_error_that_was_contained(watching):
+    """Its process is dead, its page off-lined, and the GPU is fit for the next round."""
+    (gpu,) = watching.begin(Gpu(recovery=None))
+    assert watching.check() == ()
+    gpu.ecc, gpu.rows = 1, (True, False)
+    watching.driver.tell()
+    for number in (48, 63, 94):
+        watching.driver.xid(0, number)
+    told = [finding for _ in range(3) for finding in watching.next().findings]
+    assert [f.check for f in told] == ["GPU 0 Xid 48", "GPU 0 Xid 63", "GPU 0 Xid 94"]
+    told += watching.check(1)
+    assert {f.grade for f in told} == {Grade.WARN}
+    assert watching.check(2) == ()  # it was told
 
 
 def test_an_xid_of_a_program(watching):
@@ -234,12 +279,14 @@ def test_nvml_hangs(watching, where):
         assert watching.check() == ()
         gpus[0].hang = True
         watching.driver.tell()
+    limit = INIT_LIMIT if where == "the start" else ANSWER_LIMIT
     before = time.monotonic()
     watching.watcher.check(7)
-    assert before < watching.watcher.next_deadline() < before + LIMIT
+    assert before + limit <= watching.watcher.next_deadline() <= time.monotonic() + limit
     report = watching.watcher.expire()  # when that time has come
     (finding,) = report.findings
     assert (report.round, finding.grade, finding.check) == (7, Grade.FAIL, "NVML")
+    assert finding.found == f"does not answer within {limit:.0f} s"
     assert watching.watcher.lost
     assert watching.watcher.next_deadline() == float("inf")
     watching.watcher.close()
@@ -254,7 +301,9 @@ def test_the_next_watcher_may_do_better(watching):
     gpu.hang = False
     watching.driver.tell()
     watching.watcher = watching.watcher.successor()
-    assert watching.check(1) == ()
+    watching.watcher.check(1)
+    assert watching.watcher.next_deadline() > time.monotonic() + ANSWER_LIMIT  # it starts NVML too
+    assert watching.next().findings == ()
 
 
 def test_a_driver_that_cannot_be_used(watching):

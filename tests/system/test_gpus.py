@@ -1,6 +1,7 @@
 """Which GPUs a task has: the real pynvml over a stand-in of NVML."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def survey(driver, surveyor):
 
     def look(*found, selection=None, **state):
         driver.gpus = list(found)
-        for name, value in {"init": 0, **state}.items():
+        for name, value in {"init": 0, "fails": {}, **state}.items():
             setattr(driver, name, value)
         driver.tell()
         return surveyor.survey(selection)
@@ -153,6 +154,44 @@ def test_a_broken_driver_is_one_line(survey):
     found = survey(Gpu(A), init=18)
     assert not found.gpus
     assert found.broken.startswith("NVML cannot be initialised: RM has detected an NVML/RM version")
+
+
+OPTIONAL = (
+    *("PciInfo", "CpuAffinityWithinScope", "MemoryAffinity", "Name", "ComputeMode"),
+    *("CudaComputeCapability", "MigMode"),
+)
+
+
+@pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
+@pytest.mark.parametrize("call", OPTIONAL)
+def test_a_question_that_a_gpu_does_not_answer(survey, call, code):
+    found = survey(Gpu(A, fails={f"nvmlDeviceGet{call}": code}), Gpu(B))
+    assert [gpu.uuid for gpu in found.gpus] == [A, B]
+    assert (found.wrong, found.broken) == ("", "")
+
+
+@pytest.mark.parametrize("call", [*OPTIONAL, "HandleByIndex", "UUID"])
+def test_a_gpu_that_is_lost_at_a_question(survey, call):
+    found = survey(Gpu(A, fails={f"nvmlDeviceGet{call}": nvml.LOST}), Gpu(B))
+    assert [gpu.uuid for gpu in found.gpus] == [B]
+    assert found.broken == "GPU 0: GPU is lost"
+
+
+@pytest.mark.parametrize("code", [nvml.UNKNOWN, nvml.UNSUPPORTED])
+def test_a_driver_that_does_not_tell_its_version(survey, code):
+    calls = ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion")
+    found = survey(Gpu(A), fails=dict.fromkeys(calls, code))
+    assert [gpu.uuid for gpu in found.gpus] == [A]
+    assert (found.broken, found.driver, found.cuda) == ("", "", "")
+    assert found.models == "1 x NVIDIA H100 80GB HBM3"
+
+
+def test_an_instance_that_does_not_tell_its_number(survey):
+    """Only drivers before 470 name instances by it."""
+    gpu = replace(DIVIDED, fails={"nvmlDeviceGetGpuInstanceId": nvml.UNKNOWN})
+    found = survey(gpu)
+    assert [gpu.uuid for gpu in found.gpus] == ["MIG-x1", "MIG-y2"]
+    assert found.broken == ""
 
 
 def test_a_gpu_that_fell_off_the_bus(survey):

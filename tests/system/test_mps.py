@@ -10,6 +10,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -109,7 +110,7 @@ class Agent:
         told = self.until("ready", "failed")
         assert told["event"] == "ready", told
         assert told["number"] == number
-        self.replaced = told["replaced"]
+        self.replaced, self.present = told["replaced"], told["present"]
         return told["directories"]
 
     def fails(self, number, *groups, foreign=""):
@@ -282,7 +283,7 @@ def _impatient(monkeypatch):
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
         "from hpclaunch.worker import mps_daemon, mps_keeper; "
         "mps_daemon.SETTLE_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
-        "mps_daemon.ANSWER_LIMIT = 0.7; "
+        "mps_daemon.ANSWER_LIMIT = 0.7; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
         "mps_daemon.FrontEnd.ask.__defaults__ = (0.7,); mps_keeper.main(*sys.argv[3:])",
     )  # fmt: skip
 
@@ -392,6 +393,19 @@ def test_a_worker_that_runs_without_mps_is_named(agents, base, clients, uvm):
     assert agent.until("clients", "outside")["ranks"] == [1]
 
 
+@pytest.mark.parametrize("trait", ["elsewhere", "blind"])
+def test_a_foreign_daemon_whose_pids_say_nothing_here(
+    agents, foreign, clients, uvm, monkeypatch, trait
+):
+    """In a container its pids are not those of the host: nobody is accused."""
+    monkeypatch.setenv("MPS_STAND_IN", trait)
+    pipes = foreign()
+    agent = agents(device=uvm)
+    assert agent.prepare(0, foreign=pipes) == {"": pipes}
+    agent.keeper.watch({0: clients(pipes, "", MPS_STAND_IN_UVM=uvm).pid})
+    assert agent.until("clients", "outside", "unmapped")["event"] == "unmapped"
+
+
 def test_a_program_below_the_worker_is_its_client_too(agents, base, clients):
     agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
@@ -496,9 +510,8 @@ def test_a_living_job_is_not_swept(agents, base):
 # Places
 
 
-@pytest.mark.parametrize("kind", ["link", "file", "other user"])
-def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
-    path = base / f"hpclaunch-mps-{USER}-7.0"
+def occupy(path, kind, tmp_path):
+    """Something that is no directory of this user."""
     if kind == "link":
         path.symlink_to(tmp_path)
     elif kind == "file":
@@ -508,9 +521,48 @@ def test_something_else_is_in_the_way(agents, base, tmp_path, kind):
             pytest.skip("only root can make a directory of another user")
         path.mkdir()
         os.chown(path, 65534, 65534)
+
+
+@pytest.fixture
+def job():
+    """One of which no other test has directories in /tmp; removes what a test has put there."""
+    name = f"{os.getpid()}.7"
+    yield name
+    for place in ("/tmp", "/dev/shm"):
+        path = Path(place, f"hpclaunch-mps-{USER}-{name}")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "other user"])
+def test_something_else_is_in_the_way(agents, base, tmp_path, clients, job, kind):
+    """Whoever guesses the name cannot keep the job from its daemon: the next place is used."""
+    name = f"hpclaunch-mps-{USER}-{job}"
+    occupy(base / name, kind, tmp_path)
     assert not stale(os.environ)
-    why = agents().fails(0, ONE)
-    assert why.startswith(f"{path} is in the way: it is not a directory of this user. Remove it")
+    first, second = agents(job), agents(job)
+    pipes = first.prepare(0, ONE)["GPU-1"]
+    assert pipes.startswith(f"/tmp/{name}/")
+    assert second.prepare(0, OTHERS) == {"GPU-1": pipes}
+    assert clients(pipes).says == "client"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_something_else_is_in_the_way_everywhere(agents, base, tmp_path, job):
+    name = f"hpclaunch-mps-{USER}-{job}"
+    occupy(base / name, "file", tmp_path)
+    occupy(Path("/tmp") / name, "link", tmp_path)
+    assert agents(job).prepare(0, ONE)["GPU-1"].startswith(f"/dev/shm/{name}/")
+    other = agents(f"{job}-b")
+    occupy(base / f"{name}-b", "file", tmp_path)
+    for place in ("/tmp", "/dev/shm"):
+        occupy(Path(place) / f"{name}-b", "file", tmp_path)
+    why = other.fails(0, ONE)
+    for place in ("/tmp", "/dev/shm"):
+        (Path(place) / f"{name}-b").unlink()
+    assert why.startswith(f"{base}/{name}-b is in the way: it is not a directory of this user")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -592,6 +644,11 @@ def test_a_foreign_daemon_is_found_used_and_left_running(agents, base, clients, 
     assert agent.until("clients")["counts"] == {"": 1}
     end(client)
     assert agent.prepare(1, foreign=pipes) == {"": pipes}
+    assert agent.present == 0
+    mine = clients(pipes, "")  # of another job of this user
+    assert agent.prepare(2, foreign=pipes) == {"": pipes}
+    assert agent.present == 1
+    end(mine)
     agent.keeper.close()
     assert len(of_mps()) == 2
     assert ask(pipes, "get_server_list") != []
@@ -606,10 +663,99 @@ def test_a_foreign_daemon_that_ends_between_two_rounds(agents, foreign):
     assert agent.fails(1, foreign=pipes) == f"the MPS daemon at {pipes} does not answer any more"
 
 
+STRANGER = pwd.getpwuid(65534).pw_name
+
+
 @root
 def test_a_daemon_of_a_stranger_is_not_used(foreign):
-    foreign(*NOBODY)
-    assert find(os.environ, (12, 4)).foreign == ""
+    pipes = foreign(*NOBODY)
+    found = find(os.environ, (12, 4))
+    assert found.foreign == ""
+    assert found.refused == (
+        f"the MPS daemon at {pipes} is not used: {pipes}/control belongs to {STRANGER}"
+    )
+
+
+@root
+@pytest.mark.parametrize("what", ["its directory", "its process"])
+def test_a_daemon_that_a_stranger_may_replace_is_not_used(foreign, what):
+    if what == "its process":
+        pipes = foreign(*NOBODY)
+        os.chown(f"{pipes}/control", 0, 0)
+    else:
+        pipes = foreign()
+        os.chown(pipes, 65534, 65534)
+    found = find(os.environ, (12, 4))
+    assert found.foreign == ""
+    belongs = f"{pipes if what == 'its directory' else what} belongs to {STRANGER}"
+    assert found.refused == f"the MPS daemon at {pipes} is not used: {belongs}"
+
+
+def test_what_is_left_of_a_foreign_daemon(foreign):
+    pipes = foreign()
+    daemon_of(pipes).kill()
+    assert find(os.environ, (12, 4)) == mps.MpsSupport(CONTROL, "", (12, 4))
+
+
+@pytest.fixture
+def a_stranger(clients, monkeypatch):
+    """A client of another user."""
+
+    def make(pipes):
+        client = subprocess.Popen(
+            [*NOBODY, sys.executable, "-IS", CLIENT], text=True, start_new_session=True,
+            env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": pipes},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        made.append(client)
+        assert client.stdout.readline() == "client\n"
+        return client
+
+    made = []
+    yield make
+    for client in made:
+        client.kill()
+        with client:
+            pass
+
+
+@root
+def test_a_foreign_daemon_that_serves_another_user_is_waited_for(agents, foreign, a_stranger):
+    pipes = foreign()
+    client = a_stranger(pipes)
+    agent = agents()
+    agent.keeper.prepare(0, [], pipes)
+    told = agent.until("waiting")
+    assert told["number"] == 0
+    assert told["why"].startswith(f"the MPS daemon at {pipes} serves {STRANGER}, ")
+    end(client)
+    assert agent.until("ready", "failed")["event"] == "ready"
+    assert [reply["event"] for reply in agent.told] == []  # it is told once
+
+
+@root
+@pytest.mark.usefixtures("_impatient")
+def test_a_foreign_daemon_that_serves_another_user_for_long(agents, foreign, a_stranger):
+    pipes = foreign()
+    a_stranger(pipes)
+    agent = agents()
+    agent.keeper.prepare(0, [], pipes)
+    told = agent.until("occupied", "ready", "failed")
+    assert told["event"] == "occupied"
+    assert told["why"].startswith(f"the MPS daemon at {pipes} still serves {STRANGER} after ")
+    agent.keeper.prepare(1, [], pipes)
+    agent.until("waiting")
+    agent.keeper.close()  # it does not wait for that
+
+
+@root
+def test_an_idle_server_of_another_user_is_in_nobodys_way(agents, foreign, a_stranger, clients):
+    """The daemon ends it for the next user."""
+    pipes = foreign()
+    end(a_stranger(pipes))
+    assert ask(pipes, "get_server_list") != []
+    assert agents().prepare(0, foreign=pipes) == {"": pipes}
+    assert clients(pipes, "").says == "client"
 
 
 def test_a_foreign_daemon_that_does_not_answer(foreign, monkeypatch):
@@ -694,6 +840,10 @@ class Program:
         yield "in the foreground", self.files()
         for command in COMMANDS:
             yield command, self.run(given=f"{command}\n")
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with connection:
+            connection.connect(str(self.pipes / "control"))
+        yield "a connection that says nothing", self.run(given="get_server_list\n")
         yield "two commands", self.run(given="get_server_list\nps\n")
         yield "a second one", self.run("-f"), self.run("-d")
         # The exit status of this front end is not always the same.

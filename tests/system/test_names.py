@@ -13,7 +13,7 @@ from hpclaunch.core.health.gpu_rules import GpuReading, History
 from hpclaunch.system.gpus import gpu_watcher
 from hpclaunch.system.hosts import slurm
 from hpclaunch.system.shared import helper
-from hpclaunch.worker import mps_daemon, mps_keeper, processes
+from hpclaunch.worker import activity, mps_daemon, mps_keeper, processes
 
 NOBODY = 65534
 # A process that looks like an srun, of a name that can be chosen.
@@ -61,11 +61,12 @@ def test_children_where_the_kernel_has_no_list_of_them(strangers, monkeypatch):
     assert set(strangers.values()) <= set(listed)
 
 
-def test_what_a_session_has_written(strangers):
+def test_what_the_processes_of_a_session_have_done(strangers):
     mine = os.getsid(0)
-    total = processes.written([mine, 1 << 30])
-    assert total[mine] > 0
-    assert total[1 << 30] == 0
+    work = activity._work([mine, 1 << 30], ())
+    assert {os.getpid(), *strangers.values()} <= work[mine].keys()
+    assert work[mine][os.getpid()].bytes > 0
+    assert work[1 << 30] == {}
 
 
 def test_what_a_process_catches(strangers):

@@ -21,6 +21,11 @@ UNVERIFIED = (
     "CUDA_VISIBLE_DEVICES or CUDA_MPS_PIPE_DIRECTORY?"
 )
 
+OCCUPIED = (
+    "Ask Slurm for GPUs of your own (--exclusive), or let CUDA_MPS_PIPE_DIRECTORY name a directory "
+    "without a daemon, for one of your own"
+)
+
 
 class GpuSharing:
     """One agent's MPS daemons, through their keeper. They end with `close`, after the workers."""
@@ -111,12 +116,18 @@ class GpuSharing:
             case {"event": "ready", "number": n, "directories": directories} if n == number:
                 self._waits = False
                 self.directories = directories
+                self._say_all([self._crowded(reply["present"])])
                 if directories and self._is_head:
                     self._say_all([self._serves(sorted(directories))])
                 return [events.GpusReady(number)]
             case {"event": "failed", "number": n, "why": why} if n == number:
                 self._waits = False
                 return self._without(why)
+            case {"event": "waiting", "number": n, "why": why} if n == number:
+                self._say(f"on {self._host}: {why}: waiting for it")
+            case {"event": "occupied", "number": n, "why": why} if n == number:
+                self._waits = False
+                return self._cannot(f"{why}. {OCCUPIED}")
             case {"event": "outside", "ranks": ranks}:
                 names = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
                 self._say(f"{names} on {self._host} {UNVERIFIED}")
@@ -151,6 +162,12 @@ class GpuSharing:
     def _cannot(self, why: str) -> list[events.Event]:
         reason = f"on {self._host}: {why}"
         return [events.TroubleFound(Trouble(EXIT_USAGE, reason)), events.WorkersGone()]
+
+    def _crowded(self, present: int) -> str:
+        from ..core.placement import mps_shares
+
+        assert self._plan is not None, "the keeper was asked for a plan"
+        return mps_shares.crowded(self._plan, present)
 
     def _serves(self, keys: list[str]) -> str:
         if keys == [""]:

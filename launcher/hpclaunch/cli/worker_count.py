@@ -17,7 +17,6 @@ from hpclaunch.system.gpus import inventory
 
 ROCM = Path("/dev/kfd")  # AMD's driver, of which NVML knows nothing
 NVML = "libnvidia-ml.so.1"  # comes with NVIDIA's driver
-SURVEY_LIMIT = 60.0  # seconds; without persistence mode every GPU is initialised first
 ASK_LIMIT = 120.0  # seconds for a first `import torch` on a busy file system
 
 
@@ -31,8 +30,10 @@ class Count:
     notes: tuple[str, ...] = ()
 
 
-def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory.GpuSurvey:
-    """The NVIDIA GPUs, and what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds."""
+def survey(environ: Mapping[str, str], limit: float | None = None) -> inventory.GpuSurvey:
+    """The NVIDIA GPUs, and what is wrong with CUDA_VISIBLE_DEVICES, within `limit` seconds (None:
+    as long as NVML may take to start).
+    """
     try:
         ctypes.CDLL(NVML)
     except OSError:
@@ -41,6 +42,9 @@ def survey(environ: Mapping[str, str], limit: float = SURVEY_LIMIT) -> inventory
 
     import pynvml
 
+    from hpclaunch.system.gpus.gpu_watcher_client import INIT_LIMIT
+
+    limit = INIT_LIMIT if limit is None else limit
     answers: list[inventory.GpuSurvey] = []
     # It may never answer, if a GPU has fallen off the bus.
     thread = threading.Thread(

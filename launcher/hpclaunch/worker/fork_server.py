@@ -21,7 +21,7 @@ blocked.
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
-    {"op": "kill-idle"}   SIGKILL to the groups that have written next to nothing since
+    {"op": "kill-idle"}   SIGKILL to the groups that have done nothing since (`activity.py`)
     {"op": "kill"}   SIGKILL to everything
 
 Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
@@ -48,6 +48,7 @@ import signal
 import time
 from typing import Any
 
+from .activity import Activity
 from .json_lines import AgentChannel, AgentGoneError
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -62,7 +63,6 @@ from .processes import (
     numbers,
     prctl,
     to_group,
-    written,
 )
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
@@ -71,7 +71,6 @@ from .terminals import Terminals
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
-NEXT_TO_NOTHING = 1 << 16  # bytes; a worker that writes more between two looks is saving
 
 
 class WorkerLease:
@@ -104,7 +103,7 @@ class ForkServer:
         self.early = {}  # pid -> how it ended, until the template has told which process it is
         self.warm = self.curious = False  # how the round starts
         self.lease = WorkerLease()
-        self.written = {}  # bytes that the workers had written at the last look
+        self.activity = Activity()
         self.store = Store()
         self.terminals = Terminals()
         self.held: Any = collections.deque()  # (limit, event, fields), waiting for a flush
@@ -208,15 +207,12 @@ class ForkServer:
         for pid in self.workers:
             to_group(pid, signal.SIGTERM)
             to_group(pid, signal.SIGCONT)
-        self.written = written(self.workers)
+        self.activity.begin(self.workers, self.others())
         self.settle()
 
     def on_kill_idle(self):
-        now = written(self.workers)
-        for pid, amount in now.items():
-            if amount - self.written.get(pid, 0) < NEXT_TO_NOTHING:
-                to_group(pid, signal.SIGKILL)
-        self.written = now
+        for pid in self.activity.idle(self.workers, self.others()):
+            to_group(pid, signal.SIGKILL)
 
     def on_kill(self):
         self.await_birth()
@@ -407,6 +403,10 @@ class ForkServer:
             self.running = False
             self.tell_flushed(None, "gone")
 
+    def others(self):
+        """The children of this process that belong to no round's workers."""
+        return {self.terminals.pid, self.store.pid, self.template.pid}
+
     def sweep(self, everything=False):
         """SIGKILL until no child is left but the store, the template and the copier of terminals.
 
@@ -415,8 +415,7 @@ class ForkServer:
         """
         limit = time.monotonic() + SWEEP_LIMIT
         while time.monotonic() < limit:
-            spared = {self.terminals.pid}
-            spared |= set() if everything else {self.store.pid, self.template.pid}
+            spared = {self.terminals.pid} if everything else self.others()
             living = [pid for pid in children() if pid not in spared]
             if not living:
                 return True

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -44,17 +45,21 @@ def make(path):
 
 
 def enter(places, name):
-    """(path, lock) of the job's directory in the first place that can have it."""
-    why = "its path would be too long"
+    """(path, lock) of the job's directory in the first place that can have it. All agents of the
+    job on this node find the same one.
+    """
+    taken, why = "", "its path would be too long"
     for place in places:
         path = f"{place}/{name}"
         if len(f"{path}/12345678/pipe/control_privileged") > LONGEST:
             continue
         try:
             return path, _hold(path)
+        except MpsError as e:  # somebody else may have made it, to be in the way
+            taken = taken or str(e)
         except OSError as e:
             why = str(e.strerror)
-    raise MpsError(f"cannot make a directory {name} in {' or '.join(places)}: {why}")
+    raise MpsError(taken or f"cannot make a directory {name} in {' or '.join(places)}: {why}")
 
 
 def _hold(path):
@@ -144,6 +149,25 @@ def users(directory):
     return found
 
 
+def user_of(pid):
+    """The uid of one of MPS's own processes; None if this pid is nothing of MPS's here."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as comm:
+            if not comm.read().startswith(NAME):
+                return None
+        with open(f"/proc/{pid}/status", "rb") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith(b"Uid:"))
+    except OSError:
+        return None
+
+
+def name_of(uid):
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # this node does not know the account
+        return str(uid)
+
+
 def end_users(directory):
     """SIGKILL until none is left. Returns whether that worked in time."""
     limit = time.monotonic() + KILL_LIMIT
@@ -192,6 +216,24 @@ class FrontEnd:
     def servers(self):
         answer = self.ask("get_server_list")
         return None if answer is None else [line for line in answer if line.isdigit()]
+
+    def another_user(self):
+        """(name, pid of the server) of another user whom the daemon serves now, None for none.
+
+        It takes one user at a time: clients of the next wait until the last client of this one has
+        ended. A server of root's may be one for all users. In a container, where the pids are not
+        those of the host, nothing is known.
+        """
+        for server in self.servers() or ():
+            uid = user_of(server)
+            served = uid not in (None, 0, os.geteuid()) and self.ask(f"get_client_list {server}")
+            if served:
+                return name_of(uid), int(server)
+        return None
+
+    def tells_our_pids(self):
+        """Whether its pids are those of processes here: not if it is outside of our container."""
+        return all(user_of(server) is not None for server in self.servers() or ())
 
     def clients(self):
         """The pids, None if nobody answers."""

@@ -9,15 +9,21 @@ that uses CUDA has open, and FIRST the seconds until the first look at the worke
                                                    {"event": "swept", "names": [...]}
     {"op": "prepare", "number": ROUND,             {"event": "ready", "number": ROUND,
         "groups": [{"uuids": [...],                    "directories": {UUIDS: PIPES},
-                    "owned": BOOL}, ...],              "replaced": {UUIDS: WHY}}
+                    "owned": BOOL}, ...],              "replaced": {UUIDS: WHY}, "present": N}
         "foreign": PIPES}                          {"event": "failed", "number": ROUND, "why": W}
+                                                   {"event": "waiting", "number": ROUND, "why": W}
+                                                   {"event": "occupied", "number": ROUND, "why": W}
     {"op": "watch", "workers": {RANK: PID}}        {"event": "clients", "counts": {UUIDS: N}}
                                                    {"event": "outside", "ranks": [...]}
+                                                   {"event": "unmapped"}
 
 UUIDS are those of a group, separated by commas, or "" for a foreign daemon. A group that is not
 owned is ready when the keeper of the agent that owns it has said so, in a file. The next prepare
-ends a watch. "clients" comes once, when all workers are clients; "outside" comes once, when some
-use CUDA without being clients, as CUDA does where it cannot reach MPS.
+ends a watch. "present" counts the clients that a foreign daemon has already. While it serves
+another user it is waited for: "waiting" says so once, and "occupied" ends the wait if that takes
+too long. "clients" comes once, when all workers are clients; "outside" comes once, when some use
+CUDA without being clients, as CUDA does where it cannot reach MPS. "unmapped" comes instead where
+the pids that the daemon tells are not those of processes here, so that nobody can know.
 
 Law: no daemon that was started here outlives this process or the agent. At the end of the socket
 the daemons are asked to end, then they and their servers are killed, and the directories removed.
@@ -51,6 +57,8 @@ from .mps_daemon import (
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
 
 OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
+ANOTHER_USER_LIMIT = 300.0  # seconds for a foreign daemon to be done with another user
+ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
 LONGEST_INTERVAL = 60.0  # seconds between two looks at the workers
 WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
@@ -58,6 +66,10 @@ WATCH = 600.0  # seconds; a worker that has not used CUDA by then hardly will
 
 class OvertakenError(Exception):
     """The agent asks for something else already."""
+
+
+class OccupiedError(Exception):
+    """A foreign daemon still serves another user."""
 
 
 class MpsKeeper:
@@ -105,14 +117,37 @@ class MpsKeeper:
 
     def on_prepare(self, number, groups, foreign):
         try:
+            if foreign:
+                self.await_other_user(number, FrontEnd(self.control, foreign))
             replaced = self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
             self.channel.tell("failed", number=number, why=str(e))
+        except OccupiedError as e:
+            self.channel.tell("occupied", number=number, why=str(e))
         except OvertakenError:
             self.channel.tell("failed", number=number, why="another round began")
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
-            self.channel.tell("ready", number=number, directories=directories, replaced=replaced)
+            present = len(self.fronts[""].clients() or ()) if foreign else 0
+            self.channel.tell(
+                "ready", number=number, directories=directories, replaced=replaced, present=present
+            )
+
+    def await_other_user(self, number, front):
+        """CUDA itself would wait as well, without a word and without an end."""
+        limit = time.monotonic() + ANOTHER_USER_LIMIT
+        told = False
+        while served := front.another_user():
+            user, pid = served
+            where = f"the MPS daemon at {front.pipes}"
+            if not told:
+                why = f"{where} serves {user}, and takes one user at a time (process {pid})"
+                self.channel.tell("waiting", number=number, why=why)
+                told = True
+            if time.monotonic() > limit:
+                why = f"{where} still serves {user} after {ANOTHER_USER_LIMIT:g} s (process {pid})"
+                raise OccupiedError(why)
+            self.pause(ANOTHER_USER_TICK, ask=True)
 
     def prepare(self, number, groups, foreign):
         """Returns {UUIDS: why its daemon was replaced}."""
@@ -174,11 +209,17 @@ class MpsKeeper:
     def look(self):
         clients = {key: front.clients() for key, front in self.fronts.items()}
         if None in clients.values():  # a daemon that hangs tells nothing about the workers
-            outside, served = set(), False
+            pids, outside, served = set(), set(), False
         else:
-            outside, served = self.watch.look({pid for pids in clients.values() for pid in pids})
+            pids = {pid for pids in clients.values() for pid in pids}
+            outside, served = self.watch.look(pids)
         if served:
             self.channel.tell("clients", counts={key: len(pids) for key, pids in clients.items()})
+            self.watch = None
+            return
+        mapped = all(front.tells_our_pids() for front in self.fronts.values()) if outside else True
+        if 0 in pids or not mapped:  # 0: a client that the daemon itself cannot see
+            self.channel.tell("unmapped")
             self.watch = None
             return
         if outside:

@@ -36,36 +36,24 @@ def children():
         with open(f"/proc/{me}/task/{me}/children", "rb") as f:
             return [int(pid) for pid in f.read().split()]
     except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
-        return [pid for pid in _all() if _stat(pid, PARENT) == me]
+        stats = ((pid, stat(pid)) for pid in all_pids())
+        return [pid for pid, fields in stats if fields and int(fields[PARENT]) == me]
 
 
-PARENT, SESSION = 1, 3  # fields of /proc/PID/stat after the name
+STATE, PARENT, SESSION = 0, 1, 3  # fields of /proc/PID/stat after the name
 
 
-def _all():
+def all_pids():
     return map(int, filter(str.isdigit, os.listdir("/proc")))
 
 
-def _stat(pid, field):
+def stat(process):
+    """The fields of /proc/PID/stat after the name, or of /proc/PID/task/TID/stat; [] without it."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as f:
-            return int(f.read().rpartition(b")")[2].split()[field])
+        with open(f"/proc/{process}/stat", "rb") as f:
+            return f.read().rpartition(b")")[2].split()
     except OSError:
-        return 0
-
-
-def written(sessions):
-    """{session: bytes that its processes have written so far}."""
-    total = dict.fromkeys(sessions, 0)
-    for pid in _all():
-        session = _stat(pid, SESSION)
-        if session in total:
-            try:
-                with open(f"/proc/{pid}/io", "rb") as f:
-                    total[session] += int(f.read().partition(b"wchar:")[2].split()[0])
-            except OSError:
-                pass
-    return total
+        return []
 
 
 def catches(pid, signum):

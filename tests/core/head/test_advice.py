@@ -267,6 +267,11 @@ NCCL_ERROR = (
             "--shared-backend gloo",
         ),
         (
+            "torch.AcceleratorError: CUDA error: the hardware resources required to create MPS "
+            "client have been exhausted",
+            "each process of its own that uses CUDA",
+        ),
+        (
             "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
             "GPU device may be out of range, do you have enough GPUs?\n"
             "CUDA kernel errors might be asynchronously reported at some other API call, so the "

@@ -44,6 +44,7 @@ def test_a_healthy_gpu(reading):
     [
         ({"lost": "GPU is lost"}, "FAIL", "does not answer: GPU is lost"),
         ({"uncorrected": 2}, "FAIL", "2 uncorrected memory errors since the driver was loaded"),
+        ({"uncorrected": 2, "recovery": Recovery.NONE}, "warn", "errors, which were contained"),
         ({"rows_failed": True}, "FAIL", "bad memory rows could not be remapped"),
         ({"recovery": Recovery.RESET}, "FAIL", "the driver says that it cannot be used before"),
         ({"recovery": Recovery.REBOOT}, "FAIL", "the driver says that it cannot be used before"),
@@ -91,6 +92,40 @@ def test_whose_memory_it_is(processes, used, idle, found):
     findings = judge(reading, WELL)
     assert len(findings) == bool(found)
     assert all(f.grade is Grade.WARN and found in f.found for f in findings)
+
+
+@pytest.mark.parametrize(
+    ("change", "checks"),
+    [
+        # The driver no longer hands out the memory, and says so.
+        ({"rows_pending": True}, "ECC warn, pending warn"),
+        ({"recovery": Recovery.DRAIN_AND_RESET}, "ECC warn, pending warn"),
+        ({"recovery": Recovery.NONE}, "ECC warn"),
+        # What it says outweighs that.
+        ({"rows_pending": True, "rows_failed": True}, "ECC FAIL, rows FAIL, pending warn"),
+        (
+            {"rows_pending": True, "recovery": Recovery.RESET},
+            "ECC FAIL, recovery FAIL, pending warn",
+        ),
+        # It says nothing.
+        ({}, "ECC FAIL"),
+        ({"pages_pending": True}, "ECC FAIL, pending warn"),
+    ],
+)
+def test_whether_a_memory_error_was_contained(change, checks):
+    findings = judge(replace(WELL, uncorrected=1, **change))
+    assert [f"{f.check.removeprefix('GPU 0 ')} {f.grade.value}" for f in findings] == (
+        checks.split(", ")
+    )
+
+
+@pytest.mark.parametrize(("number", "fit"), [(48, True), (63, True), (94, True), (95, False)])
+def test_a_round_after_an_xid_of_the_memory(number, fit):
+    """94: the page is off-lined. 48 comes before both 94 and 95, and these decide."""
+    history = History()
+    history.xid("GPU 0", number)
+    left = replace(IDLE, uncorrected=1, rows_pending=True)
+    assert any(f.grade is Grade.FAIL for f in history.answer([left])) is not fit
 
 
 def test_links_that_were_never_up_are_none():
@@ -142,7 +177,7 @@ def test_memory_is_waited_for_once():
     ("number", "fault", "fatal"),
     [
         (13, Fault.PROGRAM, False), (31, Fault.PROGRAM, False), (45, Fault.PROGRAM, False),
-        (48, Fault.GPU, True), (62, Fault.GPU, True), (63, Fault.GPU, False),
+        (48, Fault.GPU, False), (62, Fault.GPU, True), (63, Fault.GPU, False),
         (64, Fault.GPU, True), (74, Fault.LINK, False), (79, Fault.GPU, True),
         (92, Fault.GPU, False), (94, Fault.GPU, False), (95, Fault.GPU, True),
         (109, Fault.UNCLEAR, False), (119, Fault.DRIVER, True), (120, Fault.DRIVER, True),

@@ -11,6 +11,7 @@ from hpclaunch.core.placement.mps_shares import (
     MpsSupport,
     Plan,
     Settings,
+    crowded,
     environment,
     most_clients,
     pipes_of,
@@ -172,6 +173,22 @@ def test_a_foreign_daemon_is_used_and_none_is_ours():
         "MPS: the daemon at /tmp/nvidia-mps is used, which hpclaunch did not start and leaves "
         "running",
     )
+
+
+@pytest.mark.parametrize(("present", "said"), [(0, False), (58, False), (59, True)])
+def test_a_foreign_daemon_that_has_clients_already(present, said):
+    """Two workers on a GPU, of the 60 clients that it takes there."""
+    told = plan(AUTO, shares(4), gpus(), replace(HERE, foreign="/pipes"))
+    line = f"the MPS daemon at /pipes has {present} clients already, and room for 58 beside"
+    assert crowded(told, present).startswith(line) is said
+    assert bool(crowded(told, present)) is said
+
+
+def test_a_foreign_daemon_that_is_not_trusted_is_replaced_with_a_word():
+    refused = "the MPS daemon at /tmp/nvidia-mps is not used: /tmp/nvidia-mps belongs to bob"
+    told = plan(AUTO, shares(4), gpus(), replace(HERE, refused=refused))
+    assert (len(told.groups), told.notes) == (2, (refused,))
+    assert plan(AUTO, shares(2), gpus(), replace(HERE, refused=refused)).notes == ()
 
 
 def test_a_foreign_daemon_is_not_used_where_nothing_is_shared():

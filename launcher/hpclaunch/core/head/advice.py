@@ -61,6 +61,16 @@ LESSONS = (
         "(--gpus-per-task=1), start one worker per task (--nproc 1).",
     ),
     Lesson(
+        (
+            "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
+            "cudaErrorMpsMaxClientsReached",
+            "required to create MPS client have been exhausted",
+        ),
+        "MPS takes no more clients on this GPU. Every process with a CUDA context is one: each "
+        "worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
+        "moves tensors to the GPU. Start fewer workers (--nproc), or use CUDA in them only.",
+    ),
+    Lesson(
         ("is free. Process ", "memory in use. Process "),
         "the GPU's memory is full, and another process uses it as well (see the last lines): "
         "several workers share this GPU. Start one worker per GPU (--nproc gpu) that calls "

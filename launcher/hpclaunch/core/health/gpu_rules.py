@@ -63,8 +63,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class NvLink:
-    up: bool
-    errors: int = 0  # replays and recoveries since the driver was loaded
+    """None: the GPU did not tell."""
+
+    up: bool | None
+    errors: int | None = 0  # replays and recoveries since the driver was loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class GpuReading:
     pages_pending: bool = False
     rows_pending: bool = False
     rows_failed: bool = False
-    recovery: Recovery = Recovery.NONE
+    recovery: Recovery | None = None
     slow: tuple[Slowdown, ...] = ()
     temperature: int = 0
     links: tuple[NvLink, ...] = ()
@@ -87,6 +89,20 @@ class GpuReading:
     processes: tuple[Process, ...] = ()
     used: int = 0  # bytes in use, without what the driver keeps for itself
     idle: bool = False  # no worker is running, so no process of ours should hold memory
+
+    @property
+    def contained(self) -> bool:
+        """Whether the driver says that its memory errors have damaged nothing else: it names what
+        is to be done, and no reset is needed before the GPU is used again; or, before 565, it has
+        off-lined the page and will remap the row.
+        """
+        if self.rows_failed or self.recovery in _UNUSABLE:
+            return False
+        return self.recovery is not None or self.rows_pending
+
+    @property
+    def links_up(self) -> int:
+        return sum(link.up is True for link in self.links)
 
     @property
     def unowned(self) -> int:
@@ -104,9 +120,13 @@ def judge(now: GpuReading, first: GpuReading | None = None) -> list[Finding]:
 
 def _memory_errors(now: GpuReading) -> Iterable[Finding]:
     # From NVIDIA's "GPU memory error management". An uncorrected error ends the process that read
-    # the memory, or all processes on the GPU. It is never normal, and until the GPU is reset nobody
-    # knows what else it has damaged.
-    if now.uncorrected:
+    # the memory. If it was contained, nothing else is damaged, and the driver no longer hands out
+    # the page. If not, nobody knows what else is damaged until the GPU is reset.
+    if now.uncorrected and now.contained:
+        found = f"{now.uncorrected} uncorrected memory errors, which were contained"
+        advice = "the GPU can be used; if there are more, tell the administrator"
+        yield Finding(f"{now.name} ECC", found, Grade.WARN, advice)
+    elif now.uncorrected:
         found = f"{now.uncorrected} uncorrected memory errors since the driver was loaded"
         yield Finding(f"{now.name} ECC", found, Grade.FAIL, RESET)
     # From the same document: a GPU with a failed remap is to be replaced (RMA).
@@ -135,20 +155,21 @@ def _links(now: GpuReading, first: GpuReading | None) -> Iterable[Finding]:
     GPU whose links are all down is one without NVLink.
     """
     earlier = first.links if first is not None else ()
-    up = sum(link.up for link in now.links)
-    down = [i for i, (a, b) in enumerate(zip(earlier, now.links, strict=False)) if a.up > b.up]
-    fewer = 0 < up < now.links_of_siblings
+    pairs = list(zip(earlier, now.links, strict=False))
+    up = now.links_up
+    unknown = sum(link.up is None for link in now.links)
+    down = [i for i, (a, b) in enumerate(pairs) if a.up is True and b.up is False]
+    fewer = 0 < up < now.links_of_siblings - unknown
     if down or fewer:
         which = f"link {', '.join(map(str, down))} went down" if down else "links are down"
-        expected = max(sum(link.up for link in earlier), now.links_of_siblings)
+        expected = max(0 if first is None else first.links_up, now.links_of_siblings)
         found = f"{which}: {up} of {expected} are up"
         advice = f"NCCL fails on it, or takes a slow way; {RESET}, and the fabric manager's log"
         yield Finding(f"{now.name} NVLink", found, Grade.FAIL, advice)
     # DCGM's health watch warns at the first replay or recovery. Both repair the transfer and cost
     # only time, so only those during this job matter.
-    grown = sum(
-        b.errors - a.errors for a, b in zip(earlier, now.links, strict=False) if b.errors > a.errors
-    )
+    counts = [(a.errors, b.errors) for a, b in pairs]
+    grown = sum(b - a for a, b in counts if a is not None and b is not None and b > a)
     if grown:
         found = f"{grown} NVLink transfers were repeated during this job"
         advice = "collectives may be slow; if it goes on, nvidia-smi nvlink -e for the vendor"

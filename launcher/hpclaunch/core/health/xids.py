@@ -65,9 +65,9 @@ XIDS = _table(
     Xid(45, "work was removed (the process was killed, or failed before)", Fault.PROGRAM,
         advice="look at what came before it"),
     Xid(46, "GPU stopped processing", Fault.GPU, True, RESET),
-    # Followed by 94 if the fault could be contained. The count of uncorrected errors, which stays
-    # until the driver is loaded again, makes the GPU unfit as well.
-    Xid(48, "double bit ECC error", Fault.GPU, True, RESET),
+    # Followed by 94 if the fault could be contained, and by 95 if not. Without either, the count of
+    # uncorrected errors decides, which stays until the driver is loaded again.
+    Xid(48, "double bit ECC error", Fault.GPU, advice="what comes with it tells whether to reset"),
     Xid(54, "auxiliary power is not connected", Fault.GPU, True, "check the GPU's power cable"),
     Xid(61, "internal micro-controller breakpoint", Fault.UNCLEAR, advice=SEEN),
     Xid(62, "internal micro-controller halt", Fault.GPU, True, RESET),

@@ -26,7 +26,7 @@ class Stopping:
         """SIGTERM was sent.
 
         `lost`: a worker has failed, so the others may be waiting for it in a collective, where
-        their signal handlers cannot run. Then only workers that are writing something get the full
+        their signal handlers cannot run. Then only workers that are doing something get the full
         grace period; idle ones are killed earlier.
         """
         self._kill_at = now + self.job.timing.grace

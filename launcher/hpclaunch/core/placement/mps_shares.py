@@ -34,6 +34,7 @@ class MpsSupport:
     control: str = ""  # the path of nvidia-cuda-mps-control; "" if there is none
     foreign: str = ""  # the pipe directory of a daemon that runs and is not ours; "" for none
     cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
+    refused: str = ""  # why a daemon that runs is not used; "" if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Plan:
 
     groups: tuple[Group, ...] = ()
     foreign: str = ""  # the pipe directory of the daemon that is used instead of our own
+    room: int = 0  # how many clients it can have on a GPU beside the workers
     notes: tuple[str, ...] = ()  # lines for the user
     error: str = ""
 
@@ -113,7 +115,7 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupp
         else:
             uuids = tuple(gpu.uuid for gpu in one.gpus)
             groups.append(Group(uuids, one.clients, one.owned))
-    notes = []
+    notes = [found.refused] if found.refused else []
     for (why, what_to_do), hit in in_the_way.items():
         names = _named([gpu for one in hit for gpu in one.gpus])
         if settings.mode == "on":
@@ -214,7 +216,21 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
                 "workers per GPU (--nproc)"
             )
     note = f"MPS: the daemon at {found.foreign} is used, which hpclaunch did not start and leaves"
-    return Plan(foreign=found.foreign, notes=(f"{note} running",))
+    room = min(_most(one, found) - one.clients for one in candidates)
+    return Plan(foreign=found.foreign, room=room, notes=(f"{note} running",))
+
+
+def crowded(there: Plan, present: int) -> str:
+    """Say that a foreign daemon, which has `present` clients already, may take too few more; "" if
+    it has room. It does not tell on which GPUs they are.
+    """
+    if present <= there.room:
+        return ""
+    return (
+        f"the MPS daemon at {there.foreign} has {present} clients already, and room for "
+        f"{there.room} beside the workers of a GPU: CUDA may refuse the last ones. Start fewer "
+        "(--nproc)"
+    )
 
 
 def _alone(shared: list[_Shared], why: str, what_to_do: str) -> str:

@@ -29,7 +29,7 @@ class Timing:
     look: float = 5.0  # between two searches for a new checkpoint, while a node waits to take part
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
-    stuck: float = 5.0  # the same in a lost round, for a worker that writes nothing all this time
+    stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
     # What the user is told meanwhile
     first_notice: float = 10.0  # until the user is first told what the job waits for

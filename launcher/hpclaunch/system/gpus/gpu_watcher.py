@@ -89,7 +89,7 @@ class Gpus:
     def _target(self, uuid: str, name: str) -> Target:
         nvml = self.nvml
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        model = str(nvml.nvmlDeviceGetName(handle))
+        model = str(self._ask(nvml.nvmlDeviceGetName, "", handle))
         if not uuid.startswith("MIG-"):
             return Target(uuid, name, handle, handle, model)
         whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
@@ -100,8 +100,7 @@ class Gpus:
         readings = [GpuReading(name, lost=why) for name, why in self.missing.items()]
         found = [(target, self._read(target, dead)) for target in self.targets]
         for target, reading in found:
-            alike = [r.links for t, r in found if t.model == target.model]
-            most = max(sum(link.up for link in links) for links in alike)
+            most = max(r.links_up for t, r in found if t.model == target.model)
             readings.append(replace(reading, links_of_siblings=most))
         return readings
 
@@ -165,22 +164,25 @@ class Gpus:
 
     def _ask(self, call: Any, otherwise: Any, *words: Any) -> Any:
         """`otherwise` if the GPU or its driver does not tell. Raises Lost for a lost GPU."""
-        nvml = self.nvml
         try:
             return call(*words)
-        except nvml.NVMLError as e:
-            if e.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-                raise Lost(str(e)) from e
+        except self.nvml.NVMLError as e:
+            self._check_lost(e)
             return otherwise
 
-    def _recovery(self, handle: Any) -> Recovery:
+    def _check_lost(self, error: Any) -> None:
+        lost = (self.nvml.NVML_ERROR_GPU_IS_LOST, self.nvml.NVML_ERROR_RESET_REQUIRED)
+        if error.value in lost:
+            raise Lost(str(error)) from error
+
+    def _recovery(self, handle: Any) -> Recovery | None:
         field = getattr(self.nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
         if field is None:  # a pynvml before 565
-            return Recovery.NONE
+            return None
         for answer in self._ask(self.nvml.nvmlDeviceGetFieldValues, (), handle, [field]):
             if answer.nvmlReturn == self.nvml.NVML_SUCCESS:
-                return next((r for r in Recovery if r.value == answer.value.uiVal), Recovery.NONE)
-        return Recovery.NONE
+                return next((r for r in Recovery if r.value == answer.value.uiVal), None)
+        return None
 
     def _slowdowns(self) -> dict[Slowdown, int]:
         nvml = self.nvml
@@ -194,15 +196,24 @@ class Gpus:
     def _links(self, handle: Any) -> tuple[NvLink, ...]:
         nvml = self.nvml
         links = []
+        there = 0
         for number in range(nvml.NVML_NVLINK_MAX_LINKS):
-            up = self._ask(nvml.nvmlDeviceGetNvLinkState, None, handle, number)
-            if up is None:  # no NVLink, or no more of them
-                break
+            try:
+                up = bool(nvml.nvmlDeviceGetNvLinkState(handle, number))
+            except nvml.NVMLError as e:
+                self._check_lost(e)
+                up = None
+                if e.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                    there = number + 1
+                elif not number:
+                    break  # no NVLink
+            else:
+                there = number + 1
             kinds = (nvml.NVML_NVLINK_ERROR_DL_REPLAY, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
             counter = nvml.nvmlDeviceGetNvLinkErrorCounter
-            errors = sum(self._ask(counter, 0, handle, number, kind) for kind in kinds)
-            links.append(NvLink(bool(up), errors))
-        return tuple(links)
+            errors = [self._ask(counter, None, handle, number, kind) for kind in kinds]
+            links.append(NvLink(up, None if None in errors else sum(errors)))
+        return tuple(links[:there])
 
 
 def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:

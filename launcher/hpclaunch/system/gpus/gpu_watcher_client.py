@@ -20,6 +20,8 @@ from hpclaunch.core.placement.devices import Gpu
 from ..shared.helper import Helper
 
 PERIOD = 30.0  # seconds between two looks at the GPUs while the workers run
+# Seconds until NVML is initialised. Without persistence mode, every GPU is initialised first.
+INIT_LIMIT = 60.0
 ANSWER_LIMIT = 10.0  # seconds, including the five that the memory of dead workers may take
 
 
@@ -52,6 +54,7 @@ class GpuWatcherClient(Helper):
         )
         self._round: int | None = None  # of the check that waits for its answer
         self._deadline = math.inf
+        self._limit = INIT_LIMIT  # for the first answer, since it initialises NVML
 
     def successor(self) -> GpuWatcherClient:
         return GpuWatcherClient(self.gpus, self.period)
@@ -64,7 +67,7 @@ class GpuWatcherClient(Helper):
 
         `dead` are the pids of the last round's workers, whose memory is waited for.
         """
-        self._round, self._deadline = round, time.monotonic() + ANSWER_LIMIT
+        self._round, self._deadline = round, time.monotonic() + self._limit
         self.ask(round=round, dead=sorted(dead))
 
     def reports(self) -> Iterator[GpuReport]:
@@ -72,7 +75,7 @@ class GpuWatcherClient(Helper):
         for told in self.receive():
             report = _report(**told)
             if report.round is not None and report.round == self._round:
-                self._round, self._deadline = None, math.inf
+                self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
             yield report
         if self.lost:
             why = "the process that reads NVML has ended: the GPUs of this host are not watched"
@@ -83,7 +86,7 @@ class GpuWatcherClient(Helper):
         """Call it when `next_deadline` has come: the answer is that NVML hangs."""
         self.lost = True
         self._process.kill()
-        found = f"does not answer within {ANSWER_LIMIT:.0f} s"
+        found = f"does not answer within {self._limit:.0f} s"
         advice = "most likely a GPU fell off the bus: look at dmesg; the node must be started again"
         return self._answer(Finding("NVML", found, Grade.FAIL, advice))
 

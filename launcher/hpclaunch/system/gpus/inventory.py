@@ -63,7 +63,8 @@ class PhysicalGpu:
 
 
 def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
-    driver, cuda = str(nvml.nvmlSystemGetDriverVersion()), nvml.nvmlSystemGetCudaDriverVersion()
+    driver = str(_ask(nvml, nvml.nvmlSystemGetDriverVersion, ""))
+    cuda = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion, 0)
     devices: list[PhysicalGpu] = []
     broken = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -74,25 +75,31 @@ def _survey(selection: str | None, nvml: Any) -> GpuSurvey:
                 broken.append(f"GPU {index}: {e}")
     chosen, wrong = choose(selection, devices)
     models = Counter(device.whole.model for device in devices)
-    said = [*(f"{n} x {model}" for model, n in models.items()), f"driver {driver}"]
+    said = [f"{n} x {model}" for model, n in models.items()]
+    said += [f"driver {driver}"] if driver else []
     return GpuSurvey(
         gpus=chosen,
         wrong=wrong,
         broken=", ".join(broken),
         driver=driver,
-        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}",
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
         models=", ".join(said),
     )
 
 
+def _ask(nvml: Any, call: Any, otherwise: Any, *words: Any) -> Any:
+    """`otherwise` if the GPU or its driver does not tell."""
+    try:
+        return call(*words)
+    except nvml.NVMLError as e:
+        if e.value == nvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return otherwise
+
+
 def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
     def ask(call: Any, otherwise: Any, *words: Any) -> Any:
-        try:
-            return call(handle, *words)
-        except nvml.NVMLError as e:
-            if e.value == nvml.NVML_ERROR_GPU_IS_LOST:
-                raise
-            return otherwise
+        return _ask(nvml, call, otherwise, handle, *words)
 
     found = ask(nvml.nvmlDeviceGetPciInfo, None)
     bus = "" if found is None else _text(found.busId).lower()
@@ -118,7 +125,8 @@ def _device(index: int, handle: Any, nvml: Any) -> PhysicalGpu:
 
 
 def _instance(whole: Gpu, handle: Any, nvml: Any) -> Gpu:
-    gi, ci = nvml.nvmlDeviceGetGpuInstanceId(handle), nvml.nvmlDeviceGetComputeInstanceId(handle)
+    gi = _ask(nvml, nvml.nvmlDeviceGetGpuInstanceId, "", handle)
+    ci = _ask(nvml, nvml.nvmlDeviceGetComputeInstanceId, "", handle)
     uuid = str(nvml.nvmlDeviceGetUUID(handle))
     return replace(whole, entry=f"MIG-{whole.uuid}/{gi}/{ci}", uuid=uuid, mig=True)
 

@@ -11,7 +11,9 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import stat
+import struct
 import subprocess
 import tempfile
 import zlib
@@ -26,6 +28,7 @@ CLOSE_LIMIT = 30.0  # seconds until all daemons have ended; usually it is less t
 UVM = "/dev/nvidia-uvm"  # a process that uses CUDA has it open
 FIRST_LOOK = 1.0  # seconds
 DEFAULT_PIPES = "/tmp/nvidia-mps"  # noqa: S108 where CUDA looks by itself
+PEER = struct.Struct("3i")  # of SO_PEERCRED: pid, uid, gid
 LONGEST_NAME = 20  # so that the paths of sockets below /tmp are never too long
 
 
@@ -33,17 +36,53 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
     """What this node has of MPS; `cuda` is the driver's version of it, from NVML."""
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
-    foreign = pipes if control and _trusted(f"{pipes}/control") and _answers(control, pipes) else ""
-    return MpsSupport(control, foreign, cuda)
+    if not control or not _is_socket(f"{pipes}/control"):
+        return MpsSupport(control, cuda=cuda)
+    if stranger := _stranger(pipes):
+        return MpsSupport(
+            control, cuda=cuda, refused=f"the MPS daemon at {pipes} is not used: {stranger}"
+        )
+    return MpsSupport(control, pipes if _answers(control, pipes) else "", cuda)
 
 
-def _trusted(path: str) -> bool:
-    """A stranger's daemon could give the workers whatever it likes."""
+def _is_socket(path: str) -> bool:
     try:
-        found = os.stat(path)
+        return stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError:
         return False
-    return stat.S_ISSOCK(found.st_mode) and found.st_uid in (0, os.geteuid())
+
+
+def _stranger(pipes: str) -> str:
+    """Say what of a daemon belongs to neither root nor this user; "" if nothing does. A stranger's
+    daemon could give the workers whatever it likes.
+    """
+    found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
+    for what, uid in found.items():
+        if uid not in (0, os.geteuid()):
+            return f"{what} belongs to {_user(uid)}"
+    listener = _listener(f"{pipes}/control")
+    if listener is None or listener in (0, os.geteuid()):
+        return ""
+    return f"its process belongs to {_user(listener)}"
+
+
+def _listener(path: str) -> int | None:
+    """The user of the process that listens; None if nobody does, or the kernel does not tell."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(ANSWER_LIMIT)
+        try:
+            connection.connect(path)
+            told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+        except OSError:
+            return None
+    return int(PEER.unpack(told)[1])
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # this node does not know the account
+        return str(uid)
 
 
 def _answers(control: str, pipes: str) -> bool:
@@ -80,15 +119,11 @@ def _abandoned(path: Path) -> bool:
 def _places(environ: Mapping[str, str]) -> list[str]:
     """Where the directories of a job may be; the same for all agents of a node."""
     first = environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-    return list(dict.fromkeys((os.path.abspath(first), "/tmp")))  # noqa: S108 made safely
+    return list(dict.fromkeys((os.path.abspath(first), "/tmp", "/dev/shm")))  # noqa: S108 made safely
 
 
 def _prefix() -> str:
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # this node does not know the account
-        user = str(os.geteuid())
-    return f"hpclaunch-mps-{_short(user)}-"
+    return f"hpclaunch-mps-{_short(_user(os.geteuid()))}-"
 
 
 def _short(name: str) -> str:

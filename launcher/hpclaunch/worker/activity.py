@@ -1,0 +1,260 @@
+"""Which workers do nothing any more, among those that were asked to stop.
+
+A worker that saves a checkpoint must be left alone, however it saves: through write(), mmap(),
+io_uring, libaio or a socket. So a worker counts as idle only if all of this is true, for all of its
+processes, since the last look:
+
+- No process has started or ended.
+- They have used next to no CPU time, moved next to no bytes, and touched next to no new memory.
+- Every thread sleeps in a system call that only waits, such as futex() or poll(). (/proc tells
+  which only to a parent and to root, where Yama's ptrace_scope is 1.)
+- No TCP connection has data that the other side has not acknowledged yet, or a request that has
+  been sent since the workers were asked to stop and has not been answered.
+
+Whatever cannot be found out counts as activity. A rank that waits for another one in a collective
+of gloo sleeps, and so is idle. In one of NCCL it usually spins, and cannot be told from one that
+computes.
+"""
+
+import collections
+import os
+import platform
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+from .processes import PARENT, SESSION, STATE, all_pids, stat
+
+CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
+BYTES = 1 << 16
+FAULTS = 16  # pages of memory; one fault may map several
+LOOKS = 5  # at a thread that runs
+# Further fields of /proc/PID/stat, each also with those of children that have ended.
+PAGE_FAULTS, CPU_TIMES = slice(7, 11), slice(11, 15)
+THREADS = 17
+
+# The numbers of system calls: poll, select, nanosleep, pause, accept, recv, wait, sigtimedwait,
+# sigsuspend, restart_syscall, futex, epoll_wait and their variants. read and readv only wait if
+# what they read from is no file.
+WAITING = {
+    "x86_64": {
+        7, 23, 34, 35, 43, 45, 47, 61, 128, 130, 202, 219, 230, 232, 247, 270, 271, 281, 288, 299,
+        441, 449, 455,
+    },
+    "aarch64": {
+        22, 72, 73, 95, 98, 101, 115, 128, 133, 137, 202, 207, 212, 242, 243, 260, 441, 449, 455,
+    },
+}.get(platform.machine(), set())  # fmt: skip
+READING = {"x86_64": {0, 19}, "aarch64": {63, 65}}.get(platform.machine(), set())
+WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty", b"/dev/null")
+
+Work = collections.namedtuple("Work", ["cpu", "bytes", "faults"])
+Connection = collections.namedtuple("Connection", ["bytes", "unacknowledged", "sent", "received"])
+
+
+class Activity:
+    """Of the workers of one fork server, each of which leads its session."""
+
+    def __init__(self):
+        self._stopped = 0.0  # when they were asked to stop
+        self._work = {}  # worker -> {pid: Work}
+        self._connections = {}
+
+    def begin(self, workers, others):
+        """The workers are being stopped. `others` are the fork server's own children."""
+        self._stopped = time.monotonic()
+        self._work = _work(workers, others)
+        self._connections = _connections()
+
+    def idle(self, workers, others):
+        """The workers that have done nothing since `begin` or since the last call."""
+        work, before = _work(workers, others), self._work
+        candidates = [w for w in workers if _rested(before.get(w, {}), work[w])]
+        connections = _connections()
+        waited = 1000 * (time.monotonic() - self._stopped)
+        found = []
+        for worker in candidates:
+            try:
+                if all(
+                    _sleeps(pid) and self._no_traffic(pid, connections, waited)
+                    for pid in work[worker]
+                ):
+                    found.append(worker)
+            except (OSError, ValueError, IndexError):
+                pass  # something of it has just ended, or may not be seen
+        self._work, self._connections = work, connections
+        return found
+
+    def _no_traffic(self, pid, connections, waited):
+        if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+            return False
+        sockets = _sockets(pid)
+        if None in (connections, self._connections):
+            return not sockets
+        moved = 0
+        for inode in sockets:
+            now = connections.get(inode)
+            if now is None:
+                continue  # not TCP
+            asks = now.sent < waited and now.sent <= now.received
+            if now.unacknowledged or asks:
+                return False
+            before = self._connections.get(inode)
+            moved += now.bytes - (before.bytes if before else 0)
+        return moved < BYTES
+
+
+def _rested(before, now):
+    if before.keys() != now.keys() or not now:
+        return False
+    for pid, work in now.items():
+        then = before[pid]
+        if work is None or then is None:
+            return False
+        least = (CPU, BYTES, FAULTS)
+        if any(b - a >= limit for a, b, limit in zip(then, work, least, strict=True)):
+            return False
+    return True
+
+
+def _work(workers, others):
+    """{worker: {pid: Work, None if it may not be seen}} of the processes of each worker.
+
+    These are the ones of its session, what has descended from them, and whatever has lost its
+    parent, because that may be anybody's.
+    """
+    found: Any = {worker: {} for worker in workers}
+    stats = {pid: stat(pid) for pid in all_pids()} if found else {}
+    me = os.getpid()
+    for pid, fields in stats.items():
+        if not fields or (fields[STATE] == b"Z" and int(fields[THREADS]) == 1):
+            continue  # it has ended
+        owners = _owners(pid, stats, found.keys(), me, others)
+        work = _work_of(pid, fields) if owners else None
+        for worker in owners:
+            found[worker][pid] = work
+    return found
+
+
+def _owners(pid, stats, workers, me, others):
+    while stats.get(pid):
+        session, parent = int(stats[pid][SESSION]), int(stats[pid][PARENT])
+        if session in workers:
+            return [session]
+        if parent == me:
+            return [] if pid in others else list(workers)
+        pid = parent
+    return []
+
+
+def _work_of(pid, fields):
+    try:
+        with open(f"/proc/{pid}/io", "rb") as f:
+            counts = dict(line.split(b": ") for line in f.read().splitlines())
+    except OSError:
+        return None
+    names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
+    cpu = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+    moved = sum(int(counts[name]) for name in names)
+    return Work(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
+
+
+def _sleeps(pid):
+    return all(_waits(pid, thread) for thread in os.listdir(f"/proc/{pid}/task"))
+
+
+def _waits(pid, thread):
+    """Whether a thread waits for something that is not a file. A thread that runs is looked at
+    again: it may have been woken for a moment, or it may get no CPU time on a busy machine.
+    """
+    for _ in range(LOOKS):
+        state = stat(f"{pid}/task/{thread}")[STATE]
+        if state in (b"Z", b"X"):
+            return True
+        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as f:
+            call, *arguments = f.read().split()
+        if state == b"R" or call == b"running":
+            time.sleep(0.01)
+            continue
+        if int(call) in READING:
+            file = os.readlink(f"/proc/{pid}/fd/{int(arguments[0], 16)}".encode())
+            return state == b"S" and file.startswith(WITHOUT_DISK)
+        return state == b"S" and int(call) in WAITING
+    return False
+
+
+def _sockets(pid):
+    """The inodes of its sockets."""
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        file = os.readlink(f"/proc/{pid}/fd/{fd}".encode())
+        if file.startswith(b"socket:["):
+            found.add(int(file[8:-1]))
+    return found
+
+
+# The TCP connections of this network namespace, from the kernel's sock_diag (see sock_diag(7)).
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
+NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+INET_DIAG_INFO = 2  # an attribute, a struct tcp_info
+CONNECTED = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8  # also those that are being opened or closed
+HEADER, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
+REQUEST = struct.Struct("=BBBxI48x")
+MESSAGE = struct.Struct("=BBBB48xIIIII")
+AGES, AMOUNTS = struct.Struct("=44xIIII"), struct.Struct("=120xQQ")
+
+
+def _connections():
+    """{inode: Connection}; None where the kernel does not tell."""
+    try:
+        return _dump()
+    except OSError:
+        return None
+
+
+def _dump():
+    found = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), CONNECTED)
+            flags = NLM_F_REQUEST | NLM_F_DUMP
+            size = HEADER.size + len(request)
+            kernel.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, 1, 0) + request)
+            for message in _answers(kernel):
+                *_, unacknowledged, _, inode = MESSAGE.unpack_from(message)
+                info = _attribute(message, INET_DIAG_INFO)
+                sent, _, received, _ = AGES.unpack_from(info)
+                amount = sum(AMOUNTS.unpack_from(info))
+                found[inode] = Connection(amount, unacknowledged, sent, received)
+    return found
+
+
+def _answers(kernel):
+    while True:
+        data = kernel.recv(1 << 16)
+        while data:
+            length, kind, *_ = HEADER.unpack_from(data)
+            message, data = data[HEADER.size : length], data[_aligned(length) :]
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                raise OSError(-int.from_bytes(message[:4], sys.byteorder, signed=True), "sock_diag")
+            yield message
+
+
+def _attribute(message, wanted):
+    """As long as the newest kernel would send it; what is not there is 0."""
+    rest = message[MESSAGE.size :]
+    while len(rest) >= ATTRIBUTE.size:
+        length, kind = ATTRIBUTE.unpack_from(rest)
+        if kind == wanted:
+            return rest[ATTRIBUTE.size : length].ljust(AMOUNTS.size, b"\0")
+        rest = rest[_aligned(length) :]
+    return bytes(AMOUNTS.size)
+
+
+def _aligned(length):
+    return (length + 3) & ~3
