@@ -25,6 +25,7 @@ COMMANDS = ("checkpoints", "doctor", "replay", "sbatch", "shim")
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
+    _fill_standard_descriptors()
     _look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been called like this for years.
@@ -53,6 +54,19 @@ def _speaks(environ: Mapping[str, str]) -> bool:
 
 def _is_script(name: str) -> bool:
     return os.path.isfile(name) or os.path.exists(os.path.join(name, "__main__.py"))
+
+
+def _fill_standard_descriptors() -> None:
+    """Open /dev/null as whichever of 0, 1 and 2 is closed (`hpclaunch ... >&-`).
+
+    Otherwise the next file or socket would get that number. Python's own sys.stdout stays None.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
 
 
 def _look_for_libraries_first() -> None:
