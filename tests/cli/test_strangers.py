@@ -54,6 +54,18 @@ def test_a_signal_for_a_worker_of_any_name(tmp_path, name):
     assert "fork server" not in err
 
 
+def test_a_program_of_any_name_that_cannot_be_started(tmp_path):
+    program = tmp_path / os.fsdecode(b"gr\xf6\xdfe\x1b")
+    program.write_bytes(b"#!/no/such/\xf6\n")
+    program.chmod(0o755)
+    args = ("--nproc=1", "--max-restarts=0", "--no-python", program)
+    done = hpclaunch(*args, cwd=tmp_path, errors="surrogateescape")
+    assert done.returncode == 127, done.stderr
+    (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.err")
+    assert log.read_bytes().startswith(b"hpclaunch: cannot start " + bytes(program))
+    assert "    | hpclaunch: cannot start " in done.stderr
+
+
 def test_an_interpreter_whose_name_is_no_text(tmp_path):
     """Workers are forked from a template that has been given its name."""
     python = os.fsdecode(bytes(tmp_path) + b"/py\xc3")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
-from ..core.protocol.wording import as_bytes
+from ..core.protocol.wording import for_console
 from ..system.logs.console import Console
 from ..system.logs.mirror import PARTIAL, Duplicates, Mirror, Tap
 from ..system.processes.fork_server_client import Worker
@@ -105,8 +105,8 @@ class Output:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
         # A worker that died may have left its last line unfinished.
-        start = "" if self.err.at_line_start else "\n"
-        self.err.write(as_bytes(f"{start}hpclaunch: {text}\n"))
+        start = b"" if self.err.at_line_start else b"\n"
+        self.err.write(start + for_console(f"hpclaunch: {text}\n"))
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each complaint is returned once."""

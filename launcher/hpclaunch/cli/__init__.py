@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
-from hpclaunch.core.protocol.wording import as_bytes
+from hpclaunch.core.protocol.wording import for_console
 
 from . import options, run, shim
 from .parser import Parser
@@ -90,8 +90,13 @@ def _command(name: str, words: list[str]) -> int:
 
 
 def _complain(error: UsageError) -> int:
-    if sys.stderr is not None:  # it may be closed
-        sys.stderr.flush()
-        sys.stderr.buffer.write(as_bytes(f"hpclaunch: error: {error}\n"))
-        sys.stderr.buffer.flush()
+    say(f"error: {error}")
     return EXIT_USAGE
+
+
+def say(text: str) -> None:
+    """Write a message to standard error, which may be closed."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+        sys.stderr.buffer.write(for_console(f"hpclaunch: {text}\n"))
+        sys.stderr.buffer.flush()

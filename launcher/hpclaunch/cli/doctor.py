@@ -21,7 +21,7 @@ from hpclaunch.core.health.findings import Finding, Grade, failed
 from hpclaunch.core.health.visits import Row, Visit, differences, rows
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD
-from hpclaunch.core.protocol.wording import as_bytes
+from hpclaunch.core.protocol.wording import as_bytes, harmless
 
 from . import values
 
@@ -121,10 +121,11 @@ def _table(visits: Sequence[Visit]) -> str:
     found = rows(visits)
     for row in found:
         finding = row.finding
-        words = Text(finding.found)
+        words = Text(harmless(finding.found))
         if finding.advice:
-            words.append(f"\n-> {finding.advice}", style="italic")
-        cells = [Text(finding.grade.value, style=styles[finding.grade]), Text(finding.check)]
+            words.append(f"\n-> {harmless(finding.advice)}", style="italic")
+        cells = [Text(finding.grade.value, style=styles[finding.grade])]
+        cells.append(Text(harmless(finding.check)))
         if len(hosts) > 1:
             cells.append(Text("all" if len(row.hosts) == len(hosts) else folded(row.hosts)))
         table.add_row(*cells, words)

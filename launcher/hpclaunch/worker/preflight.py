@@ -133,7 +133,7 @@ def of_windows(amount, windows):
 
 
 def cpu_model():
-    with open("/proc/cpuinfo") as f:
+    with open("/proc/cpuinfo", errors="replace") as f:
         names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

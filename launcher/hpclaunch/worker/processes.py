@@ -115,8 +115,8 @@ def append_to(path):
 
 
 def complain(path, why):
-    with open(append_to(path), "w", encoding="utf-8") as f:
-        f.write(f"hpclaunch: {why}\n")
+    with open(append_to(path), "wb") as f:
+        f.write(os.fsencode(f"hpclaunch: {why}\n"))
 
 
 class Wakeup:
@@ -177,7 +177,8 @@ class Spawner:
                     pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
             os.execvpe(argv[0], argv, environ)
         except OSError as e:
-            os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())
+            why = f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n"
+            os.write(2, os.fsencode(why))
             os._exit(127 if e.errno == errno.ENOENT else 126)
         finally:
             os._exit(126)

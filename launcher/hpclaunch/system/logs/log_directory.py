@@ -9,6 +9,7 @@ worker.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hpclaunch.core.protocol.errors import UsageError
 
 TAIL_BYTES = 4096
 TAIL_LINES = 12
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and whatever else a terminal is told so
 
 
 class LogDirectory:
@@ -48,7 +50,8 @@ def size(path: Path) -> int:
 
 
 def tail(begins: Mapping[Path, int]) -> str:
-    """The last lines of the first file that has any: what a worker wrote before it ended.
+    """The last lines of the first file that has any, without colours: what a worker wrote before it
+    ended.
 
     `begins` has the sizes of the files at the start of the round: what is before, an earlier launch
     has written.
@@ -58,7 +61,7 @@ def tail(begins: Mapping[Path, int]) -> str:
             with path.open("rb") as f:
                 f.seek(0, os.SEEK_END)
                 f.seek(max(begin, f.tell() - TAIL_BYTES))
-                text = f.read().decode(errors="replace").strip("\n")
+                text = _COLOURS.sub("", f.read().decode(errors="replace")).strip("\n")
         except OSError:
             continue
         if text:
