@@ -107,6 +107,16 @@ def test_a_worker_that_ends_at_once_is_not_missed(client):
         assert [client.until("exit")["code"] for _ in range(3)] == [7, 7, 7]
 
 
+@pytest.mark.parametrize("kind", ["out", "err"])
+def test_no_worker_writes_through_a_link(client, kind):
+    client.prepare("print('ran')")
+    client.ready()
+    client.path(0, kind).symlink_to("victim")
+    client.start(client.command(), warm=True, env=PATH)
+    assert client.until("exit")["code"] == 126
+    assert not (client.tmp_path / "victim").exists()
+
+
 def test_what_an_import_writes_every_worker_has(client):
     (client.tmp_path / "talks.py").write_text(
         "import sys; print('o' * 70000); sys.stderr.write('e')\n"

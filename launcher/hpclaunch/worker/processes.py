@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 
+from .private_files import open_file
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SPARED = (  # scancel and terminals send these to every process; only the agent acts on them
@@ -111,7 +113,7 @@ def append_to(path):
     """Open a worker's stream: a file, or a terminal, which must not become its controlling one."""
     if path.startswith("/dev/pts/"):
         return os.open(path, os.O_RDWR | os.O_NOCTTY)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def complain(path, why):
