@@ -68,6 +68,10 @@ def test_the_usual_directory_is_another_users(project):
     assert said in done.stderr
     assert (own / "round-0" / "rank-0.out").read_text() == "ran\n"
     assert list((project / "hpclaunch-logs").iterdir()) == []
+    done = hpclaunch("doctor", cwd=project)
+    (line,) = [line for line in done.stdout.splitlines() if "hpclaunch-logs" in line]
+    assert line.startswith("ok ")
+    assert f"hpclaunch-logs-{os.geteuid()}" in line
     assert by_another("touch hpclaunch-logs/mine", project)
     assert not by_another(f"ls hpclaunch-logs-{os.geteuid()}", project)
 
@@ -173,7 +177,7 @@ def test_two_launches_at_once_in_one_log_directory(tmp_path):
         assert not any(f"ValueError: {other}" in err for other in others)
         logs = Path(err.rstrip().rpartition("  logs: ")[2])
         assert (logs == tmp_path / "logs") is (name == "one")
-        said = f"another launch uses the log directory logs: this one's is logs/{logs.name}\n"
+        said = f"the log directory logs is in use: this launch's is logs/{logs.name}\n"
         assert (said in err) is (name != "one")
         for rank in range(2):
             stem = logs / "round-0" / f"rank-{rank}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
-from ..core.protocol.wording import for_console
+from ..core.protocol.wording import for_console, harmless
 from ..system.logs.console import Console
 from ..system.logs.mirror import PARTIAL, Duplicates, Mirror, Tap
 from ..system.processes.fork_server_client import Worker
@@ -27,7 +27,7 @@ class Output:
         self._streams = streams
         self._role = role
         self._label = label
-        self._host = host
+        self._host = harmless(host)
         self._duplicates: list[Duplicates] = []  # those to which lines are still copied
         self._unsaid: list[str] = []  # complaints of those that ended early
 

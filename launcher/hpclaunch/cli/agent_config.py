@@ -234,7 +234,7 @@ def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory,
     first = where.index == HEAD
     if options.log_dir is not None:
         path = log_directory.unused(options.log_dir, where.name, where.identity)
-        used = f"another launch uses the log directory {options.log_dir}: this one's is {path}"
+        used = f"the log directory {options.log_dir} is in use: this launch's is {path}"
         return LogDirectory(path), used if first and path != options.log_dir else ""
     try:
         # A batch script without srun may have several launches, even at the same time.

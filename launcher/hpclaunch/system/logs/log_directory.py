@@ -63,13 +63,9 @@ def _refused(path: Path) -> Iterator[None]:
 def default(name: str, *, alone: bool) -> Path:
     """Where the logs of a launch without --log-dir are; `name` is the launch's.
 
-    The directory of all launches is below the working directory, which others may write too. If
-    they have one of their own there, this user's has another name. Several launches on one machine
-    may have one `name`, and get a directory each.
+    Several launches on one machine may have one `name`, and get a directory each.
     """
-    above = Path("hpclaunch-logs")
-    if not _is_own(above):
-        above = Path(f"hpclaunch-logs-{os.geteuid()}")
+    above = of_all_launches()
     path = above / name
     with _refused(path):
         private_files.make_directory(above.absolute())
@@ -84,9 +80,13 @@ def default(name: str, *, alone: bool) -> Path:
     return path
 
 
-def _is_own(path: Path) -> bool:
-    """Also if it is yet to be made."""
-    return not os.path.lexists(path) or (path.exists() and path.stat().st_uid == os.geteuid())
+def of_all_launches() -> Path:
+    """The directory for those without --log-dir. It is below the working directory, where others
+    may have one of their own: then this user's has another name.
+    """
+    usual = Path("hpclaunch-logs")
+    own = usual.exists() and usual.stat().st_uid == os.geteuid()
+    return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
 
 
 def unused(path: Path, name: str, launch: str) -> Path:
