@@ -25,6 +25,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 KEPT = (
@@ -124,6 +126,17 @@ def _move_temporary_files() -> None:
                 break
         tempfile.tempdir = str(path)
     variables["TMPDIR"] = tempfile.gettempdir()
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file can grow that this process writes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:

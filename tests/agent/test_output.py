@@ -11,6 +11,7 @@ from hpclaunch.agent.output import Output
 from hpclaunch.core.placement.streams import Streams
 from hpclaunch.core.protocol.model import Assignment
 from hpclaunch.system.processes.fork_server_client import Worker
+from surroundings import full_disk
 
 NPROC = 2
 
@@ -87,14 +88,14 @@ def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, t
 
 def test_why_nothing_more_is_duplicated_is_told_in_the_next_round_too(output, tmp_path, capfd):
     (tmp_path / "round-0").mkdir()
-    (tmp_path / "round-0" / "filtered-agent-0.out").symlink_to("/dev/full")
     here = tmp_path / "round-0"
     part = Assignment(0, 0, 0, 1, 1, 0, 1, 0, 1, "1", "", "", 0, False, "")
     path = here / "rank-0.out"
     output.follow(part, [Worker(0, [], {}, str(path), str(here / "rank-0.err"))], here)
     path.write_text("loss")  # a line without an end, which is passed on when its round is forgotten
     output.mirror.wake(1.0)
-    begin(output, 1, tmp_path)
+    with full_disk():
+        begin(output, 1, tmp_path)
     (complaint,) = output.complaints()
     assert complaint.startswith(f"no more duplicates of lines in {here}/filtered-agent-0.out: ")
     assert output.complaints() == []

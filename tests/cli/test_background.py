@@ -1,4 +1,5 @@
-"""Started to stay, with nohup or by `&` in a script: what is ignored then stays so, for all."""
+"""Started to stay, with nohup, by `&` in a script, or with its standard streams closed: what is
+ignored then stays so, for all."""
 
 import fcntl
 import json
@@ -10,7 +11,7 @@ import termios
 
 import psutil
 import pytest
-from launching import HPCLAUNCH, LIMIT, family, living, script, until
+from launching import HPCLAUNCH, LIMIT, family, hpclaunch, living, script, until
 
 from surroundings import environment
 
@@ -102,3 +103,32 @@ def test_ctrl_c_is_not_for_a_job_in_the_background_of_a_script(tmp_path, source)
     shell.process.wait(LIMIT)
     for told in shell.told:
         assert sorted(told["ignored"]) == sorted(["SIGINT", "SIGQUIT", *PYTHONS])
+
+
+WRITES = """
+import os, sys
+rank = os.environ["RANK"]
+print("out", rank)
+print("err", rank, file=sys.stderr)
+with open(f"has-{rank}", "w") as f:
+    f.write(" ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)))
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "12", "012"])
+@pytest.mark.parametrize("source", [WRITES, "import torch\n" + WRITES], ids=["cold", "warm"])
+def test_closed_standard_streams(tmp_path, source, closed):
+    """No file and no socket gets the number of one, in the launcher or in a worker."""
+    close = " ".join(f"{fd}>&-" for fd in closed)
+    before = ["sh", "-c", f'exec "$@" {close}', "sh"]
+    path = script(tmp_path, source)
+    done = hpclaunch("--nproc=2", "--log-dir=logs", path, cwd=tmp_path, before=before)
+    assert done.returncode == 0, done.stderr
+    for fd, kind, shown in (("1", "out", done.stdout), ("2", "err", done.stderr)):
+        wrote = [f"{kind} {rank}\n" for rank in range(2)]
+        logs = [tmp_path / f"logs/round-0/rank-{rank}.{kind}" for rank in range(2)]
+        assert [log.read_text() for log in logs] == wrote
+        assert sorted(shown.splitlines(keepends=True)) == ([] if fd in closed else wrote)
+    for rank in range(2):
+        own = [f"{tmp_path}/logs/round-0/rank-{rank}.{kind}" for kind in ("out", "err")]
+        assert (tmp_path / f"has-{rank}").read_text().split() == [os.devnull, *own]

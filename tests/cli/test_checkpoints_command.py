@@ -93,7 +93,11 @@ def test_what_is_no_directory(tmp_path):
 def test_names_that_would_confuse_a_terminal(tmp_path):
     save(tmp_path / "[bold]epoch-1.pt", at=100)
     save(tmp_path / os.fsdecode(b"epoch-2-\xff.pt"), at=200)
+    save(tmp_path / "\x1b[31mepoch-3\n.pt", at=300)
     done = hpclaunch("checkpoints", tmp_path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[bold]epoch-1.pt" in done.stdout
     assert r"epoch-2-\udcff.pt" in done.stdout
+    assert "?[31mepoch-3?.pt" in done.stdout
+    assert "would resume from ?[31mepoch-3?.pt " in done.stdout
+    assert "\x1b" not in done.stdout

@@ -88,6 +88,8 @@ def test_names_in_another_encoding(tmp_path):
     agents = [start(*common, cwd=directory, errors="surrogateescape") for _ in range(2)]
     point = directory / f"{OLD_NAME}.pt"
     assert finish(agents) == [f"{rank} {OLD_NAME} {point}" for rank in range(2)]
+    logs = {log.name for log in (directory / "logs" / "round-1").iterdir()}
+    assert {"rank-0.out", "rank-1.out"} <= logs  # both agents are of one launch
 
 
 def test_a_machine_without_the_script_names_it(tmp_path):

@@ -34,6 +34,31 @@ while True:
 """
 
 
+HOST = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+CLONE_NEWUTS = 0x04000000
+name = b"h\\xf6st\\x1b[31m"
+assert libc.unshare(CLONE_NEWUTS) == libc.sethostname(name, len(name)) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can name a host")
+def test_a_host_of_any_name(tmp_path):
+    path = script(tmp_path, "import sys; print('ran'); sys.exit(3)")
+    own = ("--nproc=1", "--max-restarts=0", "--tee=3", "--log-line-prefix-template=${hostname} ")
+    how = {"cwd": tmp_path, "before": (sys.executable, "-c", HOST), "errors": "surrogateescape"}
+    shown = os.fsdecode(b"h\xf6st?[31m")
+    done = hpclaunch(*own, path, **how)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == f"{shown} ran\n"
+    assert f"hpclaunch: rank 0 on {shown} exited with code 3" in done.stderr
+    done = hpclaunch("doctor", **how)
+    assert f"hpclaunch doctor on {shown}\n" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("how", ["--cold", "--bind=auto"])
 def test_a_lost_round(strangers, tmp_path, how):
     path = script(tmp_path, LOSES)
@@ -52,6 +77,18 @@ def test_a_signal_for_a_worker_of_any_name(tmp_path, name):
     code, _, err = end(process)
     assert code == 128 + signal.SIGTERM, err
     assert "fork server" not in err
+
+
+def test_a_program_of_any_name_that_cannot_be_started(tmp_path):
+    program = tmp_path / os.fsdecode(b"gr\xf6\xdfe\x1b")
+    program.write_bytes(b"#!/no/such/\xf6\n")
+    program.chmod(0o755)
+    args = ("--nproc=1", "--max-restarts=0", "--no-python", program)
+    done = hpclaunch(*args, cwd=tmp_path, errors="surrogateescape")
+    assert done.returncode == 127, done.stderr
+    (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.err")
+    assert log.read_bytes().startswith(b"hpclaunch: cannot start " + bytes(program))
+    assert "    | hpclaunch: cannot start " in done.stderr
 
 
 def test_an_interpreter_whose_name_is_no_text(tmp_path):

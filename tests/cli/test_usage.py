@@ -150,6 +150,14 @@ def test_a_name_in_another_encoding_is_shown_as_it_is(cwd):
     assert done.stderr == f"hpclaunch: error: no script {name} in {cwd}\n"
 
 
+def test_a_name_is_no_command_for_a_terminal(cwd):
+    done = hpclaunch("\x1b[31mred\nhpclaunch: well\x9b.py", cwd=cwd)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"hpclaunch: error: no script ?[31mred\n  hpclaunch: well?.py in {cwd}\n"
+    )
+
+
 def test_help_and_version(cwd):
     assert "--max-restarts" in hpclaunch("--help", cwd=cwd).stdout
     assert hpclaunch("--version", cwd=cwd).stdout.startswith("hpclaunch ")

@@ -42,6 +42,7 @@ PARTS = ("protocol", "consensus", "placement", "health", "source", "head", "memb
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
 RULES = {"core.consensus", "core.placement", "core.health"}
+OF_BOTH = ("worker.json_lines", "worker.private_files")  # the agent's side and the worker's
 ALLOWED = {
     "core.protocol": set(),
     "core.consensus": NOUNS,
@@ -52,7 +53,7 @@ ALLOWED = {
     "core.member": NOUNS | RULES,
     "core.control": NOUNS | {"core.consensus", "core.head", "core.member"},
     "core": set(),
-    "system": CORE | {"system.shared", "worker.json_lines", "__init__"},
+    "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE | {"system", "system.shared"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
@@ -85,7 +86,7 @@ def room(dotted: str) -> str:
     if not known:
         return "__init__"
     two = ".".join([first, *rest[:1]])
-    return two if first == "core" or two in ("system.shared", "worker.json_lines") else first
+    return two if first == "core" or two in ("system.shared", *OF_BOTH) else first
 
 
 def folder(dotted: str) -> str:

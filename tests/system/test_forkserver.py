@@ -36,6 +36,14 @@ def test_how_a_worker_ended(client, script, code, signum):
     client.until("gone")
 
 
+@pytest.mark.parametrize("kind", ["out", "err"])
+def test_no_worker_writes_through_a_link(client, kind):
+    client.path(0, kind).symlink_to("victim")
+    client.start(sh("echo ran"))
+    assert client.until("exit")["code"] == 126
+    assert not (client.tmp_path / "victim").exists()
+
+
 @pytest.mark.parametrize(
     ("argv", "code"), [(["/no/such/program"], 127), (["/etc/passwd"], 126), (["/"], 126)]
 )

@@ -16,6 +16,11 @@ def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
     assert log_directory.tail({tmp_path / "none": 0}) == ""
 
 
+def test_the_tail_is_without_colours(tmp_path):
+    (tmp_path / "e").write_text("\x1b[1;31mValueError\x1b[0m: no\x1b[K\n\x1b[0m\n")
+    assert log_directory.tail({tmp_path / "e": 0}) == "ValueError: no"
+
+
 def test_what_an_earlier_launch_has_written_is_not_in_the_tail(tmp_path):
     err, out = tmp_path / "e", tmp_path / "o"
     err.write_text("Traceback\nModuleNotFoundError\n")

@@ -25,6 +25,7 @@ from hpclaunch.core.placement.streams import (
 )
 from hpclaunch.system.logs import console
 from hpclaunch.system.logs.mirror import CHUNK, PARTIAL, SHARE, Duplicates, Mirror, Tap
+from surroundings import full_disk
 
 
 class Screen:
@@ -330,13 +331,15 @@ def test_duplicates_are_appended(tmp_path):
     assert target.read_bytes() == b"line\nline\n"
 
 
-@pytest.mark.parametrize("path", ["/dev/full", "/no/such/directory/x", "/"])
+@pytest.mark.parametrize("path", ["{}/x", "/dev/full", "/no/such/directory/x", "/"])
 def test_duplicates_that_cannot_be_written(mirror, tmp_path, path):
     """A word, once, and everything else goes on."""
+    path = path.format(tmp_path)
     duplicates, screen = Duplicates(Path(path)), Screen()
     mirror.follow(tmp_path / "rank-0.out", Tap(screen), Tap(duplicates, needles=(b"x",)))
     append(tmp_path / "rank-0.out", b"x\n" * CHUNK)
-    mirror.finish(1.0)
+    with full_disk():
+        mirror.finish(1.0)
     assert screen.data == b"x\n" * CHUNK
     assert duplicates.complaint().startswith(f"no more duplicates of lines in {path}: ")
     assert duplicates.complaint() == ""

@@ -27,6 +27,18 @@ def test_many_at_once_agree(tmp_path):
     assert len(made) == 1
 
 
+def test_nobody_can_write_where_it_is_made(tmp_path):
+    """Whatever the umask is: whoever can write above it could put another one in its place."""
+    path = tmp_path / ".local" / "state" / "hpclaunch" / "secret"
+    before = os.umask(0)
+    try:
+        secret.load_or_create(path)
+    finally:
+        os.umask(before)
+    made = [above for above in path.parents if above.is_relative_to(tmp_path / ".local")]
+    assert [stat.S_IMODE(above.stat().st_mode) for above in made] == [0o700] * 3
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_open_to_others_is_refused(tmp_path, mode):
     path = tmp_path / "secret"

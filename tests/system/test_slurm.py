@@ -108,6 +108,18 @@ def test_host_lists_without_scontrol(monkeypatch, nodelist, hosts):
     assert expanded == hosts if hosts else sorted(expanded) == ["n1", "n3"]
 
 
+def test_what_scontrol_says_besides_may_be_in_any_encoding(monkeypatch, tmp_path):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_bytes(b"#!/bin/sh\necho n1; echo n2; echo 'm\xf6glich' >&2\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert slurm.expand("n[1-2]") == ["n1", "n2"]
+
+
+def test_a_job_id_that_is_no_text():
+    assert not slurm.ends_with_a_node({"SLURM_JOB_ID": "7\udcff"})
+
+
 @pytest.mark.parametrize(
     ("text", "counts"), [("1", [1]), ("2(x3),1", [2, 2, 2, 1]), ("4,1(x2)", [4, 1, 1])]
 )

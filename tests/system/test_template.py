@@ -107,6 +107,16 @@ def test_a_worker_that_ends_at_once_is_not_missed(client):
         assert [client.until("exit")["code"] for _ in range(3)] == [7, 7, 7]
 
 
+@pytest.mark.parametrize("kind", ["out", "err"])
+def test_no_worker_writes_through_a_link(client, kind):
+    client.prepare("print('ran')")
+    client.ready()
+    client.path(0, kind).symlink_to("victim")
+    client.start(client.command(), warm=True, env=PATH)
+    assert client.until("exit")["code"] == 126
+    assert not (client.tmp_path / "victim").exists()
+
+
 def test_what_an_import_writes_every_worker_has(client):
     (client.tmp_path / "talks.py").write_text(
         "import sys; print('o' * 70000); sys.stderr.write('e')\n"
@@ -149,6 +159,28 @@ def test_what_the_script_imports_is_learned(client):
         assert client.path(0, "err").read_text() == expected
         if expected == "False\n":
             client.ready()
+
+
+def test_more_modules_than_can_be_told(client):
+    """The last name is not cut off, least of all within a character; and any name may be there."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    names = [f"größe_{'ß' * 90}_{number}" for number in range(30)]
+    for name in (*names, "odd\udcff"):
+        (packages / f"{name}.py").touch()
+    client.prepare(
+        "import sys, torch.distributed as dist\n"
+        f"print({names[0]!r} in sys.modules, file=sys.stderr)\n"
+        f"sys.path.append({str(packages)!r})\n"
+        f"for name in {[*names[:1], 'odd' + chr(0xDCFF), *names[1:]]!r}: __import__(name)\n"
+        f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1)\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    client.ready()
+    client.round()
+    assert client.path(0, "err").read_text() == "True\n"
 
 
 def test_a_module_that_fails_and_leaves_a_thread(client):

@@ -113,6 +113,23 @@ def test_only_the_user_can_read_it(worker):
     assert stat.S_IMODE(worker.file.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_what_somebody_has_put_in_its_place_stays_as_it_is(worker, kind):
+    victim = worker.cwd / "authorized_keys"
+    victim.touch()
+    match kind:
+        case "link":
+            worker.file.symlink_to(victim)
+        case "hard link":
+            worker.file.hardlink_to(victim)
+        case "pipe":
+            os.mkfifo(worker.file)
+    ended = worker.python(FAILS)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1
+    assert victim.read_bytes() == b""
+
+
 @pytest.mark.parametrize(
     ("options", "text", "message"),
     [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
-from ..core.protocol.wording import as_bytes
+from ..core.protocol.wording import for_console, harmless
 from ..system.logs.console import Console
 from ..system.logs.mirror import PARTIAL, Duplicates, Mirror, Tap
 from ..system.processes.fork_server_client import Worker
@@ -27,7 +27,7 @@ class Output:
         self._streams = streams
         self._role = role
         self._label = label
-        self._host = host
+        self._host = harmless(host)
         self._duplicates: list[Duplicates] = []  # those to which lines are still copied
         self._unsaid: list[str] = []  # complaints of those that ended early
 
@@ -105,8 +105,8 @@ class Output:
         """A line to the user, after all that the workers have written so far."""
         self.mirror.wake(time.monotonic())
         # A worker that died may have left its last line unfinished.
-        start = "" if self.err.at_line_start else "\n"
-        self.err.write(as_bytes(f"{start}hpclaunch: {text}\n"))
+        start = b"" if self.err.at_line_start else b"\n"
+        self.err.write(start + for_console(f"hpclaunch: {text}\n"))
 
     def complaints(self) -> list[str]:
         """What is no longer duplicated, and why; each complaint is returned once."""

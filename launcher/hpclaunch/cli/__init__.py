@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
-from hpclaunch.core.protocol.wording import as_bytes
+from hpclaunch.core.protocol.wording import for_console
 
 from . import options, run, shim
 from .parser import Parser
@@ -25,6 +25,7 @@ COMMANDS = ("checkpoints", "doctor", "replay", "sbatch", "shim")
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
+    _fill_standard_descriptors()
     _look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been called like this for years.
@@ -55,6 +56,19 @@ def _is_script(name: str) -> bool:
     return os.path.isfile(name) or os.path.exists(os.path.join(name, "__main__.py"))
 
 
+def _fill_standard_descriptors() -> None:
+    """Open /dev/null as whichever of 0, 1 and 2 is closed (`hpclaunch ... >&-`).
+
+    Otherwise the next file or socket would get that number. Python's own sys.stdout stays None.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(null, True)
+
+
 def _look_for_libraries_first() -> None:
     """The user's own directories are for the workers: the agent must not import a zmq.py there."""
     theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
@@ -76,8 +90,13 @@ def _command(name: str, words: list[str]) -> int:
 
 
 def _complain(error: UsageError) -> int:
-    if sys.stderr is not None:  # it may be closed
-        sys.stderr.flush()
-        sys.stderr.buffer.write(as_bytes(f"hpclaunch: error: {error}\n"))
-        sys.stderr.buffer.flush()
+    say(f"error: {error}")
     return EXIT_USAGE
+
+
+def say(text: str) -> None:
+    """Write a message to standard error, which may be closed."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+        sys.stderr.buffer.write(for_console(f"hpclaunch: {text}\n"))
+        sys.stderr.buffer.flush()

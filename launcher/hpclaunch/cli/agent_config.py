@@ -8,7 +8,6 @@ head as trouble, and the head ends the job everywhere with one line.
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shlex
 import sys
@@ -24,6 +23,7 @@ from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
 from hpclaunch.core.protocol.timing import DEFAULTS, Timing
+from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
 from hpclaunch.system.shared import open_file_limit
@@ -226,29 +226,22 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     return binding.threads(binding.bind(mode, cpus, there, [binding.Locality()] * workers), there)
 
 
-def _log_dir(where: Allocation) -> Path:
-    """For this launch only: a batch script without srun may have several, even at the same time."""
-    directory = Path("hpclaunch-logs") / where.name
-    for number in itertools.count(2) if where.alone else ():
-        try:
-            directory.mkdir(mode=0o700, parents=True)
-            break
-        except FileExistsError:
-            directory = directory.with_name(f"{where.name}-{number}")
-        except OSError:
-            break  # LogDirectory says what is wrong
-    return directory
-
-
 def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory, str]:
     """The log directory, and a line if it is not where the user would look for it.
 
     In place of torchrun, whose own is temporary, the working directory may not be writable.
     """
+    first = where.index == HEAD
     if options.log_dir is not None:
-        return LogDirectory(options.log_dir), ""
+        path = log_directory.unused(options.log_dir, where.name, where.identity)
+        used = f"the log directory {options.log_dir} is in use: this launch's is {path}"
+        return LogDirectory(path), used if first and path != options.log_dir else ""
     try:
-        return LogDirectory(_log_dir(where)), ""
+        # A batch script without srun may have several launches, even at the same time.
+        logs = LogDirectory(log_directory.default(where.name, alone=where.alone))
+        theirs = f"hpclaunch-logs belongs to another user: the logs are in {logs.path}"
+        usual = logs.path.parent.name == "hpclaunch-logs"
+        return logs, theirs if first and not usual else ""
     except UsageError as e:
         if not options.in_place_of:
             raise

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.wording import harmless
 
 from . import options as launch
 from .parser import Parser
@@ -128,10 +129,10 @@ def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, w
     for each in found:
         candidate = each.candidate
         name = os.path.relpath(candidate.path, os.path.dirname(base) if "*" in where else base)
-        complete = Text("yes", style="green") if each.lacks is None else Text(each.lacks)
+        complete = Text("yes", style="green") if each.lacks is None else Text(harmless(each.lacks))
         table.add_row(
             Text("->" if each is chosen else "", style="bold green"),
-            Text(candidate.name if name == "." else name),
+            Text(harmless(candidate.name if name == "." else name)),
             candidate.format.name,
             "" if candidate.step is None else str(candidate.step),
             _size(each.size),
@@ -141,7 +142,7 @@ def _table(found: list[ExaminedCheckpoint], chosen: ExaminedCheckpoint | None, w
         )
     if found:
         console.print(table)
-    console.print(Text(_summary(found, chosen, where), style="bold"))
+    console.print(Text(harmless(_summary(found, chosen, where)), style="bold"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     return "".join(f"{line if tty else line.rstrip()}\n" for line in lines)
 

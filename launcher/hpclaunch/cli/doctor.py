@@ -21,7 +21,8 @@ from hpclaunch.core.health.findings import Finding, Grade, failed
 from hpclaunch.core.health.visits import Row, Visit, differences, rows
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD
-from hpclaunch.core.protocol.wording import as_bytes
+from hpclaunch.core.protocol.wording import as_bytes, harmless
+from hpclaunch.system.logs import log_directory
 
 from . import values
 
@@ -41,9 +42,8 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-dir",
         type=Path,
-        default=Path("hpclaunch-logs"),
         metavar="DIR",
-        help="the log directory that the launch will use (default: %(default)s)",
+        help="the log directory that the launch will use (default: hpclaunch-logs)",
     )
 
 
@@ -66,7 +66,8 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             held = doctor_meeting.Meeting(where, shared)
         except UsageError as e:
             opened = [Finding("meeting", str(e), Grade.FAIL)]
-    findings = doctor_host.examine(here, options.log_dir, options.timeout) + opened
+    logs = options.log_dir or log_directory.of_all_launches()
+    findings = doctor_host.examine(here, logs, options.timeout) + opened
     visit = Visit(here.host, tuple(findings))
     if held is not None:
         others, more = held.hold(options.timeout)
@@ -121,14 +122,16 @@ def _table(visits: Sequence[Visit]) -> str:
     found = rows(visits)
     for row in found:
         finding = row.finding
-        words = Text(finding.found)
+        words = Text(harmless(finding.found))
         if finding.advice:
-            words.append(f"\n-> {finding.advice}", style="italic")
-        cells = [Text(finding.grade.value, style=styles[finding.grade]), Text(finding.check)]
+            words.append(f"\n-> {harmless(finding.advice)}", style="italic")
+        cells = [Text(finding.grade.value, style=styles[finding.grade])]
+        cells.append(Text(harmless(finding.check)))
         if len(hosts) > 1:
-            cells.append(Text("all" if len(row.hosts) == len(hosts) else folded(row.hosts)))
+            who = "all" if len(row.hosts) == len(hosts) else harmless(folded(row.hosts))
+            cells.append(Text(who))
         table.add_row(*cells, words)
-    console.print(Text(f"hpclaunch doctor on {folded(hosts)}", style="bold"))
+    console.print(Text(f"hpclaunch doctor on {harmless(folded(hosts))}", style="bold"))
     console.print(table)
     console.print(_summary(found))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
-from hpclaunch.core.protocol.wording import as_bytes, count
+from hpclaunch.core.protocol.wording import count, for_console
 
+from . import say
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     if len(agents) == 1 and wrong:
         raise UsageError(wrong[0])
     for text in wrong:
-        sys.stderr.write(f"hpclaunch: error: {text}\n")
+        say(f"error: {text}")
     if any(agent.differs for agent in agents):
         return EXIT_FAILED
     return EXIT_USAGE if wrong else 0
@@ -102,7 +103,7 @@ def _show(lines: Iterator[Line], until: str | None) -> None:
             end = _moment(until, time)
         if end is not None and time > end:
             break
-        out.write(as_bytes(f"{text}\n"))
+        out.write(for_console(f"{text}\n"))
     out.flush()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.wording import harmless
 
 from . import job_script, options, parser, profiles, program, slurm_values, values
 from . import run as launching
@@ -295,7 +296,7 @@ def _submit(text: str) -> str:
     if done.returncode:
         raise UsageError(f"sbatch did not take the job: {said.removeprefix('sbatch: error: ')}")
     if said:
-        print(said, file=sys.stderr)
+        print(harmless(said), file=sys.stderr)
     return os.fsdecode(done.stdout).strip().partition(";")[0]
 
 

@@ -17,6 +17,7 @@ Slow is a finding and no failure. Exit code 3: this rank computes wrong results,
 last line of standard error says so; 1 on rank 0: a rank is silent.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -133,7 +134,7 @@ def of_windows(amount, windows):
 
 
 def cpu_model():
-    with open("/proc/cpuinfo") as f:
+    with open("/proc/cpuinfo", errors="replace") as f:
         names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
@@ -283,9 +284,13 @@ def conclude(backend, measured, links):
     }
     path = os.environ.get("HPCLAUNCH_PREFLIGHT_RESULT")
     if path:
-        with open(f"{path}.tmp", "w") as f:
+        draft = f"{path}.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # follows no link
+        with open(os.open(draft, flags, 0o600), "w") as f:
             json.dump(result, f)
-        os.replace(f"{path}.tmp", path)
+        os.replace(draft, path)
     return fatal
 
 

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 
+from .private_files import open_file
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SPARED = (  # scancel and terminals send these to every process; only the agent acts on them
@@ -99,12 +101,12 @@ def append_to(path):
     """Open a worker's stream: a file, or a terminal, which must not become its controlling one."""
     if path.startswith("/dev/pts/"):
         return os.open(path, os.O_RDWR | os.O_NOCTTY)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def complain(path, why):
-    with open(append_to(path), "w", encoding="utf-8") as f:
-        f.write(f"hpclaunch: {why}\n")
+    with open(append_to(path), "wb") as f:
+        f.write(os.fsencode(f"hpclaunch: {why}\n"))
 
 
 class Wakeup:
@@ -165,7 +167,8 @@ class Spawner:
                     pass  # the cgroup has shrunk meanwhile: the CPUs that it has are good enough
             os.execvpe(argv[0], argv, environ)
         except OSError as e:
-            os.write(2, f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n".encode())
+            why = f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n"
+            os.write(2, os.fsencode(why))
             os._exit(127 if e.errno == errno.ENOENT else 126)
         finally:
             os._exit(126)

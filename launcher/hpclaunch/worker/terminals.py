@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from .json_lines import JsonLines
+from .private_files import open_file
 
 CHUNK = 1 << 16
 MOST = 1 << 20  # bytes copied from one terminal at a flush: more than it holds
@@ -173,7 +174,7 @@ class Copier:
             terminal = self._channel.descriptors.pop(0)
             os.set_blocking(terminal, False)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._files[terminal] = os.open(request["file"], flags, 0o600)
+            self._files[terminal] = open_file(request["file"], flags)
             return
         for terminal in [*self._files]:
             self._copy(terminal, MOST)

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 
 GIB = 1 << 30
+# What a terminal may take for a command: control characters but the tab, those that change the
+# direction of the text or end a line, and bytes that are no UTF-8 and control characters otherwise.
+_COMMANDS = re.compile(
+    r"[\x00-\x08\n-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]"
+)
+_UNINDENTED = re.compile(r"\n(?!  |$)")
+
+
+def for_console(text: str) -> bytes:
+    """Encode a message for the user's console, whatever names are in it.
+
+    Its lines after the first are indented, so that a name with a newline in it cannot look like a
+    message of its own.
+    """
+    lines = _UNINDENTED.sub("\n  ", text).split("\n")
+    return as_bytes("\n".join(map(harmless, lines)))
+
+
+def harmless(text: str) -> str:
+    """Replace with "?" what a terminal may take for a command, and the end of a line. Names of
+    files stay as they are otherwise.
+    """
+    # Decoded anew, since the C locale leaves UTF-8 undecoded.
+    return _COMMANDS.sub("?", as_bytes(text).decode(errors="surrogateescape"))
 
 
 def as_bytes(text: str) -> bytes:
-    """Encode a text for the user. Names of files become the bytes that they are on disk, whatever
-    their encoding.
+    """Encode a text. Names of files become the bytes that they are on disk, whatever their
+    encoding.
     """
     try:
         return text.encode(errors="surrogateescape")

@@ -130,7 +130,7 @@ def _short(name: str) -> str:
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if len(plain) <= LONGEST_NAME and plain == name:
         return name
-    return f"{plain[: LONGEST_NAME - 9]}-{zlib.crc32(name.encode()):08x}"
+    return f"{plain[: LONGEST_NAME - 9]}-{zlib.crc32(os.fsencode(name)):08x}"
 
 
 class MpsKeeperClient(Helper):

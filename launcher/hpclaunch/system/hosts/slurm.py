@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 import socket
@@ -105,15 +106,14 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
     found = False
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (
-                process / "comm"
-            ).read_bytes() != b"srun\n":  # a name of others' choice may be any bytes
+            # Bytes: others may choose any name.
+            if (process / "comm").read_bytes() != b"srun\n":
                 continue
             words = (process / "cmdline").read_bytes().split(b"\0")
             theirs = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended, or is another user's
-        ours = f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}".encode() in theirs
+        ours = os.fsencode(f"SLURM_JOB_ID={environ.get('SLURM_JOB_ID')}") in theirs
         if not ours or not any(name in word for word in words for name in LAUNCHERS):
             continue
         asked = {b"--no-kill", b"-k"} & set(words)
@@ -143,10 +143,8 @@ def expand(nodelist: str) -> list[str]:
         return [nodelist]
     command = ["scontrol", "show", "hostnames", nodelist]
     try:
-        shown = subprocess.run(
-            command, capture_output=True, text=True, timeout=SCONTROL_TIMEOUT, check=True
-        )
-        return shown.stdout.split()
+        shown = subprocess.run(command, capture_output=True, timeout=SCONTROL_TIMEOUT, check=True)
+        return os.fsdecode(shown.stdout).split()
     except (OSError, subprocess.SubprocessError):
         return _expand_here(nodelist)
 

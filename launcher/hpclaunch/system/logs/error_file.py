@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.core.protocol.model import Failure
+from hpclaunch.worker import private_files
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -36,7 +37,8 @@ def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
     """With the exit code, which a worker that was killed cannot have written."""
     file = logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json"
     try:
-        error = json.loads(file.read_bytes())
+        with open(file, "rb", opener=private_files.open_file) as f:
+            error = json.loads(f.read())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(error, dict):

@@ -3,19 +3,31 @@
     DIR/round-0/rank-3.out    .err    .error.json
 
 Workers write to their files themselves: a dead agent loses no line, and a stalled console stops no
-worker.
+worker. Nobody else can read the files, and what others have put in their place is refused.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.worker import private_files
 
+LOCK = "launch.lock"
+MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and whatever else a terminal is told so
+
+
+_held: list[int] = []  # the locks, for as long as this process lives
 
 
 class LogDirectory:
@@ -23,20 +35,98 @@ class LogDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _refused(path):
             # A directory that exists keeps its mode; what we put into it is private.
-            (self.path / "round-0").mkdir(exist_ok=True, mode=0o700)
+            private_files.make_directory(self.path)
+            private_files.make_directory(self.path / "round-0")
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
-        except OSError as e:
-            raise UsageError(f"cannot write to the log directory {path}: {e.strerror}") from e
         if not usable:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
 
     def round(self, number: int) -> Path:
+        """Raises OSError, also where somebody else has put a directory of that name."""
+        private_files.check_directory(self.path)
         directory = self.path / f"round-{number}"
-        directory.mkdir(exist_ok=True, mode=0o700)
+        private_files.make_directory(directory)
         return directory
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        where = f" ({e.filename})" if e.filename and Path(e.filename) != path.absolute() else ""
+        raise UsageError(f"cannot write to the log directory {path}: {e.strerror}{where}") from e
+
+
+def default(name: str, *, alone: bool) -> Path:
+    """Where the logs of a launch without --log-dir are; `name` is the launch's.
+
+    Several launches on one machine may have one `name`, and get a directory each.
+    """
+    above = of_all_launches()
+    path = above / name
+    with _refused(path):
+        private_files.make_directory(above.absolute())
+        if (mode := above.stat().st_mode) & OTHERS_WRITE:  # made by an older version
+            above.chmod(stat.S_IMODE(mode) & ~OTHERS_WRITE)
+        for number in range(2, MOST) if alone else ():
+            try:
+                path.mkdir(mode=0o700)
+                break
+            except FileExistsError:
+                path = above / f"{name}-{number}"
+    return path
+
+
+def of_all_launches() -> Path:
+    """The directory for those without --log-dir. It is below the working directory, where others
+    may have one of their own: then this user's has another name.
+    """
+    usual = Path("hpclaunch-logs")
+    own = usual.exists() and usual.stat().st_uid == os.geteuid()
+    return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
+
+
+def unused(path: Path, name: str, launch: str) -> Path:
+    """`path`, or as long as other launches use it, a directory in it with the `name` of this one.
+
+    It is this launch's for as long as one of its agents lives; they have the same `launch`.
+    """
+    found = path
+    for number in range(1, MOST):
+        with _refused(found):
+            private_files.make_directory(found.absolute())
+        if _lock(found / LOCK, os.fsencode(f"{launch}\n")):
+            return found
+        found = path / (name if number == 1 else f"{name}-{number}")
+    raise UsageError(f"too many launches use the log directory {path}: give each one its own")
+
+
+def _lock(path: Path, launch: bytes) -> bool:
+    """False where another launch has it. Where a file system has no locks, nobody can tell."""
+    try:
+        fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT)
+    except OSError:
+        return False  # it is another user's
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:  # of no launch that still runs
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, launch, 0)
+        # Waits for an agent that is just writing. Another may have come first here: so it is read.
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.pread(fd, len(launch) + 1, 0) != launch:
+            os.close(fd)
+            return False
+    except OSError:
+        pass
+    _held.append(fd)
+    return True
 
 
 def size(path: Path) -> int:
@@ -48,17 +138,18 @@ def size(path: Path) -> int:
 
 
 def tail(begins: Mapping[Path, int]) -> str:
-    """The last lines of the first file that has any: what a worker wrote before it ended.
+    """The last lines of the first file that has any, without colours: what a worker wrote before it
+    ended.
 
     `begins` has the sizes of the files at the start of the round: what is before, an earlier launch
     has written.
     """
     for path, begin in begins.items():
         try:
-            with path.open("rb") as f:
+            with open(path, "rb", opener=private_files.open_file) as f:
                 f.seek(0, os.SEEK_END)
                 f.seek(max(begin, f.tell() - TAIL_BYTES))
-                text = f.read().decode(errors="replace").strip("\n")
+                text = _COLOURS.sub("", f.read().decode(errors="replace")).strip("\n")
         except OSError:
             continue
         if text:

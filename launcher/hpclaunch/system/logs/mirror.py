@@ -17,6 +17,8 @@ from typing import Protocol
 
 import inotify_simple
 
+from hpclaunch.worker import private_files
+
 CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
 SHARE = 1 << 20  # bytes of one file at a time: the agent has other things to do
 PARTIAL = 0.1  # seconds after which an unfinished line is shown
@@ -52,9 +54,8 @@ class Duplicates:
         self._path = path
         self._fd: int | None = None
         self._complaint = ""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
-            self._fd = os.open(path, flags, 0o600)
+            self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as e:
             self._give_up(e)
 
@@ -178,8 +179,7 @@ class Mirror:
         """Copy what is written to a file from now on. A missing file is created, which is all that
         happens without a tap.
         """
-        flags = os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(path, flags, 0o600)
+        fd = private_files.open_file(path, os.O_RDONLY | os.O_CREAT)
         if not taps:
             os.close(fd)
             return
@@ -187,7 +187,8 @@ class Mirror:
         key = -fd - 1
         if self._inotify is not None:
             try:
-                key = self._inotify.add_watch(path, inotify_simple.flags.MODIFY)
+                here = f"/proc/self/fd/{fd}"  # whatever is at the path by now
+                key = self._inotify.add_watch(here, inotify_simple.flags.MODIFY)
             except OSError:
                 self._look_at = 0.0
         else:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.worker import private_files
 
 BYTES = 32
 VARIABLE = "HPCLAUNCH_SECRET_FILE"
@@ -69,7 +70,8 @@ def _create(path: Path) -> None:
     """Whole or not at all, by the first of many that try at once: link() decides."""
     import tempfile
 
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.parent.exists():
+        private_files.make_directory(path.absolute().parent)
     handle, draft = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "wb") as f:

@@ -132,7 +132,8 @@ def tell_modules():
     ]
     writing, pipe = pipe, None
     try:
-        os.write(writing, " ".join(names).encode()[: 1 << 12])
+        said = os.fsencode(" ".join(names) + " ")[: 1 << 12]
+        os.write(writing, said[: said.rfind(b" ") + 1])  # whole names only
     finally:
         os.close(writing)
 

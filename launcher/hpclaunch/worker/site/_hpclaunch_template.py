@@ -378,13 +378,22 @@ def close(*fds):
 
 def redirect(out, err):
     for stream, path in enumerate((out, err), start=1):
-        # As append_to in processes.py.
+        # As append_to in processes.py; the agent has made the file, and checked it.
         if path.startswith("/dev/pts/"):
             fd = os.open(path, os.O_RDWR | os.O_NOCTTY)
         else:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            fd = os.open(path, flags, 0o600)
+            check_own(fd, path)
         os.dup2(fd, stream)
         os.close(fd)
+
+
+def check_own(fd, path):
+    """As open_file in private_files.py."""
+    found = os.fstat(fd)
+    if found.st_uid not in (0, os.geteuid()) or found.st_nlink > 1:
+        raise PermissionError(f"{path} belongs to another user, or has another name too")
 
 
 def copy(source, to):

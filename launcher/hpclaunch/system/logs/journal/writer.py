@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import Iterable
 
+from hpclaunch.worker import private_files
+
 BEATS = b"."
 NEWS = b"!"
 STATE = b"="  # that the beats after it may begin with
@@ -75,8 +77,7 @@ class File:
         self._open()
 
     def _open(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(self.path, flags, 0o600)
+        self._fd = private_files.open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._size = os.fstat(self._fd).st_size
         # An earlier run may have ended with its node, in the middle of a line.
         if self._size and os.pread(self._fd, 1, self._size - 1) != b"\n":

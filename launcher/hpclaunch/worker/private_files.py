@@ -1,0 +1,76 @@
+"""Directories and files for this user alone, also where others may write.
+
+In a directory that a group shares, others can put a link, a file or a directory where one of
+ours is going to be. So no link is followed but the user's own to a directory, and what is already
+there has to belong to this user. Root counts as this user: root may do anything anyway.
+
+Everything here raises OSError with a reason for the user. `site/_hpclaunch_template.py` and
+`site/_hpclaunch_errors.py` have what they need of it, since they can import nothing from here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+Path = str | os.PathLike[str]
+ANOTHERS = "it belongs to another user"
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory with mode 0700, and so every one above it that is missing.
+
+    One that is there keeps its mode.
+    """
+    above = os.path.dirname(path)
+    if above and not os.path.lexists(above):
+        make_directory(above)
+    try:
+        os.mkdir(path, 0o700)
+    except OSError:
+        if not os.path.lexists(path):
+            raise
+        check_directory(path)
+
+
+def check_directory(path: Path) -> None:
+    """Whether it is one of this user's, if need be through a link of this user's."""
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        if not _is_ours(found):
+            raise OSError(errno.EPERM, "it is a link of another user", path)
+        found = os.stat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+    if not _is_ours(found):
+        raise OSError(errno.EPERM, ANOTHERS, path)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a regular file that has no other name; a new one gets mode 0600."""
+    # Without O_NONBLOCK, a pipe in its place could make this wait.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o600)
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link", path) from None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EPERM, "it is not a regular file", path)
+        if not _is_ours(found):
+            raise OSError(errno.EPERM, ANOTHERS, path)
+        if found.st_nlink > 1:
+            raise OSError(errno.EPERM, "it has another name too (a hard link)", path)
+        os.set_blocking(fd, True)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    return found.st_uid in (0, os.geteuid())

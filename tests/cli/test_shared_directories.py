@@ -1,0 +1,190 @@
+"""Launches in a directory that a group shares: another user may put there whatever is in the way of
+a job, and several launches may use one log directory."""
+
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from launching import LIMIT, hpclaunch, script, start, until
+
+from surroundings import SHORT
+
+NOBODY = 65534
+FAILS = """
+import os, sys
+print("rank", os.environ["RANK"])
+raise ValueError("of the worker")
+"""
+with_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+
+
+@pytest.fixture
+def project():
+    """Anybody may write there, and make new files the group's."""
+    directory = Path(tempfile.mkdtemp(dir=SHORT, prefix="hpclaunch-test-"))
+    directory.chmod(0o2777)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def by_another(command, project):
+    """A shell command of another user. Returns whether it succeeded."""
+    shell = ["sh", "-c", f"umask 000; {command}"]
+    done = subprocess.run(shell, cwd=project, user=NOBODY, group=NOBODY, extra_groups=())
+    return done.returncode == 0
+
+
+def modes(directory):
+    found = [directory, *directory.rglob("*")]
+    return {path: stat.S_IMODE(path.lstat().st_mode) & 0o777 for path in found}
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o000])
+@pytest.mark.parametrize("chosen", [(), ("--log-dir=of/this/run",)], ids=["default", "chosen"])
+def test_nobody_else_can_read_or_write_what_a_launch_makes(project, umask, chosen):
+    options = ("--nproc=1", "--max-restarts=0", "--duplicate-stdout-filters=rank", *chosen)
+    done = hpclaunch(*options, script(project, FAILS), cwd=project, umask=umask)
+    assert done.returncode == 1, done.stderr
+    (made,) = [path for path in project.iterdir() if path.is_dir()]
+    for path, mode in modes(made).items():
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    names = {path.name for path in made.rglob("*")}
+    wanted = {"rank-0.out", "rank-0.err", "rank-0.error.json", "journal.jsonl"}
+    assert wanted | {"filtered-agent-0.out"} <= names
+
+
+@with_others
+def test_the_usual_directory_is_another_users(project):
+    """The job runs, and says where its logs are."""
+    assert by_another("mkdir hpclaunch-logs", project)
+    done = hpclaunch("--nproc=1", script(project, "print('ran')"), cwd=project)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    (own,) = (project / f"hpclaunch-logs-{os.geteuid()}").iterdir()
+    said = f"hpclaunch-logs belongs to another user: the logs are in {own}\n"
+    assert said in done.stderr
+    assert (own / "round-0" / "rank-0.out").read_text() == "ran\n"
+    assert list((project / "hpclaunch-logs").iterdir()) == []
+    done = hpclaunch("doctor", cwd=project)
+    (line,) = [line for line in done.stdout.splitlines() if "hpclaunch-logs" in line]
+    assert line.startswith("ok ")
+    assert f"hpclaunch-logs-{os.geteuid()}" in line
+    assert by_another("touch hpclaunch-logs/mine", project)
+    assert not by_another(f"ls hpclaunch-logs-{os.geteuid()}", project)
+
+
+@with_others
+def test_the_usual_directory_of_an_older_version_is_closed_to_others(project):
+    (project / "hpclaunch-logs").mkdir()
+    (project / "hpclaunch-logs").chmod(0o2775)
+    done = hpclaunch("--nproc=1", script(project, "print('ran')"), cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert modes(project)[project / "hpclaunch-logs"] == 0o755
+
+
+@with_others
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("mkdir logs", "another user"),
+        ("ln -s /tmp logs", "it is a link of another user"),
+        ("mkdir logs logs/round-0", "another user"),
+    ],
+)
+def test_a_chosen_directory_that_another_user_has_made(project, command, names):
+    assert by_another(command, project)
+    done = hpclaunch("--nproc=1", "--log-dir=logs", script(project, FAILS), cwd=project)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("hpclaunch: error: cannot write to the log directory logs: ")
+    assert names in line
+
+
+@with_others
+@pytest.mark.parametrize("name", ["rank-0.out", "rank-0.err"])
+def test_a_link_in_place_of_a_log_ends_the_job_with_a_word(project, name):
+    (project / "logs" / "round-0").mkdir(parents=True)
+    (project / "logs" / "round-0").chmod(0o2777)
+    victim = project / "authorized_keys"
+    victim.write_text("mine")
+    assert by_another(f"ln -s {victim} logs/round-0/{name}", project)
+    done = hpclaunch("--nproc=1", "--log-dir=logs", script(project, FAILS), cwd=project)
+    assert done.returncode == 1, done.stderr
+    assert f": it is a link: {project}/logs/round-0/{name}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert victim.read_text() == "mine"
+
+
+@with_others
+def test_a_directory_of_another_user_in_place_of_a_rounds(project):
+    """One that the owner of the log directory has let everybody write in."""
+    (project / "logs").mkdir()
+    (project / "logs").chmod(0o2777)
+    victim = project / "authorized_keys"
+    victim.write_text("mine")
+    assert by_another(f"mkdir logs/round-1; ln -s {victim} logs/round-1/rank-0.err", project)
+    done = hpclaunch("--nproc=1", "--log-dir=logs", script(project, FAILS), cwd=project)
+    assert done.returncode == 1, done.stderr
+    assert f": it belongs to another user: {project}/logs/round-1" in done.stderr
+    assert victim.read_text() == "mine"
+
+
+@with_others
+@pytest.mark.parametrize("how", ["--cold", "--preload=json"])
+def test_an_error_is_not_written_through_a_link(project, how):
+    """One that comes while the worker runs."""
+    (project / "logs" / "round-0").mkdir(parents=True)
+    (project / "logs" / "round-0").chmod(0o2777)
+    victim = project / "authorized_keys"
+    victim.write_text("")
+    path = script(project, WAITS)
+    options = ("--nproc=1", "--max-restarts=0", "--log-dir=logs", how, path, "one")
+    process = start(*options, cwd=project)
+    until((project / "one-0").exists)
+    assert by_another(f"ln -s {victim} logs/round-0/rank-0.error.json; touch go", project)
+    _, err = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1, err
+    assert victim.read_text() == ""
+
+
+WAITS = """
+import os, sys, time
+print(sys.argv[1], "rank", os.environ["RANK"])
+open(f"{sys.argv[1]}-{os.environ['RANK']}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.02)
+raise ValueError(sys.argv[1])
+"""
+
+
+def test_two_launches_at_once_in_one_log_directory(tmp_path):
+    """Each has its own files, and says where; and the next one has the directory again."""
+    path = script(tmp_path, WAITS)
+    options = ("--nproc=2", "--max-restarts=0", "--log-dir=logs", path)
+    launches = {}
+    for name in ("one", "two", "three"):
+        launches[name] = start(*options, name, cwd=tmp_path)
+        until(lambda name=name: len(list(tmp_path.glob(f"{name}-*"))) == 2)
+    (tmp_path / "go").touch()
+    for name, process in launches.items():
+        out, err = process.communicate(timeout=LIMIT)
+        assert process.returncode == 1, err
+        assert sorted(out.splitlines()) == [f"{name} rank {rank}" for rank in range(2)]
+        others = {"one", "two", "three"} - {name}
+        assert not any(f"ValueError: {other}" in err for other in others)
+        logs = Path(err.rstrip().rpartition("  logs: ")[2])
+        assert (logs == tmp_path / "logs") is (name == "one")
+        said = f"the log directory logs is in use: this launch's is logs/{logs.name}\n"
+        assert (said in err) is (name != "one")
+        for rank in range(2):
+            stem = logs / "round-0" / f"rank-{rank}"
+            assert stem.with_suffix(".out").read_text() == f"{name} rank {rank}\n"
+            error = stem.with_suffix(".error.json")
+            assert not error.exists() or f"ValueError: {name}" in error.read_text()
+        done = hpclaunch("replay", logs / "journal.jsonl", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    done = hpclaunch(*options, "four", cwd=tmp_path)
+    assert done.stderr.endswith(f"  logs: {tmp_path}/logs\n")

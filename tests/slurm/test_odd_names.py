@@ -1,0 +1,96 @@
+"""Names that are not UTF-8 go through a launch, a restart and a change of heads as they are. What
+others have put into a shared directory is in nobody's way."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Job, eventually
+from .conftest import AGENT, SCRIPTS, WORKER, Launch
+
+USER = "nobody"
+NAME = b"gr\xf6\xdfe \xff"  # in Latin-1, and in no encoding
+SHELL = r"$'gr\366\337e \377'"
+TELL = """
+import os, sys, time
+rank, round_ = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+told = [os.fsencode(word) for word in sys.argv[1:]]
+told += [os.environb[b"ODD"], os.environb[b"HPCLAUNCH_CHECKPOINT"]]
+with open(f"draft-{rank}", "wb") as f:
+    f.write(b"\\n".join(told))
+os.rename(f"draft-{rank}", f"words-{rank}")
+while not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def all_have_them(job: Job, workers: int, point: bytes) -> None:
+    """An argument, a variable, and the checkpoint to resume from; in this round."""
+
+    def told() -> list[Path]:
+        return list(job.directory.glob("words-*"))
+
+    eventually(f"{workers} workers", lambda: len(told()) == workers, 60)
+    for path in told():
+        assert path.read_bytes().split(b"\n") == [NAME, NAME, point]
+        path.unlink()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
+def test_they_outlive_a_restart_and_the_head(
+    cluster: Cluster, launch: Launch, tmp_path: Path, locale: str
+) -> None:
+    import torch
+
+    directory = tmp_path / os.fsdecode(NAME)
+    directory.mkdir()
+    point = os.fsencode(directory) + b"/step-1-" + NAME + b".pt"
+    torch.save({"step": 1}, os.fsdecode(point))
+    (tmp_path / "tell.py").write_text(TELL)
+    options = f'--nproc 1 --nnodes 2:3 --cold --checkpoint-dir "$ODD" --log-dir "$ODD"/logs-{SHELL}'
+    srun = f"export ODD={SHELL}\nsrun {SCRIPTS}/agent.sh {options} tell.py {SHELL} "
+    env = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    job = launch(srun=srun, env=env)
+    all_have_them(job, 3, point)
+    for victim, host, left in ((WORKER, "n3", 3), (AGENT, "n1", 2), (WORKER, "n3", 2)):
+        (process,) = cluster.processes(victim, host=host)
+        process.kill()
+        all_have_them(job, left, point)
+    (tmp_path / "go").touch()
+    ended = job.wait()
+    assert {job.codes[task] for task in (1, 2)} == {0}, str(ended)
+    assert "the head on n1 was lost: n2 leads now" in ended.output
+    assert "Traceback" not in ended.output
+    logs = os.fsencode(directory) + b"/logs-" + NAME + b"/round-3"
+    assert {b"rank-0.out", b"rank-1.out"} <= set(os.listdir(logs))
+
+
+@pytest.mark.parametrize("umask", ["002", "000"])
+def test_a_directory_that_a_group_shares(cluster: Cluster, launch: Launch, umask: str) -> None:
+    """Another user has put directories there that have the names of ours."""
+    home = cluster.directory_of(USER)
+    home.chmod(0o2777)
+    planted = [home / "hpclaunch-logs", home / "hpclaunch-logs" / "planted"]
+    for path in planted:
+        path.mkdir()
+    entry = pwd.getpwnam("daemon")
+    for path in planted:
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+    srun = f"umask {umask}\nsrun {SCRIPTS}/agent.sh --nproc 1 {SCRIPTS}/tell.py"
+    job = launch(srun=srun, user=USER, directory=home)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    own = home / f"hpclaunch-logs-{pwd.getpwnam(USER).pw_uid}"
+    assert ended.output.count("hpclaunch-logs belongs to another user") == 1
+    assert str(own / f"{job.id}.0") in ended.output
+    for path in (own, *own.rglob("*")):
+        mode = path.lstat().st_mode & 0o777
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    assert {path.name for path in own.rglob("*.out")} == {f"rank-{rank}.out" for rank in range(3)}
+    assert list(planted[0].iterdir()) == planted[1:]
