@@ -72,6 +72,39 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
     assert len(ports) == 2
 
 
+_CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[3])).close()
+    print("connected")
+except TimeoutError:
+    print("no answer")
+"""
+
+
+def test_only_nodes_of_the_job_reach_the_store(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """A stranger on another node sees a port as if behind a firewall, in every round."""
+
+    def answer(host: str, port: str, wait: float) -> str:
+        target = [cluster.nodes["n1"].address, port, str(wait)]
+        return cluster.on(host, [sys.executable, "-c", _CONNECT, *target]).strip()
+
+    job = launch("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
+    for name in ("restart", "enough"):
+        job.until_all_run(3)
+        told = job.told()[2]
+        assert told["MASTER_ADDR"] == cluster.nodes["n1"].address
+        assert answer("n4", told["MASTER_PORT"], 2) == "no answer"
+        for host in ("n1", "n2", "n3"):
+            assert answer(host, told["MASTER_PORT"], 20) == "connected"
+        job.forget()
+        (tmp_path / name).touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+
+
 @contextmanager
 def crowd(cluster: Cluster, host: str, port: int, number: int) -> Iterator[subprocess.Popen[str]]:
     """Strangers on the last node, who hold connections to a port of a host."""
