@@ -1,5 +1,6 @@
 """All channels of an agent with real sockets: what the core says goes out, what comes is events."""
 
+import dataclasses
 import os
 import socket
 import time
@@ -99,6 +100,17 @@ def test_a_report_and_the_order_that_answers_it(agents):
     assert (heard.sender, heard.message, heard.address) == (1, report, HERE)
     heard = agents.until(member, events.Received, lambda: head.send(1, an_order(1)))
     assert (heard.sender, heard.message) == (0, an_order(1))
+
+
+def test_a_report_names_the_address_that_it_comes_from(agents):
+    """A router on the way may have put its own there: other connections come from it as well. A job
+    on one node has no use for addresses."""
+    head, member = agents.start(0), agents.start(1)
+    agents.until(member, events.HeadReached)
+    for networks, expected in [((), ()), (("10.0.0.2",), ("10.0.0.2", HERE)), ((HERE,), (HERE,))]:
+        report = dataclasses.replace(a_report(1), networks=networks)
+        member.send(0, report)
+        assert agents.until(head, events.Received).message.networks == expected
 
 
 def test_what_a_stall_of_the_network_lost_is_repeated_soon(agents):

@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from surroundings import environment
 
+CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
 
@@ -49,6 +51,18 @@ def script(directory, text, name="train.py"):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
+
+
+@contextmanager
+def crowd(port, number):
+    """While strangers hold so many connections to a port, all from its first moment on."""
+    command = [sys.executable, CROWD, "127.0.0.1", str(port), str(number)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def until(condition):

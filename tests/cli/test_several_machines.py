@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launching import free_port, script
+from launching import crowd, free_port, script
 from launching import start as start_agent
 
 import hpclaunch
 from hpclaunch.system.network.wire import VERSION
-from surroundings import environment
+from surroundings import entered, environment
 
 TRAIN = """
 import os, signal, torch, torch.distributed as dist
@@ -64,6 +64,21 @@ def test_numbered_machines_lose_a_worker(tmp_path):
     common.append(f"--master_port={free_port()}")
     agents = [start(*common, f"--node_rank={r}", path, cwd=tmp_path) for r in (1, 0)]
     assert finish(agents) == ["0 2 1 0 0 none 2", "1 2 1 0 1 none 2"]
+
+
+@pytest.mark.skipif("descriptors" in entered, reason="no process may have as many connections")
+def test_strangers_crowd_at_the_port(tmp_path):
+    """There are more of them than a shell lets a process have open files. A member joins after
+    they have come, and there is a restart while they go on coming."""
+    path = script(tmp_path, TRAIN)
+    common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+    common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=25"]
+    with crowd(port, 1200) as strangers:
+        agents = [start(*common, "--node_rank=0", path, cwd=tmp_path)]
+        assert strangers.stdout.readline() == "held\n"
+        agents.append(start(*common, "--node_rank=1", path, cwd=tmp_path))
+        assert finish(agents) == ["0 2 1 0 0 none 2", "1 2 1 0 1 none 2"]
+        assert strangers.poll() is None
 
 
 def test_machines_that_come_in_any_order(tmp_path):

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+import surroundings
 from hpclaunch.system.network import secret, zmq_channel
 
 from .cluster import Cluster
-from .conftest import SCRIPTS, Launch
+from .conftest import ROOT, SCRIPTS, Launch
 
+CROWD = ROOT / "tests" / "stand_ins" / "crowd.py"
 TELL = SCRIPTS / "tell.py"
 _LISTEN = """
 import socket, sys
@@ -66,3 +70,79 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
             assert {env["TORCHELASTIC_RUN_ID"] for env in job.told().values()} == {f"{job.id}.0"}
     ports = {job.told()[0]["MASTER_PORT"] for job in jobs}
     assert len(ports) == 2
+
+
+_CONNECT = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=float(sys.argv[3])).close()
+    print("connected")
+except TimeoutError:
+    print("no answer")
+"""
+
+
+def test_only_nodes_of_the_job_reach_the_store(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """A stranger on another node sees a port as if behind a firewall, in every round."""
+
+    def answer(host: str, port: str, wait: float) -> str:
+        target = [cluster.nodes["n1"].address, port, str(wait)]
+        return cluster.on(host, [sys.executable, "-c", _CONNECT, *target]).strip()
+
+    job = launch("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
+    for name in ("restart", "enough"):
+        job.until_all_run(3)
+        told = job.told()[2]
+        assert told["MASTER_ADDR"] == cluster.nodes["n1"].address
+        assert answer("n4", told["MASTER_PORT"], 2) == "no answer"
+        for host in ("n1", "n2", "n3"):
+            assert answer(host, told["MASTER_PORT"], 20) == "connected"
+        job.forget()
+        (tmp_path / name).touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+
+
+@contextmanager
+def crowd(cluster: Cluster, host: str, port: int, number: int) -> Iterator[subprocess.Popen[str]]:
+    """Strangers on the last node, who hold connections to a port of a host."""
+    target = [cluster.nodes[host].address, str(port), str(number)]
+    command = cluster.nodes["n4"].command([sys.executable, str(CROWD), *target])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield process
+        finally:
+            process.communicate()
+
+
+@pytest.mark.skipif(
+    "descriptors" in surroundings.entered, reason="no process may have as many connections"
+)
+def test_strangers_crowd_at_the_heads_port(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """They hold more connections than a process may usually have open files, and come again
+    whenever one is closed. The last agent joins all the same, and there is a restart."""
+    key = tmp_path / "secret"
+    late = """srun bash -c 'while [ "$SLURM_NODEID" = 2 ] && [ ! -e come ]; do sleep 0.1; done
+        exec hpclaunch "$@"' bash"""
+    arguments = ("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
+    job = launch(*arguments, srun=late, env={secret.VARIABLE: str(key)})
+    port = zmq_channel.derive(secret.load_or_create(key), f"{job.id}.0").ports[0]
+    with crowd(cluster, "n1", port, 1200) as strangers:
+        (tmp_path / "come").touch()
+        job.until_all_run(3)
+        job.forget()
+        (tmp_path / "restart").touch()
+        job.until_all_run(3)
+        assert strangers.poll() is None
+        (tmp_path / "enough").touch()
+        ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "rank 1 on n2 was killed by SIGKILL; restart 1 of 3\n" in ended.output
+    assert "lost" not in ended.output

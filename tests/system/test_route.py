@@ -1,6 +1,8 @@
 """Addresses and interfaces of this very machine."""
 
+import ipaddress
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,3 +48,40 @@ def test_every_interface_is_found_by_its_address():
         for entry in entries:
             if entry.family == socket.AF_INET:
                 assert route.interface_of(entry.address) == name
+
+
+IPV6 = """\
+20010db8000000010000000000000007 04 40 00 80     eth0
+20010db8000000020123456789abcdef 04 40 00 01     eth1
+00000000000000000000000000000001 01 80 10 80       lo
+"""
+
+
+def test_from_where_this_node_connects(monkeypatch, tmp_path):
+    """From any of its addresses that others can reach, and from the one that it has named."""
+    (tmp_path / "if_inet6").write_text(IPV6)
+    monkeypatch.setattr(route, "_IPV6", tmp_path / "if_inet6")
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: INTERFACES)
+    assert route.networks_of_node("fe80::7%eth0") == (
+        *("192.0.2.7", "198.51.100.7", "2001:db8:0:1::7"),
+        *("2001:db8:0:2:123:4567:89ab:cdef", "2001:db8:0:2::/64", "fe80::7"),
+    )
+
+
+def test_from_where_a_node_without_ipv6_connects(monkeypatch, tmp_path):
+    monkeypatch.setattr(route, "_IPV6", tmp_path / "missing")
+    assert "192.0.2.7" in route.networks_of_node("192.0.2.7")
+    for network in route.networks_of_node("192.0.2.7"):
+        ipaddress.ip_network(network)
+
+
+def entry(address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return SimpleNamespace(address=address, family=family)
+
+
+INTERFACES = {
+    "lo": [entry("127.0.0.1"), entry("::1"), SimpleNamespace(address="00:00:00", family=17)],
+    "eth0": [entry("192.0.2.7"), entry("2001:db8:0:1::7"), entry("fe80::7%eth0")],
+    "eth1": [entry("198.51.100.7"), entry("2001:db8:0:2:123:4567:89ab:cdef"), entry("fe80::8")],
+}

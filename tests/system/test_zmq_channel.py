@@ -1,6 +1,7 @@
 """The agents' channel with real sockets: who gets in, who does not, and who has gone."""
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -263,6 +264,40 @@ def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
     assert wiring.until(head_channel, zmq_channel.Arrived, speak=lambda: other.send(0, b"hello"))
     wiring.close(other)
     assert wiring.until(head_channel, zmq_channel.Closed) == zmq_channel.Closed(1)
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    "first", [b"", GREETING[:1], GREETING], ids=["nothing", "one byte", "a greeting"]
+)
+def test_strangers_cannot_hold_their_connections(keys, wiring, first):
+    """They take every file that the head may open, and send no more than this."""
+    ready, tell = os.pipe()
+    head = os.fork()
+    if not head:
+        wiring = Wiring()
+        channel = wiring.head(keys, 2)
+        files = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files + 32,) * 2)
+        os.write(tell, channel.port.to_bytes(2, "big"))
+        wiring.until(channel, zmq_channel.Arrived)
+        channel.send(1, b"order")
+        time.sleep(LIMIT)
+        os._exit(0)
+    port = int.from_bytes(os.read(ready, 2), "big")
+    try:
+        for _ in range(64):
+            stranger = socket.create_connection(("127.0.0.1", port))
+            stranger.sendall(first)
+            wiring.others.append(stranger)
+        member = wiring.member(keys, 1)
+        heard = wiring.until(member, zmq_channel.Arrived, speak=lambda: member.send(0, b"hello"))
+        assert heard.data == b"order"
+    finally:
+        os.kill(head, signal.SIGKILL)
+        os.waitpid(head, 0)
 
 
 def test_secrets_are_not_printed(keys):

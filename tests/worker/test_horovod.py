@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
 
 import pytest
@@ -95,15 +96,33 @@ if os.fork():
     assert [told["is"][:2] for told in found] == [[2, 0], [2, 1]]
 
 
+def test_the_rendezvous_answers_the_hosts_of_the_ranks_only():
+    port = ours().serve("127.0.0.1", [("a", 0), ("b", 0)], {"127.0.0.1", "127.0.0.2"})
+    for source, answered in [("127.0.0.1", True), ("127.0.0.2", True), ("127.0.0.3", False)]:
+        with socket.create_connection(("127.0.0.1", port), source_address=(source, 0)) as s:
+            s.settimeout(LIMIT)
+            try:
+                s.sendall(b"GET /global/nothing HTTP/1.0\r\n\r\n")
+                assert bool(s.recv(100)) is answered
+            except ConnectionError:
+                assert not answered
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+
+
+def ours():
+    spec = importlib.util.spec_from_file_location("ours", HOOKS / "_hpclaunch_horovod.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_places_are_counted_as_horovodrun_does():
     from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 
-    spec = importlib.util.spec_from_file_location("ours", HOOKS / "_hpclaunch_horovod.py")
-    ours = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(ours)
     counts = {"a": 1, "b": 4, "c": 2, "d": 4}
     theirs = get_host_assignments([HostInfo(*host) for host in counts.items()], 11)
     places = [(host, local) for host, slots in counts.items() for local in range(slots)]
     for rank, slot in enumerate(theirs):
-        found = ours.assignment(places, rank)
+        found = ours().assignment(places, rank)
         assert {name.lower(): value for name, value in found.items()} == vars(slot)

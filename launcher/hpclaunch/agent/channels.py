@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
@@ -148,7 +149,8 @@ class Channels:
             yield events.HeadReached(item.index)
         else:
             try:
-                yield events.Received(item.sender, wire.decode(item.data), item.address)
+                message = _with_origin(wire.decode(item.data), item.address)
+                yield events.Received(item.sender, message, item.address)
             except wire.VersionError as e:
                 if self.server is not None and reported_to:
                     self.server.send(item.sender, wire.hello())  # so that it learns the same
@@ -185,3 +187,11 @@ class Channels:
         if self._witness is not None:
             self._witness.close()
         self.context.term()
+
+
+def _with_origin(message: Message, address: str) -> Message:
+    """A report whose node also connects from where this one came: a router between the nodes may
+    have put its own address there."""
+    if not isinstance(message, Report) or not message.networks or address in message.networks:
+        return message
+    return dataclasses.replace(message, networks=(*message.networks, address))

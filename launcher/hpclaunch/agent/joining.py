@@ -22,6 +22,7 @@ class Joined:
     head: str = ""  # the host of the first one
     head_addresses: tuple[str, ...] = ()
     fingerprint: str = ""  # of the secret
+    networks: tuple[str, ...] = ()  # from which this node connects to others
 
     def diagnosis(self) -> str:
         """Why nothing is heard of the others, as far as this end can tell."""
@@ -46,6 +47,7 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
         if where.alone:
             return Joined(None, address)
         shared = secret.load_or_create(secret.secret_path(environ))
+        networks = () if config.job.nodes == 1 else route.networks_of_node(address)
         channels = Channels(where, shared, head_addresses, say)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
@@ -57,6 +59,7 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
         head=config.job.places[HEAD].host,
         head_addresses=tuple(head_addresses),
         fingerprint=secret.fingerprint(shared),
+        networks=networks,
     )
 
 

@@ -74,6 +74,7 @@ class Agent:
         port = 0 if self.channels is None else self.channels.port
         made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
         made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
+        made["networks"] = self.joined.networks
         self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.journal.began(made)
@@ -321,6 +322,7 @@ class Agent:
             crew.workers,
             crew.shared,
             store=str(store) if part.hosts_store else "",
+            peers=part.peers,
             warm=is_warm(part, self.config, self.environ),
             learn=self.config.start.learn,
             terminals=self.output.terminals(part),

@@ -45,10 +45,11 @@ class Control:
         incarnation: str,
         gpus: tuple[str, ...] = (),
         port: int = 0,
+        networks: tuple[str, ...] = (),
     ) -> None:
         self.job = job
         self.index = index
-        self.member = Member(job, index, nproc, address, incarnation, gpus, port)
+        self.member = Member(job, index, nproc, address, incarnation, gpus, port, networks)
         self.head = Head(job) if index == HEAD else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self.exited = False

@@ -10,7 +10,8 @@ blocked.
         "own": [...], "now": BOOL}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
-        "store": PATH, "env": {...},               {"event": "copier", "pid": P}
+        "store": PATH, "peers": [...],             {"event": "copier", "pid": P}
+        "env": {...},
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
         "out", "err", "cpus"}, ...],                   "signal": S}
         "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
@@ -32,11 +33,11 @@ child, whatever session that has moved to: "no children" means that nothing is l
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
 errors, "" when another node has it; the template forks it as well, and is started on its first
-connection if not before. "store-exit" says that there is none any more; "why" is empty where the
-process itself has written it. With "learn" the template imports what the script did, for the next
-round. This process itself is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T,
-on the monotonic clock) it kills what runs, whatever the agent does: others may be about to go on
-without this node.
+connection if not before. "peers" are the networks from which the nodes of the round connect to it.
+"store-exit" says that there is none any more; "why" is empty where the process itself has written
+it. With "learn" the template imports what the script did, for the next round. This process itself
+is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, on the monotonic clock) it
+kills what runs, whatever the agent does: others may be about to go on without this node.
 """
 
 import collections
@@ -172,8 +173,8 @@ class ForkServer:
     def on_listen(self, loopback):
         self.tell("listening", port=self.store.listen(loopback))
 
-    def on_start(self, workers, env, store, warm, learn, terminals, size):
-        self.store.begin(store)
+    def on_start(self, workers, env, store, peers, warm, learn, terminals, size):
+        self.store.begin(store, peers)
         had = self.terminals.pid
         self.terminals.give(workers, terminals, size)
         if self.terminals.pid != had:
@@ -256,6 +257,7 @@ class ForkServer:
     def lose_store(self, why="", code=1, signum=0):
         """Told at once: a rank that connects to the store later would wait in vain."""
         self.store.pid, self.store.asked = 0, False
+        self.store.unguard_round()
         self.tell("store-exit", port=self.store.port, code=code, signal=signum, why=why)
 
     def on_store_wanted(self):

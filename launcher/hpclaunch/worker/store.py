@@ -4,12 +4,19 @@ import os
 import signal
 import socket
 
+from .guarded_port import BACKLOG, GuardedPort
+
+HERE = ("127.0.0.0/8", "::1")  # from where processes of the same node connect, if not from its own
+
 
 class Store:
     """A listening socket, and a process forked from the template that takes it over.
 
     Both are new in every round: a store that is used twice hands out addresses of the last round.
     Connections that are made before the process is there wait in the socket's backlog.
+
+    Whoever reaches a TCPStore can read and write everything in it. So only the nodes of the round
+    can connect, or with one node, only processes there.
     """
 
     def __init__(self):
@@ -20,6 +27,9 @@ class Store:
         self.wanted = False  # somebody is to take the socket over
         self._socket: socket.socket | None = None
         self._listening = 0  # the port of that socket, which may be the next round's
+        self._guard: GuardedPort | None = None  # of that port
+        self._guard_of_round: GuardedPort | None = None  # of the port that the store has
+        self._peers = HERE  # the networks that could connect last
 
     def fileno(self):
         return -1 if self._socket is None else self._socket.fileno()
@@ -28,35 +38,65 @@ class Store:
         """The port at which the workers of all nodes will look for the store."""
         self.close()
         if loopback:
-            self._socket = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        elif socket.has_dualstack_ipv6():
-            family = socket.AF_INET6
-            self._socket = socket.create_server(
-                ("", 0), family=family, backlog=4096, dualstack_ipv6=True
-            )
+            self._socket = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         else:
-            self._socket = socket.create_server(("", 0), backlog=4096)
+            self._socket = self._of_all_nodes()
         self._listening = self._socket.getsockname()[1]
         return self._listening
 
-    def begin(self, errors):
-        """A round begins; `errors` is "" when another node has its store. The last round's store
-        ends only now, so that nobody has seen it break while that round ended."""
+    def _of_all_nodes(self):
+        """At all addresses: which one all nodes can reach is known when the round begins."""
+        try:
+            # Those of the last round are likely the next one's too, and need not try again.
+            self._guard = GuardedPort(self._peers)
+            return self._guard.socket
+        except OSError:
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            return socket.create_server(
+                ("", 0), family=family, backlog=BACKLOG, dualstack_ipv6=dual
+            )
+
+    def begin(self, errors, peers):
+        """A round begins; `errors` is "" when another node has its store. `peers` are the networks
+        of its nodes. The last round's store ends only now, so that nobody has seen it break while
+        that round ended."""
         self.end()
         self.errors = errors
         self.wanted = bool(errors)
         self.port = self._listening
         if not self.wanted:
             self.close()
+            return
+        self._peers = (*HERE, *peers)
+        self._guard_of_round, self._guard = self._guard, None
+        if self._guard_of_round is not None:
+            try:
+                self._guard_of_round.admit(self._peers)
+            except OSError:
+                self.unguard_round()
 
     def close(self):
         if self._socket is not None:
             self._socket.close()
         self._socket = None
         self.wanted = False
+        self._unguard()
+
+    def _unguard(self):
+        if self._guard is not None:
+            self._guard.close()
+        self._guard = None
 
     def end(self):
         self.asked = False
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             self.pid = 0
+        self.unguard_round()
+
+    def unguard_round(self):
+        """Once nobody serves the store any more, whoever connects is to learn it at once."""
+        if self._guard_of_round is not None:
+            self._guard_of_round.close()
+        self._guard_of_round = None

@@ -45,6 +45,7 @@ class Member:
         incarnation: str,
         gpus: tuple[str, ...] = (),
         port: int = 0,
+        networks: tuple[str, ...] = (),
     ) -> None:
         self.job = job
         self.index = index
@@ -54,6 +55,7 @@ class Member:
         self.incarnation = incarnation
         self.gpus = gpus
         self.port = port
+        self.networks = networks
         self.follower = Follower(Rotation(job.places), job.timing, index, fixed_head=job.one_head)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
@@ -195,6 +197,7 @@ class Member:
             configuration=follower.configuration if follower.seeking != NOBODY else None,
             port=self.port,
             seen=self._looking.seen,
+            networks=self.networks,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

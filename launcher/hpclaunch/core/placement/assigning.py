@@ -31,6 +31,7 @@ def assign(
     store = seats[0].place.index
     address = _store_address(store, head, job, reports)
     shares = _shares(seats, job, reports)
+    peers = tuple(sorted({n for seat in seats for n in reports[seat.place.index].networks}))
     world = sum(seat.nproc for seat in seats)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
     return {
@@ -52,6 +53,7 @@ def assign(
             checkpoint=checkpoint,
             shares=shares[seat.place.index],
             preflight=preflight,
+            peers=peers if seat.place.index == store else (),
         )
         for seat in seats
     }

@@ -43,6 +43,7 @@ class Report:
     configuration: Configuration | None = None  # that configuration; only sent while it seeks
     port: int = 0  # where it listens for as long as it lives
     seen: Seen | None = None  # what it has seen of the checkpoint that it was asked to look at
+    networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
 
     @property
     def news(self) -> tuple[object, ...]:

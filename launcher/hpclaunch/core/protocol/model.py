@@ -146,6 +146,7 @@ class Assignment:
     checkpoint: str  # "": start from the beginning
     shares: Shares = NO_SHARES
     preflight: bool = False  # the workers are ours, and measure the nodes
+    peers: tuple[str, ...] = ()  # for the host of the store: from where its nodes connect to it
 
 
 # (begun, ended or None, number of ranks) of each round; times are wall clock, in ns

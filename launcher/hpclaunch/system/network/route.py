@@ -6,8 +6,12 @@ import ipaddress
 import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+_IPV6 = Path("/proc/net/if_inet6")  # address, index, prefix length, scope, flags, name
+_TEMPORARY = 0x01  # IFA_F_TEMPORARY in linux/if_addr.h
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds between two attempts
 
@@ -62,6 +66,33 @@ def source_address(peer: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect((peer, 9))
         return str(s.getsockname()[0])
+
+
+def networks_of_node(address: str) -> tuple[str, ...]:
+    """From where connections of this node come to others, as "192.0.2.7" or "2001:db8::/64".
+
+    These are all addresses of its interfaces, since the route decides which one is taken. `address`
+    is the one that the others know. A temporary IPv6 address stands for its network: the kernel
+    replaces it by another one, usually once a day.
+    """
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    entries = [e for group in psutil.net_if_addrs().values() for e in group if e.family in families]
+    ours = (ipaddress.ip_address(e.address.partition("%")[0]) for e in entries)
+    found = {str(a) for a in ours if not (a.is_loopback or a.is_link_local)}
+    return tuple(sorted(found | {address.partition("%")[0]} | _temporary()))
+
+
+def _temporary() -> set[str]:
+    found = set()
+    with suppress(OSError):  # no IPv6 here
+        for line in _IPV6.read_text().splitlines():
+            digits, _, length, _, flags, *_ = line.split()
+            if int(flags, 16) & _TEMPORARY:
+                network = (int(digits, 16), int(length, 16))
+                found.add(str(ipaddress.IPv6Network(network, strict=False)))
+    return found
 
 
 def interface_of(address: str) -> str:

@@ -39,6 +39,10 @@ MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
 LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
 RECONNECT_MAX = 1000
+# A connection to the head that has not authenticated itself after this time is closed. A member
+# that is this slow connects again.
+HANDSHAKE = 3000  # milliseconds
+BACKLOG = 4096  # connections that wait to be accepted; what the kernel allows by default
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44  # linux/tcp.h; Python has no names for them
 _ZAP = "inproc://zeromq.zap.01"
 # The events of a failed handshake. On the head's side one without detail is a connection that was
@@ -219,6 +223,8 @@ class HeadChannel(Channel):
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_secretkey = keys.head_secret
+        self.socket.handshake_ivl = HANDSHAKE
+        self.socket.backlog = BACKLOG
         self.port = self._listen()
 
     def _listen(self) -> int:

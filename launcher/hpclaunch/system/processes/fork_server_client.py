@@ -60,12 +60,14 @@ class ForkServerClient(Helper):
         env: dict[str, str],
         *,
         store: str,
+        peers: Sequence[str] = (),
         warm: bool,
         learn: bool = False,
         terminals: Mapping[int, Sequence[str]] | None = None,
         size: tuple[int, int] = (0, 0),
     ) -> None:
-        """`store` is the file for the errors of the round's store, "" if another node has it.
+        """`store` is the file for the errors of the round's store, "" if another node has it;
+        `peers` are the networks from which the nodes of the round connect to it.
 
         With `learn` the template imports what the first worker has imported, for the next round.
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
@@ -76,6 +78,7 @@ class ForkServerClient(Helper):
             workers=[asdict(w) for w in workers],
             env=env,
             store=store,
+            peers=peers,
             warm=warm,
             learn=learn,
             terminals=terminals or {},

@@ -7,6 +7,9 @@ for the encoding of names, which have to be the same text at both ends, and for 
 package and of what it needs. FD is the process's end of the socket, BLOCKED the signals that the
 user had blocked ("12,25"). All signals are blocked when it begins: one for the agent must not end
 it.
+
+For main, FD has another number. That of the agent may be too high for select(), and for the user's
+limit of open files.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 ROOT = str(Path(__file__).parents[3])  # where this package lies
 _PYTHON = (sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}")
 _PROGRAM = (
-    "import sys, json; sys.path += json.loads(sys.argv[1]); "
-    "__import__(sys.argv[2], fromlist=['main']).main(*sys.argv[3:])"
+    "import json, os, sys; sys.path += json.loads(sys.argv[1]); fd = int(sys.argv[3]); "
+    "low = os.dup(fd); os.close(fd); "
+    "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
 _own: set[int] = set()  # the pids of all helpers of this process, and of those that they spare
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import resource
 
-SPARE = 512  # beyond what is needed: for connections that come and go
+SPARE = 1 << 14  # beyond what is needed: for connections of strangers, see `zmq_channel.py`
 _USERS = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 

@@ -5,8 +5,9 @@ Horovod. The ranks meet at the round's store first, each with its place; rank 0 
 server listens. That is a thread of rank 0's process and ends with it: Horovod needs it while it
 connects, and every round has another.
 
-Horovod's server speaks plain HTTP, so whoever reaches its port may read and write the addresses in
-it, as with torch's store. It listens where that store does: on loopback, for one machine.
+Horovod's server speaks plain HTTP, and whomever it answers can read and write the addresses in it,
+as with torch's store. So it listens at the address of that store, and answers the ranks' hosts
+only.
 """
 
 import json
@@ -59,11 +60,20 @@ def meet(address, port, rank, size, mine):
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(address, port, is_master=False)
-    store.set(f"{KEYS}/{rank}", json.dumps(mine))
+    store.set(f"{KEYS}/{rank}", json.dumps([mine, source_address(address)]))
     if rank == 0:
-        places = [json.loads(store.get(f"{KEYS}/{other}")) for other in range(size)]
-        store.set(KEYS, json.dumps([places, serve(address, places)]))
+        told = [json.loads(store.get(f"{KEYS}/{other}")) for other in range(size)]
+        places = [place for place, _ in told]
+        server = serve(address, places, {source for _, source in told})
+        store.set(KEYS, json.dumps([places, server]))
     return json.loads(store.get(KEYS))
+
+
+def source_address(server):
+    """From where connections of this process come to a server; the kernel decides by the route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        s.connect((server, 9))
+        return s.getsockname()[0]
 
 
 def place(env):
@@ -94,8 +104,8 @@ def assignment(places, rank):
     }
 
 
-def serve(address, places):
-    """The port of a server that lives as long as this process."""
+def serve(address, places, sources):
+    """The port of a server that lives as long as this process, for those at these addresses."""
     from horovod.runner.common.util.hosts import SlotInfo  # type: ignore[import-not-found]
     from horovod.runner.http import http_server  # type: ignore[import-not-found]
 
@@ -107,8 +117,10 @@ def serve(address, places):
             # HTTPServer's own looks up our name, which may take long.
             socketserver.TCPServer.server_bind(self)
 
-    everywhere = "127.0.0.1" if address.startswith("127.") else ""
-    server = RendezvousServer((everywhere, 0), http_server.RendezvousHandler, 0)
+        def verify_request(self, _, client_address):
+            return client_address[0] in sources
+
+    server = RendezvousServer((address, 0), http_server.RendezvousHandler, 0)
     slots = []
     for rank in range(len(places)):
         values = assignment(places, rank)

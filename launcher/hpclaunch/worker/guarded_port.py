@@ -1,0 +1,128 @@
+"""A port to which only some addresses can connect.
+
+Two sockets listen at it (SO_REUSEPORT), and a program in the kernel chooses between them by the
+address that a connection comes from. One of them is the caller's. The other one's queue is full, so
+the kernel drops whatever it gets: for a stranger, the port is as if behind a firewall. A connection
+that comes before its address is allowed is not lost, since TCP tries again after a second.
+
+The program is classic BPF, which needs no privilege. The usual socket filter (SO_ATTACH_FILTER)
+would do with one socket, but newer kernels refuse it to ordinary users on TCP sockets.
+"""
+
+import contextlib
+import ctypes
+import errno
+import socket
+import struct
+
+SO_ATTACH_REUSEPORT_CBPF = 51  # asm-generic/socket.h; Python has no name for it
+SIZES = (4096, 1024, 256)  # of programs to try; BPF_MAXINSNS is the first
+WIDER = 4  # bits by which networks are widened where there are too many of them
+LIMIT = 1.0  # seconds for a connection to ourselves, which a firewall might drop
+BACKLOG = 4096  # connections that wait to be accepted
+CLOSED, OPEN = 0, 1  # the two sockets, in the order in which they listen
+
+# Instructions, from linux/bpf_common.h and linux/filter.h
+LOAD, RECALL, STORE, AND, JUMP, IF_EQUAL, RETURN = 0x20, 0x60, 0x02, 0x54, 0x05, 0x15, 0x06
+PROTOCOL = 0xFFFFF000  # where to load from: the protocol of the packet
+HEADER = 0xFFF00000  # its IP header
+IPV4, IPV6 = 0x0800, 0x86DD
+SOURCE = {32: (12,), 128: (8, 12, 16, 20)}  # bits of an address: offsets of the source's words
+
+
+class GuardedPort:
+    """`socket`, which is the caller's to close, listens for those whom `admit` has named last."""
+
+    def __init__(self, networks):
+        """OSError where this kernel cannot do it: it takes Linux 4.6 or newer."""
+        with contextlib.ExitStack() as undo:
+            self.socket = undo.enter_context(self._bound(0))
+            port = self.socket.getsockname()[1]
+            self._closed = undo.enter_context(self._bound(port))
+            self._closed.listen(0)  # that is, for one connection, which we make
+            self._filler = undo.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT))
+            self.admit(networks)
+            self.socket.listen(BACKLOG)
+            undo.pop_all()
+
+    def _bound(self, port):
+        dual = socket.has_dualstack_ipv6()
+        it = socket.socket(socket.AF_INET6 if dual else socket.AF_INET)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(it)
+            if dual:
+                it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            it.bind(("", port))
+            undo.pop_all()
+        return it
+
+    def admit(self, networks):
+        """Let these connect from now on: "192.0.2.7", "2001:db8::/64". OSError if the kernel does
+        not take the program."""
+        parsed = {read(network) for network in networks}
+        for most in SIZES:
+            code = program(parsed, most)
+            text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *i) for i in code))
+            fprog = struct.pack("HP", len(code), ctypes.addressof(text))
+            try:
+                self._closed.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, fprog)
+                return
+            except OSError as e:  # net.core.optmem_max is the limit
+                if e.errno != errno.ENOMEM or most == SIZES[-1]:
+                    raise
+
+    def close(self):
+        """As long as `socket` is open, everybody can connect from now on."""
+        self._filler.close()
+        self._closed.close()
+
+
+def read(network):
+    """(bits of an address, the address as a number, length of the prefix)"""
+    address, _, length = network.partition("/")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    bits = 8 * len(packed)
+    return bits, int.from_bytes(packed, "big"), int(length) if length else bits
+
+
+def program(networks, most):
+    """Up to `most` instructions that return OPEN for a packet from these networks, else CLOSED."""
+    ipv4, ipv6 = (block(networks, bits, most // 2 - 4) for bits in SOURCE)
+    return [
+        (LOAD, 0, 0, PROTOCOL),
+        (IF_EQUAL, 1, 0, IPV4),
+        (JUMP, 0, 0, len(ipv4)),
+        *ipv4,
+        (IF_EQUAL, 1, 0, IPV6),
+        (RETURN, 0, 0, CLOSED),
+        *ipv6,
+    ]
+
+
+def block(networks, bits, most):
+    """For the networks of one kind. They are widened where there are too many of them."""
+    code = []
+    for place, offset in enumerate(SOURCE[bits]):
+        code += [(LOAD, 0, 0, HEADER + offset), (STORE, 0, 0, place)]
+    same = [(number, length) for kind, number, length in networks if kind == bits]
+    for longest in range(bits, -1, -WIDER):
+        cut = ((number, min(length, longest)) for number, length in same)
+        ours = {(number >> bits - length, length) for number, length in cut}
+        each = 3 * -(-longest // 32) + 1
+        if len(code) + each * len(ours) < most:
+            break
+    for number, length in sorted(ours):
+        code += match(number << bits - length, length, bits)
+    return [*code, (RETURN, 0, 0, CLOSED)]
+
+
+def match(number, length, bits):
+    """Return OPEN for this network; for others go on with what follows."""
+    code = [(RETURN, 0, 0, OPEN)]
+    mask = ((1 << length) - 1) << bits - length
+    for place in reversed(range(-(-length // 32))):
+        word, part = (it >> bits - 32 * (place + 1) & 0xFFFFFFFF for it in (number, mask))
+        code = [(RECALL, 0, 0, place), (AND, 0, 0, part), (IF_EQUAL, 0, len(code), word), *code]
+    return code

@@ -1,0 +1,100 @@
+"""Where a running job can be connected to: as docs/security.md says, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hpclaunch.system.network.zmq_channel import PORTS
+
+from .cluster import Cluster, eventually
+from .conftest import AGENT, FORK_SERVER, ROOT, WORKER, Launch
+
+# Two ranks also start a process that is a client of the store, by another name of its node.
+TRAIN = """
+import os, subprocess, sys, time, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, port = dist.get_rank(), os.environ["MASTER_PORT"]
+client = "import sys, torch.distributed as d; d.TCPStore(sys.argv[1], int(sys.argv[2])).get('key')"
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(port))
+store.set("key", "value")
+for name in {0: ["localhost"], 2: ["n1"]}.get(rank, []):
+    subprocess.run([sys.executable, "-c", client, name, port], check=True)
+dist.barrier()
+os.rename(open(f"draft-{rank}", "w").name, f"up-{rank}-{port}")
+while not os.path.exists("enough"):
+    time.sleep(0.05)
+dist.destroy_process_group()
+"""
+AGENTS, STORE, GUARD = "every agent", "the round's store", "the fork server"
+WITH_HOROVOD = "the worker with rank 0, with Horovod"
+NOT_OURS = r"^(\S*/)?(slurmd|slurmstepd|srun|slurmctld|munged)\b"  # and the workers' own
+
+
+class Listener(NamedTuple):
+    """A socket that listens: whose it is, as the table has it, and where."""
+
+    who: str
+    address: str
+    port: int
+
+
+def in_the_table() -> dict[str, str]:
+    """{process: address}"""
+    text = (ROOT / "docs" / "security.md").read_text()
+    table = text[text.index("| process | address |") :].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return {process.partition(", on the")[0]: address for process, address, *_ in rows[2:]}
+
+
+def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
+    """Over TCP, UDP and Unix sockets, without those of Slurm and of the workers themselves."""
+    listing = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-t", "-u"])
+    for line in listing.splitlines():
+        local, process = line.split()[4], re.search(r"pid=(\d+)", line)
+        assert process, line
+        command = cluster.on(host, ["cat", f"/proc/{process[1]}/cmdline"]).replace("\0", " ")
+        name = cluster.on(host, ["cat", f"/proc/{process[1]}/comm"]).strip()
+        if re.search(NOT_OURS, command):
+            continue
+        if name == "hpclaunch-torch":
+            who = STORE
+        elif re.search(FORK_SERVER, command):
+            who = GUARD
+        elif re.search(AGENT, command):
+            who = AGENTS
+        else:
+            assert re.search(WORKER, command), line
+            continue
+        address, _, port = local.rpartition(":")
+        yield Listener(who, "all" if address in ("*", "0.0.0.0", "[::]") else address, int(port))
+    unix = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-x"]).splitlines()
+    assert [line for line in unix if "slurm" not in line] == []
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    job = launch("--nproc", 1, tmp_path / "train.py", env={"OMP_NUM_THREADS": "1"})
+    eventually("three workers", lambda: len(list(tmp_path.glob("up-*"))) == 3, timeout=60)
+    (port,) = {int(path.name.split("-")[2]) for path in tmp_path.glob("up-*")}
+    found = {host: sorted(listeners(cluster, host)) for host in ("n1", "n2", "n3")}
+    (tmp_path / "enough").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+
+    agents = [one for host in found.values() for one in host if one.who == AGENTS]
+    assert all(one.port in PORTS for one in agents)
+    assert len(agents) == 3
+    store = [Listener(GUARD, "all", port), Listener(STORE, "all", port)]
+    others = {host: [one for one in found[host] if one.who != AGENTS] for host in found}
+    assert others == {"n1": store, "n2": [], "n3": []}
+
+    table = in_the_table()
+    assert table.pop(WITH_HOROVOD), "see tests/worker/test_horovod.py"
+    assert table == {one.who: one.address for host in found.values() for one in host}
