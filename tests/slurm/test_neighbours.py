@@ -12,11 +12,14 @@ import pytest
 
 import surroundings
 from hpclaunch.system.network import secret, zmq_channel
+from hpclaunch.system.network.zmq_channel import BACKLOG
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 from .conftest import ROOT, SCRIPTS, Launch
+from .hosts import NETWORK
 
-CROWD = ROOT / "tests" / "stand_ins" / "crowd.py"
+STAND_INS = ROOT / "tests" / "stand_ins"
+NOBODY = str(NETWORK[250])  # an address that no host has
 TELL = SCRIPTS / "tell.py"
 _LISTEN = """
 import socket, sys
@@ -106,10 +109,12 @@ def test_only_nodes_of_the_job_reach_the_store(
 
 
 @contextmanager
-def crowd(cluster: Cluster, host: str, port: int, number: int) -> Iterator[subprocess.Popen[str]]:
+def crowd(
+    cluster: Cluster, program: str, host: str, port: int, *words: str
+) -> Iterator[subprocess.Popen[str]]:
     """Strangers on the last node, who hold connections to a port of a host."""
-    target = [cluster.nodes[host].address, str(port), str(number)]
-    command = cluster.nodes["n4"].command([sys.executable, str(CROWD), *target])
+    target = [cluster.nodes[host].address, str(port), *words]
+    command = cluster.nodes["n4"].command([sys.executable, str(STAND_INS / program), *target])
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:
         assert process.stdout is not None, "a pipe was asked for"
@@ -120,21 +125,39 @@ def crowd(cluster: Cluster, host: str, port: int, number: int) -> Iterator[subpr
             process.communicate()
 
 
-@pytest.mark.skipif(
-    "descriptors" in surroundings.entered, reason="no process may have as many connections"
+@pytest.mark.parametrize(
+    ("program", "word"),
+    [
+        # More than a process may usually have open files; whenever one is closed, another comes.
+        pytest.param(
+            "crowd.py",
+            "1200",
+            marks=pytest.mark.skipif(
+                "descriptors" in surroundings.entered, reason="no process may hold as many"
+            ),
+        ),
+        # More than the kernel remembers: it has to answer with SYN cookies.
+        ("half_open.py", NOBODY),
+    ],
+    ids=["held", "half open"],
 )
 def test_strangers_crowd_at_the_heads_port(
-    cluster: Cluster, launch: Launch, tmp_path: Path
+    cluster: Cluster, launch: Launch, tmp_path: Path, program: str, word: str
 ) -> None:
-    """They hold more connections than a process may usually have open files, and come again
-    whenever one is closed. The last agent joins all the same, and there is a restart."""
+    """The last agent joins all the same, and there is a restart."""
     key = tmp_path / "secret"
     late = """srun bash -c 'while [ "$SLURM_NODEID" = 2 ] && [ ! -e come ]; do sleep 0.1; done
         exec hpclaunch "$@"' bash"""
     arguments = ("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
     job = launch(*arguments, srun=late, env={secret.VARIABLE: str(key)})
     port = zmq_channel.derive(secret.load_or_create(key), f"{job.id}.0").ports[0]
-    with crowd(cluster, "n1", port, 1200) as strangers:
+    with crowd(cluster, program, "n1", port, word) as strangers:
+        if program == "half_open.py":
+            begun = ["ss", "-tanH", "state", "syn-recv"]
+            full = min(BACKLOG, int(cluster.on("n1", ["cat", "/proc/sys/net/core/somaxconn"])))
+            eventually(
+                "a full queue", lambda: cluster.on("n1", begun).count("\n") >= full, timeout=60
+            )
         (tmp_path / "come").touch()
         job.until_all_run(3)
         job.forget()

@@ -84,6 +84,8 @@ def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     eventually("three workers", lambda: len(list(tmp_path.glob("up-*"))) == 3, timeout=60)
     (port,) = {int(path.name.split("-")[2]) for path in tmp_path.glob("up-*")}
     found = {host: sorted(listeners(cluster, host)) for host in ("n1", "n2", "n3")}
+    for process in cluster.processes():
+        assert not re.search(rf"\b{port}\b", process.command), "anybody could read it there"
     (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
