@@ -349,6 +349,7 @@ def _seems_idle(fds):
     with subprocess.Popen(["sleep", "600"], pass_fds=fds, start_new_session=True) as child:
         seen = activity.Activity()
         eventually("the program", lambda: os.readlink(f"/proc/{child.pid}/exe").endswith("sleep"))
+        eventually("sleep", lambda: activity._sleeps(child.pid))
         seen.begin([child.pid], ())
         idle = seen.idle([child.pid], ())
         child.kill()

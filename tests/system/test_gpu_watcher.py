@@ -142,6 +142,14 @@ def test_questions_that_a_gpu_does_not_answer(watching, code):
     assert watching.check(1) == ()
 
 
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_gpu_that_is_lost_at_a_question(watching, question):
+    fails = {f"nvmlDeviceGet{question}": nvml.LOST}
+    watching.begin(*(Gpu(links=links(1, 1), fails=f) for f in ({}, fails, {})))
+    (finding,) = watching.check()
+    assert (finding.check, finding.found) == ("GPU 1", "does not answer: GPU is lost")
+
+
 @pytest.mark.parametrize(
     ("link", "code"), [(2, nvml.UNKNOWN), (3, nvml.UNKNOWN), (2, nvml.UNSUPPORTED)]
 )

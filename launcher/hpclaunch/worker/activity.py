@@ -218,6 +218,7 @@ def _connections():
 def _dump():
     found = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
             request = REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (INET_DIAG_INFO - 1), CONNECTED)
             flags = NLM_F_REQUEST | NLM_F_DUMP

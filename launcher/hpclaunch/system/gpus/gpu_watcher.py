@@ -83,7 +83,7 @@ class Gpus:
         for uuid, name in wanted:
             try:
                 self.targets.append(self._target(uuid, name))
-            except nvml.NVMLError as e:
+            except (nvml.NVMLError, Lost) as e:
                 self.missing[name] = str(e)
 
     def _target(self, uuid: str, name: str) -> Target:

@@ -56,7 +56,10 @@ def _stranger(pipes: str) -> str:
     """Say what of a daemon belongs to neither root nor this user; "" if nothing does. A stranger's
     daemon could give the workers whatever it likes.
     """
-    found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
+    try:
+        found = {path: os.stat(path).st_uid for path in (pipes, f"{pipes}/control")}
+    except OSError:  # it has just ended
+        return ""
     for what, uid in found.items():
         if uid not in (0, os.geteuid()):
             return f"{what} belongs to {_user(uid)}"
