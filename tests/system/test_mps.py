@@ -283,8 +283,8 @@ def _impatient(monkeypatch):
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
         "from hpclaunch.worker import mps_daemon, mps_keeper; "
         "mps_daemon.SETTLE_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
-        "mps_daemon.ANSWER_LIMIT = 0.7; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
-        "mps_daemon.FrontEnd.ask.__defaults__ = (0.7,); mps_keeper.main(*sys.argv[3:])",
+        "mps_daemon.ANSWER_LIMIT = 2.5; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
+        "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,); mps_keeper.main(*sys.argv[3:])",
     )  # fmt: skip
 
 
