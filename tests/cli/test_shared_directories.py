@@ -38,6 +38,12 @@ def by_another(command, project):
     return done.returncode == 0
 
 
+def opened(directory):
+    """Made by its owner, who lets everybody write there."""
+    directory.mkdir()
+    directory.chmod(0o2777)
+
+
 def modes(directory):
     found = [directory, *directory.rglob("*")]
     return {path: stat.S_IMODE(path.lstat().st_mode) & 0o777 for path in found}
@@ -106,8 +112,8 @@ def test_a_chosen_directory_that_another_user_has_made(project, command, names):
 @with_others
 @pytest.mark.parametrize("name", ["rank-0.out", "rank-0.err"])
 def test_a_link_in_place_of_a_log_ends_the_job_with_a_word(project, name):
-    (project / "logs" / "round-0").mkdir(parents=True)
-    (project / "logs" / "round-0").chmod(0o2777)
+    opened(project / "logs")
+    opened(project / "logs" / "round-0")
     victim = project / "authorized_keys"
     victim.write_text("mine")
     assert by_another(f"ln -s {victim} logs/round-0/{name}", project)
@@ -121,8 +127,7 @@ def test_a_link_in_place_of_a_log_ends_the_job_with_a_word(project, name):
 @with_others
 def test_a_directory_of_another_user_in_place_of_a_rounds(project):
     """One that the owner of the log directory has let everybody write in."""
-    (project / "logs").mkdir()
-    (project / "logs").chmod(0o2777)
+    opened(project / "logs")
     victim = project / "authorized_keys"
     victim.write_text("mine")
     assert by_another(f"mkdir logs/round-1; ln -s {victim} logs/round-1/rank-0.err", project)
@@ -136,15 +141,15 @@ def test_a_directory_of_another_user_in_place_of_a_rounds(project):
 @pytest.mark.parametrize("how", ["--cold", "--preload=json"])
 def test_an_error_is_not_written_through_a_link(project, how):
     """One that comes while the worker runs."""
-    (project / "logs" / "round-0").mkdir(parents=True)
-    (project / "logs" / "round-0").chmod(0o2777)
+    opened(project / "logs")
+    opened(project / "logs" / "round-0")
     victim = project / "authorized_keys"
     victim.write_text("")
     path = script(project, WAITS)
     options = ("--nproc=1", "--max-restarts=0", "--log-dir=logs", how, path, "one")
     process = start(*options, cwd=project)
     until((project / "one-0").exists)
-    assert by_another(f"ln -s {victim} logs/round-0/rank-0.error.json; touch go", project)
+    assert by_another(f"ln -s {victim} logs/round-0/rank-0.error.json && touch go", project)
     _, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 1, err
     assert victim.read_text() == ""

@@ -1,4 +1,10 @@
-"""The log directory, and the last lines of what is in it."""
+"""The log directory, who uses it, and the last lines of what is in it."""
+
+import errno
+import fcntl
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +47,70 @@ def test_a_log_directory_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to the log directory"):
         log_directory.LogDirectory(tmp_path / "file" / "logs")
+
+
+USES = """
+import sys
+from pathlib import Path
+from hpclaunch.system.logs import log_directory
+sys.stdin.readline()
+print(log_directory.unused(Path("logs"), sys.argv[1], sys.argv[2]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_each_of_many_launches_at_once_has_a_directory_that_its_agents_share(tmp_path):
+    """Four launches of three agents each; two of them have one name, as in a batch script."""
+    launches = [("7.batch", "1"), ("7.batch", "2"), ("8.0", "3"), ("9.0", "4")]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-c", USES, *launch],
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for launch in launches * 3
+    ]
+    for agent in agents:
+        agent.stdin.write("go\n")
+        agent.stdin.flush()
+    found = [agent.stdout.readline().strip() for agent in agents]
+    for agent in agents:
+        agent.communicate()
+    assert found[:4] == found[4:8] == found[8:]
+    assert len(set(found[:4])) == 4
+    assert "logs" in found[:4]
+    assert log_directory.unused(tmp_path / "logs", "10.0", "5") == tmp_path / "logs"
+
+
+def test_names_of_directories_in_use(tmp_path):
+    found = [log_directory.unused(tmp_path, "7.batch", str(n)) for n in range(4)]
+    assert found == [tmp_path, *(tmp_path / f"7.batch{n}" for n in ("", "-2", "-3"))]
+    assert log_directory.unused(tmp_path, "7.batch", "2") == found[2]
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch):
+    def flock(fd, how):
+        raise OSError(errno.ENOSYS, "there are none")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert log_directory.unused(tmp_path, "7.0", "a") == tmp_path
+    assert log_directory.unused(tmp_path, "8.0", "b") == tmp_path
+
+
+def test_something_in_the_place_of_the_lock(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "launch.lock").symlink_to(victim)
+    assert log_directory.unused(tmp_path / "logs", "7.0", "a") == tmp_path / "logs" / "7.0"
+    assert victim.read_text() == "mine"
+
+
+def test_launches_of_one_name_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    above = Path("hpclaunch-logs")
+    found = [log_directory.default("7.batch", alone=True) for _ in range(3)]
+    assert found == [above / "7.batch", above / "7.batch-2", above / "7.batch-3"]
+    assert log_directory.default("7.0", alone=False) == above / "7.0"

@@ -35,7 +35,7 @@ def make_directory(path: Path) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Whether it is one of this user's, if need be through a link of this user's."""
+    """Raise OSError unless it is one of this user's, or a link of this user's to one."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         if not _is_ours(found):

@@ -105,8 +105,8 @@ def append_to(path):
 
 
 def complain(path, why):
-    with open(append_to(path), "wb") as f:
-        f.write(os.fsencode(f"hpclaunch: {why}\n"))
+    with open(append_to(path), "w", encoding="utf-8", errors="surrogateescape") as f:
+        f.write(f"hpclaunch: {why}\n")
 
 
 class Wakeup:
@@ -168,7 +168,7 @@ class Spawner:
             os.execvpe(argv[0], argv, environ)
         except OSError as e:
             why = f"hpclaunch: cannot start {argv[0]}: {e.strerror}: {e.filename}\n"
-            os.write(2, os.fsencode(why))
+            os.write(2, why.encode("utf-8", "surrogateescape"))
             os._exit(127 if e.errno == errno.ENOENT else 126)
         finally:
             os._exit(126)

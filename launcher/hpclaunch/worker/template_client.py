@@ -139,7 +139,7 @@ class Lessons:
 
     def take(self):
         """The names come all at once, in less than a pipe holds, or never."""
-        names = os.fsdecode(os.read(self._fd, 1 << 16)).split()
+        names = os.read(self._fd, 1 << 16).decode("utf-8", "surrogatepass").split()
         self._close()
         return names
 

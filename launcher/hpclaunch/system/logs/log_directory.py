@@ -24,7 +24,7 @@ MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and whatever else a terminal is told so
+_COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
 
 
 _held: list[int] = []  # the locks, for as long as this process lives
@@ -98,7 +98,8 @@ def unused(path: Path, name: str, launch: str) -> Path:
     for number in range(1, MOST):
         with _refused(found):
             private_files.make_directory(found.absolute())
-        if _lock(found / LOCK, os.fsencode(f"{launch}\n")):
+        writable = os.access(found, os.W_OK | os.X_OK)  # if not, LogDirectory complains
+        if not writable or _lock(found / LOCK, os.fsencode(f"{launch}\n")):
             return found
         found = path / (name if number == 1 else f"{name}-{number}")
     raise UsageError(f"too many launches use the log directory {path}: give each one its own")
@@ -109,7 +110,7 @@ def _lock(path: Path, launch: bytes) -> bool:
     try:
         fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT)
     except OSError:
-        return False  # it is another user's
+        return False  # such as another user's
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

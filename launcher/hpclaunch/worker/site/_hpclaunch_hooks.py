@@ -132,7 +132,7 @@ def tell_modules():
     ]
     writing, pipe = pipe, None
     try:
-        said = os.fsencode(" ".join(names) + " ")[: 1 << 12]
+        said = (" ".join(names) + " ").encode("utf-8", "surrogatepass")[: 1 << 12]
         os.write(writing, said[: said.rfind(b" ") + 1])  # whole names only
     finally:
         os.close(writing)
