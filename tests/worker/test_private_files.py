@@ -3,6 +3,9 @@
 import os
 import socket
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,36 @@ def test_one_that_is_there_stays_as_it_is(shared):
     for name in ("mine", "link"):
         make_directory(shared / name)
     assert mode(shared / "mine") == 0o750
+
+
+SITE = Path(__file__).parents[2] / "launcher" / "hpclaunch" / "worker" / "site"
+SQUASHED = f"""
+import ctypes, os, sys
+sys.path += {[str(SITE), str(SITE.parents[2])]}
+import _hpclaunch_errors, _hpclaunch_template
+from hpclaunch.worker.private_files import make_directory, open_file
+os.setgroups([])
+os.setresuid({NOBODY}, 12345, 0)
+ctypes.CDLL(None).setfsuid({NOBODY})  # what it makes is nobody's
+for _ in range(2):
+    make_directory("logs/round-0")
+    os.close(open_file("logs/round-0/rank-0.out", {APPEND}))
+    fd = os.open("logs/round-0/rank-0.out", os.O_WRONLY)
+    _hpclaunch_template.check_own(fd, "logs/round-0/rank-0.out")
+    os.close(_hpclaunch_errors.open_own("logs/round-0/rank-0.error.json", {APPEND}))
+print(os.geteuid(), os.stat("logs").st_uid, *sorted(os.listdir("logs/round-0")))
+"""
+
+
+@with_others
+def test_where_all_that_a_user_makes_belongs_to_another(tmp_path):
+    """As on NFS that squashes root."""
+    tmp_path.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-c", SQUASHED], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+    assert done.stdout == f"12345 {NOBODY} rank-0.error.json rank-0.out\n"
 
 
 def planted(path, how):

@@ -392,8 +392,23 @@ def redirect(out, err):
 def check_own(fd, path):
     """As open_file in private_files.py."""
     found = os.fstat(fd)
-    if found.st_uid not in (0, os.geteuid()) or found.st_nlink > 1:
+    ours = found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(os.path.dirname(path))
+    if not ours or found.st_nlink > 1:
         raise PermissionError(f"{path} belongs to another user, or has another name too")
+
+
+def owner_of_new(directory):
+    """The same function as in private_files.py."""
+    probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
+    try:
+        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+        os.unlink(probe)
 
 
 def copy(source, to):
