@@ -1,5 +1,6 @@
 """What holds for every test: the surroundings are known, and nothing is timed."""
 
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +43,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def _surroundings() -> None:
     """Where tests run, and not where pytest-xdist starts the processes that run them."""
     surroundings.tell()
+
+
+@pytest.fixture(autouse=True)
+def _limit_of_open_files() -> Iterator[None]:
+    """What a launch within this process has raised, no later test is to find."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield
+    if resource.getrlimit(resource.RLIMIT_NOFILE) != before:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture(scope="module")
