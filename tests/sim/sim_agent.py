@@ -226,7 +226,6 @@ class Agent:
         """By the fork server, whatever the agent does."""
         if self.clock < self.lease - 1e-9 or not self._forkserver or not self._running:
             return
-        self.lease = math.inf
         self._answer(events.LeaseOver())
         for worker in self.living_workers():
             self.sim.training.kill(worker)

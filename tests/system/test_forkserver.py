@@ -69,7 +69,11 @@ def test_the_end_of_a_lease_is_the_end_of_the_workers(client):
     client.until("lease-over")
     assert [client.until("exit")["signal"] for _ in range(2)] == [signal.SIGKILL] * 2
     client.until("gone")
-    client.start(sh("exit 0"))  # the next round has a lease of its own, or none
+    client.ask(sh("exit 0"))  # the next round needs a lease of its own
+    client.until("lease-over")
+    client.until("gone")
+    client.server.keep(time.monotonic() + 1000)
+    client.start(sh("exit 0"))
     assert client.until("exit")["code"] == 0
 
 
@@ -80,6 +84,39 @@ def test_nothing_starts_after_its_lease(client):
     client.until("lease-over")
     client.until("gone")
     assert not client.path(0).exists()
+
+
+# As a user of its own, whose processes the kernel counts. The fork server may start no more.
+NO_MORE = """
+import os, resource, sys
+from pathlib import Path
+sys.path += {paths}
+from serving import Client, sh
+client = Client(Path("."))
+if {warm}:
+    client.server.prepare([sys.executable, "x.py"], dict(os.environ), ["torch"], now=True)
+    client.until("template")
+for pid in (client.pid, *(child.pid for child in client.others())):
+    resource.prlimit(pid, resource.RLIMIT_NPROC, (1, 1))
+client.ask([sys.executable, "x.py"], warm={warm})
+print(client.until("cannot-start")["why"], client.until("exit")["code"], client.until("gone"))
+client.server.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own")
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_a_process_that_the_kernel_does_not_grant(tmp_path, warm):
+    tmp_path.chmod(0o777)
+    program = NO_MORE.format(paths=[p for p in sys.path if p], warm=warm)
+    reading = "+dac_read_search"  # Python may lie where only root can look
+    command = ["setpriv", "--reuid=54321", f"--inh-caps={reading}", f"--ambient-caps={reading}"]
+    command += [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "Resource temporarily unavailable 126 {'event': 'gone'}\n"
+    assert (done.stdout, done.returncode) == (said, 0), done.stderr
 
 
 def test_a_lease_that_is_renewed(client):

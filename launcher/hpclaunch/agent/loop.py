@@ -202,6 +202,8 @@ class Agent:
                 self._deliver(events.StoreListening(port))
             case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
                 self._deliver(*self._exit(rank, code, signum))
+            case {"event": "cannot-start", "why": why}:
+                self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
             case {"event": "lease-over"}:
                 self._deliver(events.LeaseOver())
             case {"event": "gone"}:

@@ -17,6 +17,7 @@ blocked.
         "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
         "size": [ROWS, COLUMNS]}
     {"op": "resize", "size": [ROWS, COLUMNS]}
+                                                   {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
@@ -75,23 +76,33 @@ FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its outpu
 
 
 class WorkerLease:
-    """Until when the workers may run, on the monotonic clock; the head renews it."""
+    """Until when the workers may run, on the monotonic clock; the head renews it. One that is over
+    stays so until then: no later order may start workers without a new one.
+    """
 
     def __init__(self):
         self.until = math.inf
+        self.told = False  # that it is over, in this round
+
+    @property
+    def is_over(self):
+        return time.monotonic() >= self.until
+
+    def begin(self):
+        """Another round begins."""
+        self.told = False
 
     def left(self):
         """Milliseconds for poll(), None without an end."""
-        if self.until == math.inf:
+        if self.told or self.until == math.inf:
             return None
         return max(0, math.ceil(1000 * (self.until - time.monotonic())))
 
     def ends(self):
-        """Whether it is over; True once, since the next round comes with a new one."""
-        over = time.monotonic() >= self.until
-        if over:
-            self.until = math.inf
-        return over
+        """Whether it is over; True once in a round."""
+        ends = self.is_over and not self.told
+        self.told = self.told or ends
+        return ends
 
 
 class ForkServer:
@@ -181,7 +192,8 @@ class ForkServer:
             self.tell("copier", pid=self.terminals.pid)
         self.running, self.warm, self.curious = True, warm, learn
         self.request = {"workers": workers, "env": dict(os.environ | env)}
-        if self.lease.left() != 0:  # else the order is old, and run() would end it at once
+        self.lease.begin()
+        if not self.lease.is_over:  # else the order is old, and run() ends it at once
             self.proceed()
 
     def on_signal(self, signum):
@@ -233,6 +245,7 @@ class ForkServer:
             elif not (warm and state is State.STARTING):
                 self.spawn(**self.request)
                 self.request = None
+                self.settle()
         if not self.store.wanted or self.asked:
             return
         if state in (State.READY, State.UNFIT):
@@ -278,8 +291,18 @@ class ForkServer:
         for worker in workers:
             out, err, cpus = worker["out"], worker["err"], worker["cpus"]
             environ = env | worker["env"]
-            pid = self.spawner.spawn(worker["argv"], environ, out, err, cpus=cpus)
-            self.born(worker["rank"], pid)
+            try:
+                pid = self.spawner.spawn(worker["argv"], environ, out, err, cpus=cpus)
+            except OSError as e:
+                self.stillborn(worker, str(e.strerror))
+            else:
+                self.born(worker["rank"], pid)
+
+    def stillborn(self, worker, why, code=126, signum=0):
+        complain(worker["err"], f"cannot start the worker: {why}")
+        if not signum:  # the kernel grants no further process
+            self.tell("cannot-start", why=why)
+        self.tell("exit", rank=worker["rank"], code=code, signal=signum)
 
     def born(self, rank, pid):
         self.workers[pid] = rank
@@ -314,8 +337,7 @@ class ForkServer:
             if str(rank) in pids:
                 self.born(rank, pids[str(rank)])
             else:
-                complain(worker["err"], f"cannot start the worker: {why}")
-                self.tell("exit", rank=rank, code=code, signal=signum)
+                self.stillborn(worker, why, code, signum)
         for pid in self.early.keys() & self.workers.keys():
             self.ended(pid, *self.early[pid])
         self.early = {}

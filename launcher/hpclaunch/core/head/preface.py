@@ -102,7 +102,7 @@ def _gpu_lines(parts: Iterable[tuple[str, Assignment]], asked: bool) -> list[str
 def _gpu_line(parts: list[Assignment], asked: bool) -> str:
     """The line for one host, with {} for its name; "" for nothing."""
     shares = [share for part in parts for share in part.shares.of]
-    if not shares or not parts[0].shares.isolated:
+    if not any(share.gpus for share in shares) or not parts[0].shares.isolated:
         return ""
     if max(share.sharers for share in shares) > 1:
         gpus = count(sum(len(share.gpus) for share in shares if share.leads), "GPU")

@@ -197,7 +197,11 @@ class Template:
 
     def fork(self, request, listener, pipe):
         what = request["what"]
-        brood = os.fork()
+        try:
+            brood = os.fork()
+        except OSError as e:
+            self.tell("forked", what=what, pids={}, store=0, why=str(e.strerror))
+            return None
         if brood:
             _, status = os.waitpid(brood, 0)
             if status:
