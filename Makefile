@@ -10,9 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
+SHORT := not horovod and not compiles
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-horovod test-torch
 .PHONY: sim soak test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -28,13 +29,16 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 pytest: $(VENV)/ready
-	$(RUN) -m 'not horovod'
+	$(RUN) -m '$(SHORT)'
 
 test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; a good hour
 
 # What decides or simulates starts nothing and reads nothing, and is the same anywhere.
 $(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
-	$(RUN) -m 'not horovod' --surroundings $* tests/agent tests/system tests/worker tests/cli tests/docs tests/slurm
+	$(RUN) -m '$(SHORT)' --surroundings $* tests/agent tests/system tests/worker tests/cli tests/docs tests/slurm
+
+test-compiled: $(VENV)/frameworks system     ## DeepSpeed and a program in C++, compiled first; 10 minutes
+	$(BIN)/pytest -m compiles
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod

@@ -97,7 +97,8 @@ def test_eight_replicas_go_on(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
-@pytest.mark.timeout(400)  # it compiles
+@pytest.mark.compiles
+@pytest.mark.timeout(400)
 def test_a_program_in_cpp_goes_on(cluster: Cluster, tmp_path: Path) -> None:
     stop = "checkpoints/libtorch/epoch-4.tmp"
     killed = run_with_a_kill(cluster, tmp_path, "libtorch", stop=stop)

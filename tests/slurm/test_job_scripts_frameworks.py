@@ -97,7 +97,8 @@ def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
     assert reached(killed) > 0.95
 
 
-@pytest.mark.timeout(600)  # it may have to compile
+@pytest.mark.compiles
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(
     "locale" in entered, reason="DeepSpeed calls torch.compile: see test_warm_start.py"
 )
