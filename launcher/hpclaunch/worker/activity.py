@@ -18,7 +18,6 @@ computes.
 
 import collections
 import os
-import platform
 import socket
 import struct
 import sys
@@ -35,6 +34,7 @@ LOOKS = 5  # at a thread that runs
 PAGE_FAULTS, CPU_TIMES = slice(7, 11), slice(11, 15)
 THREADS = 17
 
+MACHINE = os.uname().machine
 # The numbers of system calls: poll, select, nanosleep, pause, accept, recv, wait, sigtimedwait,
 # sigsuspend, restart_syscall, futex, epoll_wait and their variants. read and readv only wait if
 # what they read from is no file.
@@ -46,8 +46,8 @@ WAITING = {
     "aarch64": {
         22, 72, 73, 95, 98, 101, 115, 128, 133, 137, 202, 207, 212, 242, 243, 260, 441, 449, 455,
     },
-}.get(platform.machine(), set())  # fmt: skip
-READING = {"x86_64": {0, 19}, "aarch64": {63, 65}}.get(platform.machine(), set())
+}.get(MACHINE, set())  # fmt: skip
+READING = {"x86_64": {0, 19}, "aarch64": {63, 65}}.get(MACHINE, set())
 WITHOUT_DISK = (b"pipe:[", b"socket:[", b"anon_inode:", b"/dev/pts/", b"/dev/tty", b"/dev/null")
 
 Work = collections.namedtuple("Work", ["cpu", "bytes", "faults"])
