@@ -47,6 +47,7 @@ import socket
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
 
 PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
+NAME = b"hpclaunch-torch"  # of the template, for ps
 NO_TORCH = 3  # exit code
 SHARED = (  # what must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
@@ -90,9 +91,8 @@ class Template:
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
-        with open("/proc/self/comm", "rb") as f:
-            self.name = f.read()[:-1]
-        set_name(b"hpclaunch-torch")  # its command line is that of a worker
+        self.name = name()
+        set_name(NAME)  # its command line is that of a worker
 
     def run(self):
         """None at the end; in a worker that was forked, what `become` needs.
@@ -120,6 +120,12 @@ class Template:
                         return worker
                     close(listener, pipe)
 
+    def take_name(self):
+        """Older torches give the process that imports them another name: the workers have that."""
+        if (given := name()) != NAME:
+            self.name = given
+            set_name(NAME)
+
     def tell(self, event, **fields):
         self.channel.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
 
@@ -134,6 +140,7 @@ class Template:
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
             import_torch()
+            self.take_name()
             self.check("torch")
         except Unfit as e:
             self.tell("unfit", words=self.words, why=str(e))
@@ -337,10 +344,15 @@ def forget():
     atexit.register(gc.unfreeze)  # or nothing that __main__ still holds would be finalized
 
 
-def set_name(name):
+def name():
     """As ps and top show it."""
+    with open("/proc/self/comm", "rb") as f:
+        return f.read()[:-1]
+
+
+def set_name(new):
     with open("/proc/self/comm", "wb") as f:
-        f.write(name)
+        f.write(new)
 
 
 def threads():
