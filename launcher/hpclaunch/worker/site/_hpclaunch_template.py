@@ -45,6 +45,7 @@ import signal
 import socket
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
+from _hpclaunch_errors import owner_of_new  # type: ignore[import-not-found]  # the same
 
 PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NAME = b"hpclaunch-torch"  # of the template, for ps
@@ -411,20 +412,6 @@ def check_own(fd, path):
     ours = found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(os.path.dirname(path))
     if not ours or found.st_nlink > 1:
         raise PermissionError(f"{path} belongs to another user, or has another name too")
-
-
-def owner_of_new(directory):
-    """The same function as in private_files.py."""
-    probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
-    try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:
-        return None
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        os.unlink(probe)
 
 
 def copy(source, to):
