@@ -1,5 +1,6 @@
 """What holds for every test: the surroundings are known, and nothing is timed."""
 
+import os
 import resource
 from collections.abc import Iterator
 
@@ -46,12 +47,21 @@ def _surroundings() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _limit_of_open_files() -> Iterator[None]:
-    """What a launch within this process has raised, no later test is to find."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+def _nothing_is_left_in_this_process() -> Iterator[None]:
+    """What a launch within this process has raised, or torch has set, no later test is to find."""
+    limit, environ = resource.getrlimit(resource.RLIMIT_NOFILE), _environ()
     yield
-    if resource.getrlimit(resource.RLIMIT_NOFILE) != before:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    if resource.getrlimit(resource.RLIMIT_NOFILE) != limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    if (now := _environ()) != environ:
+        for name in now.keys() - environ.keys():
+            del os.environ[name]
+        os.environ.update(environ)
+
+
+def _environ() -> dict[str, str]:
+    """Without what pytest itself changes as it goes."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 @pytest.fixture(scope="module")

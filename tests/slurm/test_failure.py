@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, SCRIPTS, Launch
 
 TELL = SCRIPTS / "tell.py"
 
@@ -62,10 +62,9 @@ def test_what_fails_later_is_a_consequence(
     job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n3")
     agent.kill(signal.SIGSTOP)
-    (tmp_path / "first").touch()
-    eventually("the end of rank 1", lambda: not cluster.processes(WORKER, host="n2"))
-    (tmp_path / "second").touch()
-    eventually("the end of rank 2", lambda: "last words" in _errors_of(tmp_path, 2))
+    for number, file in ((1, "first"), (2, "second")):
+        (tmp_path / file).touch()
+        eventually("the last words", lambda r=number: "last words" in _errors_of(tmp_path, r))
     agent.kill(signal.SIGCONT)
     ended = job.wait()
     assert ended.code == 137, str(ended)
