@@ -30,7 +30,7 @@ class Cluster:
             for i in range(agents)
         ]
         self.heard = [-1] * agents  # the newest order of each
-        self.editions = [-1] * agents
+        self.versions = [-1] * agents  # of the configuration that it has
         self.now = 0.0
         self.bytes = 0
         self.tell(Started())
@@ -42,15 +42,15 @@ class Cluster:
             if isinstance(effect, Send):
                 self.bytes += len(wire.encode(effect.message))
                 self.heard[effect.to] = effect.message.serial
-                if effect.message.roll is not None:
-                    self.editions[effect.to] = effect.message.roll.edition
+                if effect.message.configuration is not None:
+                    self.versions[effect.to] = effect.message.configuration.version
         return effects
 
     def report(self, **news: object) -> None:
         """Of all agents, with this."""
         self.now += 0.5
         for index, last in enumerate(self.reports):
-            known = {"heard": self.heard[index], "edition": self.editions[index]}
+            known = {"heard": self.heard[index], "version": self.versions[index]}
             report = replace(last, serial=last.serial + 1, **known, **news)
             self.reports[index] = report
             self.tell(Received(index, report))
@@ -93,7 +93,7 @@ def main() -> None:
         beats = cost(lambda c=cluster: [(c.report(), c.tell(Tick())) for _ in range(BEATS)])
         size = cluster.bytes / BEATS
         failed = cost(fail)
-        share = beats / BEATS / cluster.head.job.beat
+        share = beats / BEATS / cluster.head.timing.beat
         print(
             f"{agents:8}{agreed:10.3f} s{failed:10.3f} s{beats / BEATS:10.3f} s{share:11.1%}"
             f"{size:14,.0f}",

@@ -1,0 +1,36 @@
+"""Each measurement still runs: at its smallest here, and nothing is made of the figures."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+HELPERS = {"measuring", "side_by_side", "stages", "worker"}
+SMALLEST = {
+    "checkpoints": "--files 40 --size 1 --read 0.07 --runs 1",
+    "head_scale": "--agents 16",
+    "help_text": "--runs 1",
+    "idle_agent": "--workers 1 --seconds 0.5",
+    "journal": "--agents 2 --seconds 10",
+    "launch_and_restart": "--workers 2 --runs 1",
+    "many_agents": "--agents 4",
+    "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
+    # These begin with a cluster, which takes a minute.
+    "on_slurm": "--help",
+    "on_slurm_losses": "--help",
+    "false_alarms": "--help",
+}
+
+
+def test_none_is_left_out():
+    assert {path.stem for path in BENCH.glob("*.py")} == SMALLEST.keys() | HELPERS
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_runs(name):
+    command = [sys.executable, BENCH / f"{name}.py", *SMALLEST[name].split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
