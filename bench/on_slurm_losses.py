@@ -11,9 +11,10 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from measuring import HPCLAUNCH, TORCHRUN, Run, command, median, running
 from on_slurm import CPUS, PORTS, TOOLS, Allocation, Cluster, allocation, remove_stale
@@ -55,8 +56,7 @@ class Losses:
         finally:
             for node in self.cluster.nodes.values():
                 node.heal()
-            for process in self.cluster.processes():
-                process.kill()
+            _kill(self.cluster.processes())
 
     def _lose(self, run: Run, how: str, *, head: bool) -> float:
         """Returns the moment."""
@@ -68,9 +68,14 @@ class Losses:
         if how == "cut off":
             self.cluster.nodes[host].cut()
         else:
-            for process in processes:
-                process.kill()
+            _kill(processes)
         return moment
+
+
+def _kill(processes: Iterable[Any]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):  # one that was killed may have taken it along
+            process.kill()
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def _entries(logs: Path) -> Iterator[dict[str, Any]]:
 
 
 def _kind(entry: dict[str, Any]) -> str:
-    kind, name = next((k, entry[k]) for k in ("event", "effect", "note") if k in entry)
-    value = entry["with"]
+    kind, name = next(((k, entry[k]) for k in ("event", "effect", "note") if k in entry), ("", ""))
+    value = entry.get("with")
     if name == "WorkerExited" and not value["code"]:
         return ""  # a worker that was told to stop may end with 0
     if name == "template" and value["state"] != "ready":

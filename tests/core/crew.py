@@ -1,8 +1,8 @@
 """Several agents, and a network between them that takes no time: stories of more than one core.
 
-Workers start and end at once when they are asked to, or when their lease is over. Nothing passes
-between agents that are cut off from one another; the host of a dead agent refuses connections,
-unless it is `down` as well.
+Workers start and end at once when they are asked to, and are held while they have no lease. Nothing
+passes between agents that are cut off from one another; the host of a dead agent refuses
+connections, unless it is `down` as well.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Crew:
         self.asked: list[Look] = []
         self.damaged = ""  # one that agents find to be so
         self.parts: dict[int, dict[int, Assignment]] = {}  # by round and agent
-        self.running: dict[int, int] = {}  # the round whose workers an agent has
+        self.running: dict[int, int] = {}  # the round whose workers an agent has, and they run
+        self.held: dict[int, int] = {}  # the same, and they do not: their lease is over
         self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
         self.verdicts: dict[int, Verdict] = {}
         self._leases: dict[int, float] = {}
@@ -99,6 +100,8 @@ class Crew:
         self._todo.append((agent, event))
         while self._todo:
             i, each = self._todo.popleft()
+            if isinstance(each, events.LeaseOver):
+                self.held[i] = self.running.pop(i)
             if i in self.agents:
                 for effect in self.agents[i].handle(each, self.now):
                     self._carry_out(i, effect)
@@ -129,18 +132,25 @@ class Crew:
                 self.running[i] = part.round
                 self.parts.setdefault(part.round, {})[i] = part
                 self._store[i] = (part.round, part.store_address, part.store_port)
-                if len({self._store[a] for a in self.running}) > 1:
-                    self.clashes.add(frozenset(self.running))
+                self._note_clashes()
             case effects.KeepWorkers(until=until):
                 self._leases[i] = until
+                if i in self.held and self.now < until:
+                    self.running[i] = self.held.pop(i)
+                    self._note_clashes()
             case effects.StopWorkers():
                 self.running.pop(i, None)
+                self.held.pop(i, None)
                 self._todo.append((i, events.WorkersGone()))
             case effects.Say(text=text):
                 self.said.append(text)
             case effects.Exit(verdict=verdict):
                 self.verdicts[i] = verdict
                 self._leave(i)
+
+    def _note_clashes(self) -> None:
+        if len({self._store[a] for a in self.running}) > 1:
+            self.clashes.add(frozenset(self.running))
 
     def _sees(self, agent: int, look: Look) -> Seen:
         if self.unseen.get(agent) == look.path:
@@ -151,6 +161,7 @@ class Crew:
         for i in agents:
             del self.agents[i]
             self.running.pop(i, None)
+            self.held.pop(i, None)
         for i in set(agents) - self._down:
             for other in [a for a in self.agents if self._reaches(a, i)]:
                 self.tell(other, events.PeerClosed(i))

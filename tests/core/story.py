@@ -7,6 +7,7 @@ that a story's messages are each newer than the last unless it says otherwise.
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 from collections import deque
 from dataclasses import fields, replace
@@ -52,7 +53,8 @@ def a_job(hosts: str = "n0 n1", **settings: Any) -> Job:
     nodes = list(dict.fromkeys(names))
     places = tuple(Place(i, nodes.index(name), name) for i, name in enumerate(names))
     times = {name: settings.pop(name) for name in [*settings] if name in TIMES}
-    return Job(places, timing=Timing(**times), **settings)
+    # Stories let time pass without a beat, and only a few are of silence.
+    return Job(places, timing=Timing(**{"silence_notice": math.inf, **times}), **settings)
 
 
 def a_part(number: int = 0, **fields: Any) -> Assignment:
@@ -198,7 +200,8 @@ TERM = Signalled(signal.SIGTERM)
 def a_member(hosts: str = "n0 n1", **settings: Any) -> Member:
     settings = {"grace": 20.0, "loss": 100.0, "unkillable": 30.0, "wait": 0.0} | settings
     settings = {"beat": 1.0} | settings
-    return Member(a_job(hosts, **settings), 1, 2, "10.0.0.2", "a1")
+    index = settings.pop("index", 1)
+    return Member(a_job(hosts, **settings), index, 2, f"10.0.0.{index + 1}", f"a{index}")
 
 
 def idle(**settings: Any) -> Member:

@@ -14,7 +14,7 @@ import pytest
 
 from hpclaunch.cli import main, options, run
 from hpclaunch.cli.parser import Parser
-from hpclaunch.core.protocol.timing import DEFAULTS
+from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -180,8 +180,10 @@ def test_figures_of_the_readme_are_those_of_the_page() -> None:
 def test_times_that_the_page_on_faults_states() -> None:
     text = " ".join((DOCS / "faults.md").read_text().split())
     for said in (
-        f"| a node sends nothing | {DEFAULTS.loss:g} s, the loss timeout |",
-        f"| the head sends nothing | {DEFAULTS.vote_lease:g} s |",
+        f"and the job can go on without it | {DEFAULTS.loss:g} s, the loss timeout |",
+        f"| the head sends nothing, the same | {DEFAULTS.vote_lease:g} s |",
+        f"needs all of its nodes | {PATIENT_LOSS:g} s, the loss timeout there |",
+        f"after {DEFAULTS.silence_notice:g} s: nothing could begin without it",
         f"`--grace` seconds ({DEFAULTS.grace:g} by default)",
         f"gets SIGKILL after {DEFAULTS.stuck:g} s",
         f"`--wait-for-nodes` seconds ({DEFAULTS.wait:g} by default)",

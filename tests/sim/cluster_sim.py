@@ -11,13 +11,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
 from sim_network import Network
-from sim_plan import DISRUPTIONS, Fault, Kind, Plan, draw
+from sim_plan import DISRUPTIONS, UNEVEN, Fault, Kind, Plan, draw
 from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
@@ -71,12 +71,18 @@ class Simulation:
             self.checker.strikes(agent)
         if self._record:
             lasting = (
-                f" for {fault.lasts:.1f} s" if fault.kind in (Kind.PAUSE, *DISRUPTIONS) else ""
+                f" for {fault.lasts:.1f} s"
+                if fault.kind in (Kind.PAUSE, Kind.SUSPEND, *DISRUPTIONS)
+                else ""
             )
             self.say(f"agent {fault.agent}: {fault.kind.name}{lasting}")
         match fault.kind:
             case Kind.PAUSE:
                 agent.pause(fault.lasts)
+            case Kind.SUSPEND:
+                self._suspend({place.node for place in self.plan.job.places}, fault.lasts)
+            case Kind.FREEZE:
+                self._suspend({self.plan.job.places[fault.agent].node}, fault.lasts)
             case Kind.STALL:
                 self.network.disturbed.add(fault.agent)
                 agent.pause(fault.lasts)
@@ -125,6 +131,17 @@ class Simulation:
                 agent.break_node()
             case Kind.UNKILLABLE:
                 agent.make_unkillable()
+
+    def _suspend(self, nodes: Collection[int], lasts: float) -> None:
+        """These nodes, one after the other; and so they go on."""
+        begins, ends = ({n: self.rng.uniform(0.0, UNEVEN) for n in nodes} for _ in range(2))
+        for place in self.plan.job.places:
+            if place.node in nodes:
+                agent = self.agents[place.index]
+                if len(nodes) < self.plan.job.nodes:
+                    self.network.disturbed.add(place.index)
+                self.after(begins[place.node], agent.suspend)
+                self.after(lasts + ends[place.node], agent.go_on)
 
     def _restart(self, index: int) -> None:
         self.checker.forget(index)

@@ -61,6 +61,10 @@ class Agent:
         self.workers: list[Worker] = []
         self._running = False
         self.lease = math.inf  # until when the workers may run
+        self._held = False  # they do not, since it is over
+        self._stopping = False  # they were asked to stop
+        self._ordered: Assignment | None = None  # to start once there is a lease
+        self._suspended = False  # the agent, its fork server and its workers
         self._forkserver = True  # False from its death until another is there
         self._forkservers = 1  # how many there were
         self._store_of: Round | None = None  # the last whose store is here
@@ -87,6 +91,11 @@ class Agent:
     def lease_is_over(self) -> bool:
         return self.clock >= self.lease
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether its workers do."""
+        return self._held or self._suspended
+
     def living_workers(self) -> list[Worker]:
         return [w for w in self.workers if w.alive]
 
@@ -112,6 +121,7 @@ class Agent:
             self.told = True
         if isinstance(event, events.ForkServerReplaced):
             self._forkserver, self._running, self.port = True, False, 0
+            self._held, self._ordered = False, None
             self._forkservers += 1
         check = self.sim.checker.before(self, event)
         todo = self.control.handle(event, self.clock)
@@ -159,6 +169,27 @@ class Agent:
                 if isinstance(event, source):
                     self.deliver(event)
         self._tick()
+
+    def suspend(self) -> None:
+        if self.living and not self._paused:
+            self._suspended = self._paused = True
+
+    def go_on(self) -> None:
+        if not self._suspended:
+            return
+        self._suspended = False
+        self._fence()
+        self._move_on()
+        self._resume()
+
+    def _move_on(self) -> None:
+        """The workers, if they may."""
+        if self.stands_still:
+            return
+        if workers := self.living_workers():
+            self.sim.checker.goes_on(self, workers[0].round)
+        for worker in workers:
+            self.sim.training.go_on(worker)
 
     def leave(self) -> None:
         """The process is gone, and its workers with it."""
@@ -208,7 +239,17 @@ class Agent:
                 self.lease = until
                 left = (until - self.clock) / self.sim.plan.rates[self.index]
                 self.sim.after(max(0.0, left), self._fence)
+                if self._held and not self.lease_is_over:
+                    self._held = False
+                    self._move_on()
+                    if self._ordered is not None:
+                        part, self._ordered = self._ordered, None
+                        self._begin(part)
+            case effects.StopWorkers() if self._held:
+                self._answer(events.LeaseOver())
+                self._kill_workers()
             case effects.StopWorkers():
+                self._stopping = True
                 for worker in self.living_workers():
                     self.sim.training.terminate(worker)
             case effects.KillIdleWorkers():
@@ -216,8 +257,7 @@ class Agent:
                     if not worker.saving:
                         self.sim.training.kill(worker)
             case effects.KillWorkers():
-                for worker in self.living_workers():
-                    self.sim.training.kill(worker)
+                self._kill_workers()
             case effects.Exit(verdict=verdict):
                 self.verdict = verdict
                 self.leave()
@@ -226,7 +266,19 @@ class Agent:
         """By the fork server, whatever the agent does."""
         if self.clock < self.lease - 1e-9 or not self._forkserver or not self._running:
             return
+        if self._held or self._suspended:
+            return
         self._answer(events.LeaseOver())
+        if self._stopping:
+            self._kill_workers()
+        else:
+            self._held = True
+
+    def _kill_workers(self) -> None:
+        self._held = False
+        if self._ordered is not None:  # they were never started
+            self._ordered, self._running = None, False
+            self._answer(events.WorkersGone())
         for worker in self.living_workers():
             self.sim.training.kill(worker)
 
@@ -262,12 +314,16 @@ class Agent:
     def _start_workers(self, part: Assignment) -> None:
         if not self._forkserver:
             return
+        self._running, self._stopping = True, False
         if self.lease_is_over:
             self._answer(events.LeaseOver())
-            self._answer(events.WorkersGone())
-            return
+            self._held, self._ordered = True, part
+        else:
+            self._begin(part)
+
+    def _begin(self, part: Assignment) -> None:
         rng, plan = self.sim.rng, self.sim.plan
-        self._running = True
+        self.sim.checker.begins(self, part)
         world = self.sim.training.world(part)
         if part.hosts_store:
             self._store_of = world

@@ -22,6 +22,7 @@ from hpclaunch.core.protocol.stages import Stage
 if TYPE_CHECKING:
     from cluster_sim import Simulation
     from sim_agent import Agent
+    from sim_training import Worker
 
 RUNNING = Phase.RUNNING
 
@@ -108,16 +109,12 @@ class Checker:
             self.lost.add(control.head.round)
         elif isinstance(event, events.LeaseOver):
             self.lost.add(control.member.round)
-            self._require(not self.calm, agent, "has heard nothing for a whole lease")
+            suspended = Kind.SUSPEND in self.sim.plan.kinds
+            self._require(suspended or not self.calm, agent, "has heard nothing for a whole lease")
         if control.head is not None and not control.head.lease.holds(agent.clock):
             self.lost |= set() if self.calm else {control.head.round}
-        lease = agent.lease
         for effect in todo:
-            if isinstance(effect, effects.KeepWorkers):
-                lease = effect.until
-            elif isinstance(effect, effects.StartWorkers) and agent.clock < lease:  # else it is old
-                self._starts(agent, effect.assignment)
-            elif isinstance(effect, effects.Exit):
+            if isinstance(effect, effects.Exit):
                 self._exits(agent)
             elif isinstance(effect, effects.KillIdleWorkers):
                 lost = control.member.round in self.lost or self.sim.plan.losses
@@ -132,14 +129,26 @@ class Checker:
                 p.place.node for p in control.head.roster if p.unfit and not p.assignment
             }
 
-    def _starts(self, agent: Agent, part: Assignment) -> None:
+    def goes_on(self, agent: Agent, number: int) -> None:
+        """The workers of an agent that have stood still go on."""
+        running = self._running_but(number)
+        self._require(not running, agent, f"goes on with round {number} while {running} run")
+
+    def _running_but(self, number: int) -> list[Worker]:
+        """The workers of other rounds. The fork server cannot help those that survive a SIGKILL."""
+        living = [w for w in self.sim.training.living() if w.round != number and not w.unkillable]
+        return [w for w in living if not self.sim.agents[w.agent].stands_still]
+
+    def begins(self, agent: Agent, part: Assignment) -> None:
+        """The fork server of an agent starts its workers."""
         plan, index = self.sim.plan, agent.index
-        alive = [w for w in self.sim.training.living() if w.round != part.round]
-        # The fork server cannot help those that survive a SIGKILL.
-        alive = [w for w in alive if not w.unkillable]
-        self._require(not alive, agent, f"starts round {part.round} while {alive} run")
+        running = self._running_but(part.round)
+        self._require(not running, agent, f"starts round {part.round} while {running} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
-        head = next(h for h in self._heads() if h.roster[index].assignment == part)
+        heads = (h for h in self._heads() if h.roster[index].assignment == part)
+        head = next(heads, None)
+        if head is None:
+            return  # it was held meanwhile, and is about to be told that the round is over
         newest = max(self.started, default=(0, 0))
         others = any(a.living and a is not agent for a in self.sim.agents)
         told = others and not self.ended_apart  # else nobody is left to tell it
@@ -240,7 +249,7 @@ class Checker:
         plan = self.sim.plan
         long_ago = self.sim.now - plan.job.timing.stuck - 1.0
         idle = [w for w in agent.living_workers() if not w.saving and w.idle_since < long_ago]
-        if plan.survived and Kind.PAUSE not in plan.kinds:
+        if plan.survived and plan.kinds.isdisjoint((Kind.PAUSE, Kind.SUSPEND)):
             self._require(not idle, agent, f"has waited for {idle} in vain")
 
     def _nobody_lost_in_error(self, agent: Agent) -> None:

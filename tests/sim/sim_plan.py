@@ -18,6 +18,7 @@ from hpclaunch.core.protocol.timing import Timing
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
 SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
 ORDERLY = 12.0  # seconds between two losses, for everybody to be over the first
+UNEVEN = 0.5  # seconds between the first and the last node that is suspended, or goes on
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
 
 
@@ -26,11 +27,13 @@ class Kind(Enum):
     PAUSE = "the agent is stopped for a while, for less than the silence that counts as a loss"
     BLIP = "its connection to the head is closed and made again at once"
     USR1 = "SIGUSR1, which is for the workers"
+    SUSPEND = "the whole job is suspended for a while, on one node a moment before the other"
     # What costs a restart at most.
     KILL_FORKSERVER = "SIGKILL to the fork server: its workers die with it, and another comes"
     # What costs a node, and the job where there are too few of them.
     UNFIT = "something on its node is found to be broken"
     STALL = "the agent is stopped for longer than the silence that counts as a loss"
+    FREEZE = "its whole node stands still for a while"
     CUT = "for a while no message to or from the agent, and no sign of it"
     MUTE = "for a while no message from the agent"
     DEAF = "for a while no message to the agent"
@@ -49,8 +52,8 @@ class Kind(Enum):
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
 LOSSES = (Kind.STALL, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.KILL_AGENT)
-DISRUPTIONS = (*LOSSES, Kind.RESTART_AGENT, Kind.PARTITION)
-SURVIVED = (*HARMLESS, Kind.KILL_FORKSERVER, Kind.UNFIT)
+DISRUPTIONS = (*LOSSES, Kind.FREEZE, Kind.RESTART_AGENT, Kind.PARTITION)
+SURVIVED = (*HARMLESS, Kind.SUSPEND, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
 FATAL = tuple(kind for kind in Kind if kind not in (*SURVIVED, *DISRUPTIONS))
@@ -159,6 +162,7 @@ class Plan:
         )
         return (
             LATEST_START
+            + sum(f.lasts + UNEVEN for f in self.faults if f.kind in (Kind.SUSPEND, Kind.FREEZE))
             + job.timing.join
             + (job.max_restarts + 2 + len(self.unfit) + 2 * self.losses)
             * (self.work + ending + job.timing.wait + self.lag)
@@ -293,11 +297,31 @@ def draw(seed: int) -> Plan:
         lag=seen.choice((0.0, 0.0, 0.5, 5.0)),
         broken=seen.choice((0.0, 0.0, 0.0, 0.5)),
     )
+    more = Random(f"{seed} suspensions")
+    if more.random() < 0.15:
+        return _suspended(more, plan)
     more = Random(f"{seed} one by one")
     if job.nodes > 1 and more.random() < 0.1:
         return _one_by_one(more, plan)
     more = Random(f"{seed} seldom a checkpoint")
     return _seldom_saved(more, plan) if job.nodes > 2 and more.random() < 0.15 else plan
+
+
+def _suspended(rng: Random, plan: Plan) -> Plan:
+    """The whole job is, once or twice, mostly with nothing else that anybody could notice."""
+    faults = [f for f in plan.faults if f.kind not in (Kind.PAUSE, Kind.BLIP)]
+    calm = rng.random() < 0.7
+    if calm:
+        faults = [f for f in faults if f.kind in SURVIVED]
+        plan = replace(plan, slow=0.0, drop=0.0, broken=0.0)
+    at = max(plan.starts) + 0.5
+    for _ in range(rng.choice((1, 1, 2))):
+        at += rng.uniform(0.0, plan.work)
+        lasts = rng.choice((rng.uniform(1.0, 5.0), rng.uniform(5.0, 300.0)))
+        kind = Kind.SUSPEND if calm else rng.choice((Kind.SUSPEND, Kind.FREEZE))
+        faults.append(Fault(at, kind, rng.randrange(len(plan.starts)), lasts))
+        at += lasts + 5.0
+    return replace(plan, faults=tuple(sorted(faults, key=lambda fault: fault.at)))
 
 
 def _seldom_saved(rng: Random, plan: Plan) -> Plan:

@@ -34,6 +34,7 @@ class Worker:
     idle_since: float = math.inf  # when it was asked to stop, or has written the last of it
     unkillable: bool = False
     alive: bool = True
+    later: list[Callable[[], None]] = field(default_factory=list)  # once it may go on
 
     def __repr__(self) -> str:
         return f"rank {self.rank} of round {self.round} on agent {self.agent}"
@@ -142,9 +143,8 @@ class Training:
         worker.idle_since = self.sim.now
         if plan.savers and rng.random() < plan.savers:
             worker.saving = True
-            self.sim.after(
-                rng.uniform(0.0, 1.5 * plan.job.timing.grace), lambda: self._saved(worker)
-            )
+            wait = rng.uniform(0.0, 1.5 * plan.job.timing.grace)
+            self._after(wait, worker, lambda: self._saved(worker))
         elif not worker.mute:
             self._leave(worker)
 
@@ -160,7 +160,8 @@ class Training:
         self._end_after(rng.uniform(0.0, rng.choice((0.05, 3.0))), worker, code, signum)
 
     def kill(self, worker: Worker) -> None:
-        self._end_after(self.sim.rng.uniform(0.0, 0.05), worker, 137, signal.SIGKILL)
+        wait = self.sim.rng.uniform(0.0, 0.05)
+        self.sim.after(wait, lambda: self.end(worker, 137, signal.SIGKILL))
 
     def hang(self, worker: Worker) -> None:
         """In a system call, for good. A peer misses it before long, or the user loses patience."""
@@ -187,7 +188,23 @@ class Training:
         self.end(worker, 137, signal.SIGKILL)
 
     def _end_after(self, seconds: float, worker: Worker, code: int, signum: int) -> None:
-        self.sim.after(seconds, lambda: self.end(worker, code, signum))
+        self._after(seconds, worker, lambda: self.end(worker, code, signum))
+
+    def _after(self, seconds: float, worker: Worker, action: Callable[[], None]) -> None:
+        """What a worker does itself, it does not do while it stands still."""
+
+        def act() -> None:
+            if self.sim.agents[worker.agent].stands_still:
+                worker.later.append(action)
+            else:
+                action()
+
+        self.sim.after(seconds, act)
+
+    def go_on(self, worker: Worker) -> None:
+        later, worker.later = worker.later, []
+        for action in later:
+            self._after(self.sim.rng.uniform(0.0, 0.1), worker, action)
 
     def _follow(self, worker: Worker) -> None:
         """A peer is gone: most workers see a broken connection, others wait in vain for it."""
@@ -203,11 +220,11 @@ class Training:
                 self._files[file.path] = file
                 if not writer.world.preflight:
                     self.directory.append(file)
-                self.sim.after(SAVING, lambda: finish(file))
+                self._after(SAVING, writer, lambda: finish(file))
 
         def finish(file: File) -> None:
             if writer.alive:
                 file.complete = True
                 self._save(writer)
 
-        self.sim.after(self.sim.rng.uniform(0.0, self.sim.plan.pace), begin)
+        self._after(self.sim.rng.uniform(0.0, self.sim.plan.pace), writer, begin)

@@ -93,7 +93,7 @@ def tell(plan: Plan) -> list[str]:
             lines.append(f"{float(when):6.2f} s    n{agent + 1} starts {ranks} in round {number}")
         elif "LeaseOver()" in text and "<-" in text:
             agent = int(text.split()[1])
-            lines.append(f"{float(when):6.2f} s    n{agent + 1} has ended its workers: no lease")
+            lines.append(f"{float(when):6.2f} s    n{agent + 1} holds its workers: no lease")
     codes = {f"n{a.index + 1}": a.verdict.code for a in sim.agents if a.verdict is not None}
     return [*lines, f"{sim.now:6.2f} s    the end; exit codes {codes}"]
 

@@ -62,28 +62,124 @@ def test_environment_and_output(client):
     assert client.path(1, "out").stat().st_mode & 0o777 == 0o600
 
 
-def test_the_end_of_a_lease_is_the_end_of_the_workers(client):
+COUNT = "while :; do echo . >> {}; sleep 0.02; done"
+
+
+def counting(client):
+    """A worker that counts, and so does a child of it in a session of its own."""
+    files = [client.tmp_path / name for name in ("worker", "child")]
+    worker, child = (COUNT.format(file) for file in files)
+    return files, sh(f"setsid sh -c '{child}' & trap '' TERM; {worker}")
+
+
+def workers(client):
+    """Of a round without warm workers: all children but the template."""
+    return [child for child in client.others() if child.cmdline()[:1] == ["sh"]]
+
+
+def eventually(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+def sizes(files):
+    return [file.stat().st_size for file in files]
+
+
+def stand_still(files):
+    before = sizes(files)
+    time.sleep(0.3)
+    return sizes(files) == before
+
+
+def wait_to_go_on(files):
+    before = sizes(files)
+    eventually(lambda: all(now > then for now, then in zip(sizes(files), before, strict=True)))
+
+
+def held(client):
+    files, worker = counting(client)
+    client.start(worker)
+    eventually(lambda: all(file.exists() for file in files))
+    client.server.keep(time.monotonic() + 0.1)
+    client.until("lease-over")
+    eventually(lambda: stand_still(files))
+    return files
+
+
+def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(client):
     """Whether or not the agent is there to see it."""
-    client.server.keep(time.monotonic() + 3.0)  # by then they run
-    client.start(sh("sleep 1000 & trap '' TERM; sleep 1000"), sh("sleep 1000"))
+    files = held(client)
+    client.server.keep(time.monotonic() - 1.0)  # an order that was long on its way
+    assert stand_still(files)
+    client.server.keep(time.monotonic() + 0.5)
+    wait_to_go_on(files)
     client.until("lease-over")
-    assert [client.until("exit")["signal"] for _ in range(2)] == [signal.SIGKILL] * 2
+    eventually(lambda: stand_still(files))
+    client.server.keep(time.monotonic() + 1000)
+    wait_to_go_on(files)
+    client.server.kill()
     client.until("gone")
-    client.ask(sh("exit 0"))  # the next round needs a lease of its own
-    client.until("lease-over")
+
+
+def test_workers_that_somebody_else_lets_go_on_are_held_again(client):
+    """As `scontrol resume` does, which lets all processes of a job go on."""
+    files = held(client)
+    (worker,) = workers(client)
+    for process in (worker, *worker.children(recursive=True)):
+        process.send_signal(signal.SIGCONT)
+    eventually(lambda: stand_still(files))
+    client.server.kill()
+    client.until("gone")
+
+
+@pytest.mark.parametrize("asked", ["stop", "kill"])
+def test_workers_that_are_to_stop_while_they_are_held_are_killed(client, asked):
+    """Others may have gone on without this node."""
+    held(client)
+    getattr(client.server, asked)()
+    assert client.until("exit")["signal"] == signal.SIGKILL
     client.until("gone")
     client.server.keep(time.monotonic() + 1000)
     client.start(sh("exit 0"))
     assert client.until("exit")["code"] == 0
 
 
-def test_nothing_starts_after_its_lease(client):
+def test_workers_that_are_being_stopped_are_killed_when_their_lease_is_over(client):
+    files, worker = counting(client)
+    client.start(worker)
+    eventually(lambda: all(file.exists() for file in files))
+    client.server.keep(time.monotonic() + 1.0)
+    client.server.stop()
+    client.until("lease-over")
+    assert client.until("exit")["signal"] == signal.SIGKILL
+    client.until("gone")
+
+
+def test_workers_that_are_held_do_not_outlive_the_agent(client):
+    held(client)
+    (worker,) = workers(client)
+    processes = [worker, *worker.children(recursive=True)]
+    client.server.close()
+    assert all(gone(process.pid) for process in processes)
+
+
+def test_nothing_starts_without_a_lease(client):
     """The order is one that an agent has slept over."""
     client.server.keep(time.monotonic() - 1.0)
     client.ask(sh("exit 0"))
     client.until("lease-over")
-    client.until("gone")
     assert not client.path(0).exists()
+    client.server.keep(time.monotonic() + 1000)
+    assert client.until("exit")["code"] == 0
+    client.until("gone")
+    client.server.keep(time.monotonic() - 1.0)
+    client.ask(sh("exit 0"))
+    client.until("lease-over")
+    client.server.stop()  # it was not started, and is not to be
+    client.until("gone")
 
 
 # As a user of its own, whose processes the kernel counts. The fork server may start no more.

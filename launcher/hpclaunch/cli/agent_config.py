@@ -22,7 +22,7 @@ from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
-from hpclaunch.core.protocol.timing import DEFAULTS, Timing
+from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS, Timing
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
@@ -102,6 +102,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
 def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocation) -> Job:
     """The same on all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
+    fixed = fewest >= where.nodes
     return Job(
         where.places,
         fewest=min(fewest, where.nodes),
@@ -121,6 +122,7 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
             wait=options.wait_for_nodes,
             grace=options.shutdown_timeout,
+            loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )
 

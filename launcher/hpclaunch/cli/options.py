@@ -12,7 +12,7 @@ from hpclaunch import __version__
 from hpclaunch.core.placement.binding import Mode
 from hpclaunch.core.placement.streams import parse_filters
 from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
-from hpclaunch.core.protocol.timing import DEFAULTS
+from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
 from .parser import SHELLS, LaunchParser, PrintCompletion
@@ -208,6 +208,14 @@ def _add_devices(add: Callable[..., None]) -> None:
 
 
 def _add_health(add: Callable[..., None]) -> None:
+    add(
+        "--loss-timeout",
+        type=values.loss_timeout,
+        metavar="SECONDS",
+        help="how long a node may be silent before it counts as lost (default: "
+        f"{DEFAULTS.loss:g} if the job can go on without it, see --nnodes MIN:MAX, otherwise "
+        f"{PATIENT_LOSS:g})",
+    )
     add(
         "--wait-for-nodes",
         type=values.seconds,

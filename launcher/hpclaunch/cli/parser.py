@@ -24,6 +24,7 @@ OURS = frozenset(
         "--mps",
         "--mps-threads",
         "--mps-memory",
+        "--loss-timeout",
         "--wait-for-nodes",
         "--grow",
         "--health",

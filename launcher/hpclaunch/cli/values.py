@@ -11,6 +11,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
+from hpclaunch.core.protocol.timing import LEAST_LOSS
+
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
 
@@ -37,6 +39,12 @@ def seconds(text: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
+    return value
+
+
+def loss_timeout(text: str) -> float:
+    if (value := seconds(text)) < LEAST_LOSS:
+        raise ArgumentTypeError(f"an agent may well be silent for {text} s: {LEAST_LOSS:g} or more")
     return value
 
 

@@ -7,11 +7,13 @@ agent sends to itself is delivered here, at once and in order.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
+from .consensus.awake_clock import AwakeClock
 from .consensus.election import Candidate
 from .head.head import Head
 from .member.member import Member
-from .protocol.effects import Effect, Exit, Say, Send
+from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
 from .protocol.events import (
     AgentGone,
     CheckpointChosen,
@@ -52,6 +54,8 @@ class Control:
         self.member = Member(job, index, nproc, address, incarnation, gpus, port, networks)
         self.head = Head(job) if index == HEAD else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
+        self._clock = AwakeClock()
+        self._handled_at: float | None = None  # the last event, on that clock
         self.exited = False
 
     @property
@@ -59,6 +63,9 @@ class Control:
         return self.head is not None
 
     def next_deadline(self) -> float:
+        return self._clock.real(self._next_deadline())
+
+    def _next_deadline(self) -> float:
         mine = self.member.next_deadline()
         if self.head is None:
             return mine
@@ -70,6 +77,8 @@ class Control:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.exited:
             return []
+        self._wake(now)
+        self._handled_at = now = self._clock.awake(now)
         outside: list[Effect] = []
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._route(event, now), outside, now)
@@ -80,7 +89,26 @@ class Control:
             self.exited = True
             assert self.member.verdict is not None, "an agent ends with a verdict"
             outside.append(Exit(self.member.verdict))
-        return outside
+        return [self._in_real_time(effect) for effect in outside]
+
+    def _wake(self, now: float) -> None:
+        """If this process did not run for a while, make nothing of it."""
+        if self._handled_at is None:
+            return
+        if self.job.alone:
+            self._clock.miss(now, due=self._next_deadline(), since=self._handled_at)
+            return
+        # There is a beat. So the deadline, which is costly to tell, need not be known.
+        beat = self._handled_at + self.job.timing.beat
+        if missed := self._clock.miss(now, due=beat, since=beat):
+            self.member.follower.link.miss(missed)
+            if self.head is not None:
+                self.head.miss(missed, self._clock.awake(now))
+
+    def _in_real_time(self, effect: Effect) -> Effect:
+        if isinstance(effect, KeepWorkers):
+            return replace(effect, until=self._clock.real(effect.until))
+        return effect
 
     def _deliver(self, effects: list[Effect], outside: list[Effect], now: float) -> None:
         """Deliver messages to this agent itself, and the effects that follow from them, until none

@@ -37,8 +37,12 @@ errors, "" when another node has it; the template forks it as well, and is start
 connection if not before. "peers" are the networks from which the nodes of the round connect to it.
 "store-exit" says that there is none any more; "why" is empty where the process itself has written
 it. With "learn" the template imports what the script did, for the next round. This process itself
-is one thread without torch, CUDA or ZeroMQ. At the end of the lease (T, on the monotonic clock) it
-kills what runs, whatever the agent does: others may be about to go on without this node.
+is one thread without torch, CUDA or ZeroMQ.
+
+At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
+agent does: others may be about to go on without this node. If they do not, because all have been
+suspended, or only the network was gone, "keep" lets it go on. Workers that have been asked to stop,
+or are while they are held, are killed.
 """
 
 import collections
@@ -60,10 +64,11 @@ from .processes import (
     catches,
     children,
     complain,
+    descendants,
     exit_code,
-    kill,
     numbers,
     prctl,
+    signal_all,
     to_group,
 )
 from .store import Store
@@ -72,6 +77,7 @@ from .terminals import Terminals
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+HOLD = 0.2  # seconds between two looks whether all that is held stands still
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
 
@@ -88,21 +94,11 @@ class WorkerLease:
     def is_over(self):
         return time.monotonic() >= self.until
 
-    def begin(self):
-        """Another round begins."""
-        self.told = False
-
     def left(self):
         """Milliseconds for poll(), None without an end."""
         if self.told or self.until == math.inf:
             return None
         return max(0, math.ceil(1000 * (self.until - time.monotonic())))
-
-    def ends(self):
-        """Whether it is over; True once in a round."""
-        ends = self.is_over and not self.told
-        self.told = self.told or ends
-        return ends
 
 
 class ForkServer:
@@ -110,6 +106,8 @@ class ForkServer:
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.running = False  # a round was started and not everything of it is gone
+        self.stopping = False  # it was asked to stop
+        self.held = False  # its workers are held, or were not started yet: they have no lease
         self.request: Any = None  # the round that waits for the template, or that it is forking
         self.asked = False  # the template is forking it
         self.early = {}  # pid -> how it ended, until the template has told which process it is
@@ -118,7 +116,7 @@ class ForkServer:
         self.activity = Activity()
         self.store = Store()
         self.terminals = Terminals()
-        self.held: Any = collections.deque()  # (limit, event, fields), waiting for a flush
+        self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -145,11 +143,12 @@ class ForkServer:
             ready = {fd for fd, _ in poll.poll(self.time_left())}
             if self.terminals.fileno() in ready:
                 self.hear_terminals()
-            while self.held and time.monotonic() >= self.held[0][0]:
+            while self.kept and time.monotonic() >= self.kept[0][0]:
                 self.release(1)
-            if self.running and self.lease.ends():
-                self.tell("lease-over")
-                self.on_kill()
+            if self.held:
+                self.hold()
+            elif self.running and self.lease.is_over and not self.lease.told:
+                self.on_lease_over()
             if self.template.fileno() in ready:
                 self.hear_template()
             elif self.store.wanted and self.store.fileno() in ready:
@@ -167,7 +166,8 @@ class ForkServer:
     def time_left(self):
         """Milliseconds for poll(), None without an end."""
         ends = [self.lease.left()] if self.running else []
-        ends += [max(0, 1000 * (self.held[0][0] - time.monotonic()))] if self.held else []
+        ends += [1000 * HOLD] if self.held else []
+        ends += [max(0, 1000 * (self.kept[0][0] - time.monotonic()))] if self.kept else []
         return min((end for end in ends if end is not None), default=None)
 
     def tell(self, event, **fields):
@@ -192,9 +192,10 @@ class ForkServer:
             self.tell("copier", pid=self.terminals.pid)
         self.running, self.warm, self.curious = True, warm, learn
         self.request = {"workers": workers, "env": dict(os.environ | env)}
-        self.lease.begin()
-        if not self.lease.is_over:  # else the order is old, and run() ends it at once
-            self.proceed()
+        self.stopping = self.lease.told = False
+        if self.lease.is_over:  # the order may be old
+            self.on_lease_over()
+        self.proceed()
 
     def on_signal(self, signum):
         """Pass a signal on to the workers that it does not kill."""
@@ -214,8 +215,17 @@ class ForkServer:
 
     def on_keep(self, until):
         self.lease.until = until
+        if not self.lease.is_over:
+            self.lease.told = False
+            if self.held:
+                self.go_on()
 
     def on_stop(self):
+        self.stopping = True
+        if self.held:
+            self.tell("lease-over")
+            self.on_kill()
+            return
         self.await_birth()
         for pid in self.workers:
             to_group(pid, signal.SIGTERM)
@@ -228,16 +238,43 @@ class ForkServer:
             to_group(pid, signal.SIGKILL)
 
     def on_kill(self):
+        self.held = False
         self.await_birth()
         self.sweep()
         self.settle()
+
+    # The lease
+
+    def on_lease_over(self):
+        self.lease.told = True
+        self.tell("lease-over")
+        self.hear_birth()
+        if self.stopping or self.asked:
+            self.on_kill()
+        else:
+            self.held = True
+            for pid in self.workers:
+                to_group(pid, signal.SIGSTOP)
+            self.hold()
+
+    def hold(self):
+        """Stop whatever runs: somebody else may let processes go on, as `scontrol resume` does."""
+        held: set[int] = set()
+        while running := descendants(self.others()) - held:
+            signal_all(running, signal.SIGSTOP)
+            held |= running
+
+    def go_on(self):
+        self.held = False
+        signal_all(descendants(self.others()), signal.SIGCONT)
+        self.proceed()
 
     # The round
 
     def proceed(self):
         """Start what waits for the template, as soon as it is known how."""
         state = self.template.state
-        if self.request is not None and not self.asked:
+        if self.request is not None and not (self.asked or self.held):
             warm = self.warm and self.template.fits(self.request["workers"])
             if warm and state is State.READY:
                 self.asked = True
@@ -350,20 +387,20 @@ class ForkServer:
     def tell_flushed(self, of, event, **fields):
         """Tell once all that a rank (None: every rank) has written to terminals is in files."""
         if self.terminals.flush(of):
-            self.held.append((time.monotonic() + FLUSH_LIMIT, event, fields))
+            self.kept.append((time.monotonic() + FLUSH_LIMIT, event, fields))
         else:
-            self.release(len(self.held))
+            self.release(len(self.kept))
             self.tell(event, **fields)
 
     def hear_terminals(self):
         done = self.terminals.flushed()
         if done is None:
             self.terminals.close()
-        self.release(len(self.held) if done is None else done)
+        self.release(len(self.kept) if done is None else done)
 
     def release(self, number):
-        for _ in range(min(number, len(self.held))):
-            _, event, fields = self.held.popleft()
+        for _ in range(min(number, len(self.kept))):
+            _, event, fields = self.kept.popleft()
             self.tell(event, **fields)
 
     def await_birth(self):
@@ -424,7 +461,7 @@ class ForkServer:
     def settle(self):
         """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
-            self.running = False
+            self.running = self.held = False
             self.tell_flushed(None, "gone")
 
     def others(self):
@@ -443,7 +480,7 @@ class ForkServer:
             living = [pid for pid in children() if pid not in spared]
             if not living:
                 return True
-            kill(living)
+            signal_all(living, signal.SIGKILL)
             select.select([self.wakeup], [], [], 0.05)
             self.wakeup.drain()
             self.reap()
@@ -460,7 +497,7 @@ class ForkServer:
             select.select([self.wakeup], [], [], 0.05)
             self.wakeup.drain()
             self.reap()
-        kill(children())
+        signal_all(children(), signal.SIGKILL)
 
 
 def main(fd, blocked, spared):

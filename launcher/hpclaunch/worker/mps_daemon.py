@@ -9,7 +9,7 @@ import stat
 import subprocess
 import time
 
-from .processes import PR_SET_PDEATHSIG, children, kill, prctl
+from .processes import PR_SET_PDEATHSIG, children, prctl, signal_all
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
@@ -173,7 +173,7 @@ def end_users(directory):
     limit = time.monotonic() + KILL_LIMIT
     while True:
         left = users(directory)
-        kill(left)
+        signal_all(left, signal.SIGKILL)
         for pid in children():  # the servers of a daemon that died are ours now
             os.waitpid(pid, os.WNOHANG)
         if not left or time.monotonic() > limit:

@@ -42,6 +42,15 @@ def children():
         return [pid for pid, fields in stats if fields and int(fields[PARENT]) == me]
 
 
+def descendants(spared):
+    """The pids of all that descends from this process, without those children and theirs."""
+    parents = {pid: int(fields[PARENT]) for pid in all_pids() if (fields := stat(pid))}
+    found, spared = {os.getpid()}, {*spared}
+    while more := {p for p, parent in parents.items() if parent in found} - found - spared:
+        found |= more
+    return found - {os.getpid()}
+
+
 STATE, PARENT, SESSION = 0, 1, 3  # fields of /proc/PID/stat after the name
 
 
@@ -82,11 +91,11 @@ def to_group(pid, signum):
         os.kill(pid, signum)
 
 
-def kill(pids):
-    """SIGKILL to those that are still there."""
+def signal_all(pids, signum):
+    """To those that are still there."""
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signum)
         except ProcessLookupError:
             pass
 

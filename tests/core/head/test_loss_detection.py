@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from story import a_job, a_member, deeds, failed, orders, report, reports, run, tell, wait
+from story import a_job, a_member, deeds, failed, orders, report, reports, run, stop, tell, wait
 
 from hpclaunch.core.head.head import Head
 from hpclaunch.core.protocol.effects import (
@@ -12,7 +12,6 @@ from hpclaunch.core.protocol.effects import (
     KillWorkers,
     Say,
     Send,
-    StopWorkers,
 )
 from hpclaunch.core.protocol.events import (
     AgentGone,
@@ -20,11 +19,10 @@ from hpclaunch.core.protocol.events import (
     HeadReached,
     LeaseOver,
     PeerClosed,
+    Signalled,
     Started,
     StoreListening,
     Tick,
-    WorkerExited,
-    WorkersGone,
 )
 from hpclaunch.core.protocol.model import Goal, Phase
 from hpclaunch.core.protocol.stages import Stage
@@ -102,12 +100,12 @@ def test_fewer_nodes_go_on_and_one_that_was_cut_off_comes_back():
     effects = tell(head, 5.2, report(2, IDLE, 0))
     assert said(effects) == ["n2 is back"]
     assert head.stage is Stage.RUNNING  # and takes part from the next round on
-    effects = tell(head, 6.0, report(0, STOPPING, 1, fenced=True))
+    effects = tell(head, 6.0, report(0, STOPPING, 1, exits=(failed(0),)))
     assert head.stage is Stage.STOPPING
     tell(head, 6.1, *(report(i, IDLE, 1) for i in (0, 1)))
     effects = tell(head, 6.2, CheckpointChosen(""))
     assert {i: p.first_rank for i, p in parts(effects).items()} == {0: 0, 1: 2, 2: 4}
-    assert head.budget.total == 0
+    assert head.budget.total == 1  # of the failure alone
 
 
 def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
@@ -123,7 +121,7 @@ def test_one_that_comes_back_and_falls_silent_at_once_is_lost_again():
 def test_a_pause_that_ends_once_the_checkpoint_is_chosen():
     """The round begins then, and not with the next beat or message."""
     head = running("n0 n1 n2", fewest=1)
-    tell(head, 1.0, report(0, STOPPING, 0, fenced=True))
+    tell(head, 1.0, report(0, STOPPING, 0, exits=(failed(0),)))
     assert ChooseCheckpoint() in tell(head, 1.1, *(report(i, IDLE, 0) for i in range(3)))
     tell(head, 1.2, PeerClosed(2), AgentGone(2))
     tell(head, 1.3, CheckpointChosen(""))
@@ -303,13 +301,77 @@ def test_every_answer_renews_the_lease_from_when_the_report_was_sent():
     assert not any(isinstance(e, KeepWorkers) for e in effects)  # nothing new, or no lease
 
 
-def test_at_the_end_of_the_lease_the_workers_are_gone_and_the_member_waits():
+def test_at_the_end_of_the_lease_the_fork_server_holds_the_workers_and_the_member_waits():
     member, _ = member_in_a_round()
     tell(member, 2.0, run(0))
-    effects = tell(member, 4.0, LeaseOver())
-    assert deeds(effects) == [StopWorkers(), KillWorkers()]
-    assert reports(effects)[-1].fenced
-    tell(member, 4.1, WorkerExited(2, 137, 9), WorkerExited(3, 137, 9), WorkersGone())
-    (told,) = reports(tell(member, 4.2, StoreListening(4002)))
-    assert (told.phase, told.round, told.fenced) == (IDLE, 0, True)
-    assert all(e.stopped for e in told.exits)
+    (sent,) = reports(tell(member, 3.9, Tick()))
+    assert deeds(tell(member, 4.0, LeaseOver())) == []
+    effects = tell(member, 4.2, wait(0, heard=sent.serial, keep=2.75))
+    assert deeds(effects) == [KeepWorkers(3.9 + 2.75)]  # the head grants another one
+    assert member.phase is RUNNING
+
+
+def test_workers_that_are_being_stopped_have_no_more_time_than_their_lease():
+    member, _ = member_in_a_round()
+    tell(member, 2.0, run(0), stop(0))
+    assert deeds(tell(member, 4.0, LeaseOver())) == [KillWorkers()]
+
+
+# Where silence is waited out, the user is told of it
+
+
+PATIENT = {"loss": 300.0, "silence_notice": 10.0}
+
+
+def test_the_user_is_told_of_those_that_are_silent_and_when_they_are_heard_again():
+    head = running("n0 n1 n2", **PATIENT)
+    keep_up(head, 5.0, 1)
+    assert said(tell(head, 10.0, Tick())) == []
+    silent = "n2: silent for 10 s; counts as lost in 290 s (--loss-timeout)"
+    assert said(tell(head, 10.2, Tick())) == [silent]
+    assert said(tell(head, 12.0, Tick())) == []
+    silent = "n1, n2: silent for 15 s; counts as lost in 285 s (--loss-timeout)"
+    assert said(tell(head, 15.2, Tick())) == [silent]
+    assert said(tell(head, 15.5, report(1, RUNNING, 0))) == ["n1 is heard again"]
+    silent = "n2: silent for 75 s; counts as lost in 225 s (--loss-timeout)"
+    keep_up(head, 74.0, 1)
+    assert said(tell(head, 75.3, Tick())) == [silent]
+    assert said(tell(head, 80.0, report(2, RUNNING, 0))) == ["n2 is heard again"]
+    assert head.stage is Stage.RUNNING
+    keep_up(head, 380.0, 1)
+    assert said(tell(head, 380.2, Tick())) == [
+        "the agent on n2 was lost: it has been silent for 300 s"
+    ]
+
+
+def test_a_job_that_asks_for_a_short_time_is_not_bothered():
+    head = running("n0 n1", fewest=1, loss=3.0, silence_notice=10.0)
+    assert said(tell(head, 3.2, Tick())) == ["the agent on n1 was lost: it has been silent for 3 s"]
+    assert said(tell(head, 20.0, Tick())) == []
+
+
+def a_patient_member(index):
+    member = a_member("n0 n1 n2", index=index, **PATIENT)
+    tell(member, 0.0, Started(), StoreListening(4001), HeadReached(0))
+    tell(member, 1.0, wait(incarnation=member.incarnation))
+    return member
+
+
+def test_one_follower_says_that_the_head_is_silent():
+    """The one that would lead next."""
+    assert deeds(tell(a_patient_member(2), 60.0, Tick())) == []
+    member = a_patient_member(1)
+    silent = "the head on n0: it has been silent for 10 s; counts as lost in 293 s (--loss-timeout)"
+    assert said(tell(member, 11.0, Tick())) == [silent]
+    assert said(tell(member, 100.0, Tick())) == []
+    assert said(tell(member, 101.0, wait())) == ["the head on n0 is heard again"]
+
+
+def test_who_is_asked_to_end_does_not_wait_for_a_silent_head():
+    member = a_patient_member(2)
+    tell(member, 20.0, Signalled(2))
+    tell(member, 29.9, Tick())
+    assert member.verdict is None
+    tell(member, 30.0, Tick())
+    why = "the head on n0 was lost: it has been silent for 29 s"
+    assert (member.verdict.code, member.verdict.reason) == (130, f"ended by SIGINT; {why}")

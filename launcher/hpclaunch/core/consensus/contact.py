@@ -57,6 +57,14 @@ class Acknowledged:
         self.last_sent_at = now
         self._unanswered.append((serial, now))
 
+    def miss(self, seconds: float) -> None:
+        """This process did not run for so long (see awake_clock.py), while leases went on."""
+        if self.lease_start is not None:
+            self.lease_start -= seconds
+        self.last_sent_at -= seconds
+        sent = ((serial, at - seconds) for serial, at in self._unanswered)
+        self._unanswered = deque(sent, maxlen=self._unanswered.maxlen)
+
     def hear(self, serial: int) -> bool:
         """The other end has answered the message `serial`. Returns whether we did not know that."""
         news = False

@@ -57,6 +57,8 @@ class Follower:
         self._dialled: tuple[int, ...] = () if self.leads else (self.head,)
         # For how long to wait for a new head.
         self._headless_limit = timing.wait if fixed_head else max(timing.wait, timing.goodbye)
+        self._hurried_at = math.inf  # when this agent was asked to end the job
+        self._missed = False  # the user was told that the head is silent
         self._why_lost = ""
         self._lost_at = math.inf
         self._ask_next_at = math.inf  # when to ask the next agent to lead
@@ -92,8 +94,10 @@ class Follower:
         match self.standing:
             case Standing.LEADING | Standing.DEPOSED:
                 return self._ask_next_at
-            case Standing.WAITING | Standing.FOLLOWING:
+            case Standing.WAITING:
                 return min(self.link.free_at(), self._ask_next_at)
+            case Standing.FOLLOWING:
+                return min(self.link.free_at(), self._miss_at, self._hurried_until)
             case Standing.HEADLESS:
                 return min(self._ask_next_at, self._notice_at, self._give_up_at)
 
@@ -138,9 +142,11 @@ class Follower:
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
+        said: list[Effect] = [Say(f"the head on {self.host} is heard again")] * self._missed
+        self._missed = False
         was_seeking, self.seeking = self.seeking != NOBODY, NOBODY
         doubtful = was_seeking and self.link.is_closed and not self.leads
-        return self._dial() + [Probe(self.head)] * doubtful
+        return said + self._dial() + [Probe(self.head)] * doubtful
 
     def hear_hint(self, sender: int, hint: Hint, now: float) -> list[Effect]:
         """Take in a hint. If it comes from an agent that we ask to lead, then it follows a head, or
@@ -184,6 +190,11 @@ class Follower:
 
     def tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
+        if now >= self._miss_at:
+            self._missed = True
+            left = self.link.free_at() - now
+            said = f"the head on {self.host}: {self.link.evidence(now)}; "
+            effects.append(Say(f"{said}counts as lost in {left:.0f} s (--loss-timeout)"))
         if self.standing is Standing.FOLLOWING and self.is_free(now):
             effects += self._lose_head(self.term + 1, self.link.evidence(now), now)
         elif self.standing is Standing.DEPOSED and self.seeking == NOBODY:
@@ -201,6 +212,7 @@ class Follower:
     def _lose_head(self, term: int, why: str, now: float) -> list[Effect]:
         """Our head is lost: ask for the head of `term`, or of a later one."""
         self._enter(Standing.HEADLESS)
+        self._missed = False
         self._why_lost = why
         self._lost_at = now
         self._notice_at = now + self.timing.headless_notice
@@ -242,9 +254,22 @@ class Follower:
         self._dialled = wanted
         return [Dial(wanted)]
 
-    def hurry(self) -> None:
-        """The job is about to end: do not wait long for a new head."""
+    @property
+    def _miss_at(self) -> float:
+        """When to tell the user that the head is silent; `inf` for never. One agent is enough."""
+        is_next = self.rotation.head_of(self.term + 1) == self.index
+        if not is_next or self._missed or self.standing is not Standing.FOLLOWING:
+            return math.inf
+        return self.link.silent_at(self.timing.silence_notice)
+
+    def hurry(self, now: float) -> None:
+        """The job is about to end: do not wait long for a head that is silent, or for a new one."""
+        self._hurried_at = min(self._hurried_at, now)
         self._headless_limit = min(self._headless_limit, self.timing.goodbye)
+
+    @property
+    def _hurried_until(self) -> float:
+        return max(self._hurried_at, self.link.silent_at(0.0)) + self.timing.goodbye
 
     @property
     def _give_up_at(self) -> float:
@@ -252,6 +277,8 @@ class Follower:
 
     def why_given_up(self, now: float) -> str:
         """Say why this agent waits no longer for a head; "" while it waits, or has one."""
+        if self.standing is Standing.FOLLOWING and now >= self._hurried_until:
+            return f"the head on {self.host} was lost: {self.link.evidence(now)}"
         if self.standing is not Standing.HEADLESS:
             return ""
         nobody_left = self.seeking == NOBODY and self.link.is_dead

@@ -62,6 +62,10 @@ class LeaderLease:
         is_later, self.until = until > self.until, until
         return until if is_later and not math.isinf(until) else None
 
+    def miss(self, seconds: float) -> None:
+        """This process did not run for so long, while the leases of the others went on."""
+        self.until -= seconds
+
     def holds(self, now: float) -> bool:
         return now < self.until
 

@@ -72,6 +72,13 @@ class LeaderLink:
         self._workers_until = until
         return until
 
+    def miss(self, seconds: float) -> None:
+        """This process did not run for so long. Our workers' lease went on; that our head was not
+        heard means nothing.
+        """
+        self._answered.miss(seconds)
+        self._workers_until -= seconds
+
     def report_sent(self, serial: int, now: float) -> None:
         self._answered.send(serial, now)
 
@@ -89,6 +96,11 @@ class LeaderLink:
             return -math.inf
         heard = self._contact.heard
         return math.inf if heard is None else heard + self.timing.vote_lease
+
+    def silent_at(self, seconds: float) -> float:
+        """Return when the head will have been silent for so long; `inf` if it was never heard."""
+        heard = self._contact.heard
+        return math.inf if heard is None else heard + seconds
 
     def evidence(self, now: float) -> str:
         return self._contact.evidence(now, dead=self.is_dead)

@@ -61,6 +61,7 @@ class Presence:
         self.contact = Contact()
         self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
+        self._awake_since = -math.inf  # when this process began to run again, the last time
 
     @property
     def is_given_up(self) -> bool:
@@ -103,6 +104,11 @@ class Presence:
         self._enter(PeerState.HEARD)
         self.why = ""
 
+    def miss(self, seconds: float, now: float) -> None:
+        """This process did not run for so long, until now."""
+        self.answered.miss(seconds)
+        self._awake_since = now
+
     # The agent is silent, or dead
 
     def deadline(self) -> float:
@@ -113,17 +119,23 @@ class Presence:
             return min(self._silent_at, self._unanswered_since + self.timing.loss)
         return min(self._silent_at, self._unanswered_at)
 
+    def silent_at(self, seconds: float) -> float:
+        """Return when the agent will have been silent for so long; `inf` if nobody misses it."""
+        if self.state is PeerState.UNHEARD or self.is_given_up or self.contact.heard is None:
+            return math.inf
+        return self.contact.heard + seconds
+
     @property
     def _silent_at(self) -> float:
-        assert self.contact.heard is not None, "only an agent that was heard has a deadline"
-        return self.contact.heard + self.timing.loss
+        return self.silent_at(self.timing.loss)
 
     @property
     def _unanswered_at(self) -> float:
         # Up to a beat passes before the next order is sent, and another before it is answered.
         if self.answered.lease_start is None:
             return math.inf
-        return self.answered.lease_start + self.timing.loss + 2 * self.timing.beat
+        since = max(self.answered.lease_start, self._awake_since)
+        return since + self.timing.loss + 2 * self.timing.beat
 
     def check(self, now: float) -> str:
         """Return why the agent must be given up; "" if it need not be.

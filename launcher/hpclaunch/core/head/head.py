@@ -69,7 +69,7 @@ class Head:
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
         self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
-        self.losses = LossDetector(self.roster)
+        self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
         self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease)
@@ -78,6 +78,7 @@ class Head:
         self._explanations = Explanations(self.budget)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
+        self._awake_since = -math.inf  # when this process began to run again, the last time
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Stragglers()
@@ -104,7 +105,7 @@ class Head:
         if self.stage is Stage.RENDEZVOUS:
             deadlines.append(self._rendezvous.next_deadline())
         if self.stage is Stage.RUNNING:
-            deadlines.append(self.lease.until)
+            deadlines.append(self._round_lasts_until)
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -113,6 +114,20 @@ class Head:
     def deposed_at(self) -> float:
         """When another agent may begin to lead, because this head has had no quorum for so long."""
         return max(self.lease.until, self._tenure_since + self.timing.loss)
+
+    @property
+    def _round_lasts_until(self) -> float:
+        """When the round ends for want of a quorum: with the leader lease, but while this process
+        did not run, it could not renew that.
+        """
+        return max(self.lease.until, self._awake_since + self.timing.loss)
+
+    def miss(self, seconds: float, now: float) -> None:
+        """This process did not run for so long, until now."""
+        self.lease.miss(seconds)
+        for peer in self.roster:
+            peer.presence.miss(seconds, now)
+        self._awake_since = now
 
     def take_over(self, election: Election[Report], now: float) -> list[Effect]:
         """Begin to lead in place of a head that is lost, after an election that we have won."""
@@ -165,7 +180,7 @@ class Head:
         # Silence is judged at a tick only: then every message that had arrived has been handled.
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
-            effects += self._note_losses(self.losses.check(now))
+            effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
         beat = now >= self._beat_at
         if beat:
             self._beat_at = now + self.timing.beat
@@ -193,8 +208,6 @@ class Head:
         current = self.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
-            if peer.assignment is not None and report.fenced:
-                current.ends.add(End.LOSS)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
         if report.term > self.term and self.lease.holds(now):
@@ -376,7 +389,7 @@ class Head:
             current.ends.add(End.MEASURED)
         if self.verdict is not None:
             current.ends.add(End.VERDICT)
-        if ticked and not self.lease.holds(now):
+        if ticked and now >= self._round_lasts_until:
             current.ends.add(End.QUORUM)
         # Once all the work is done, a loss changes nothing, and no larger round is needed.
         moot = {End.LOSS, End.GROWTH} if done else set()

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import math
 
+from ..protocol.effects import Effect, Say
 from ..protocol.messages import Report
 from ..protocol.model import Phase
-from .roster import Peer, Roster
+from ..protocol.timing import Timing
+from .roster import Peer, Roster, hosts_of
 
 
 class LossDetector:
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, timing: Timing) -> None:
         self.roster = roster
+        self.timing = timing
         self.check_at = math.inf  # no agent can become lost by silence before this time
+        self._missed: set[int] = set()  # silent agents of which the user was told
+        self._notice_at = math.inf  # when to tell the user again
 
     def expect(self, peer: Peer) -> None:
         """From now on, the agent counts as lost if it is silent for too long."""
         if peer.place.index != self.roster.me:
-            self.check_at = min(self.check_at, peer.presence.deadline())
+            self.check_at = min(self.check_at, self._deadline(peer))
+
+    def _deadline(self, peer: Peer) -> float:
+        """When to look at it, if it is not heard before."""
+        told = peer.place.index in self._missed
+        notice_at = math.inf if told else peer.presence.silent_at(self.timing.silence_notice)
+        return min(peer.presence.deadline(), notice_at)
 
     def note(self, peer: Peer, report: Report, *, ending: bool) -> str:
         """Take in a new report. Returns a line for the user, or ""."""
@@ -36,6 +47,9 @@ class LossDetector:
             peer.presence.come_back()
             self.roster.changed()
             said = f"{peer.host} is back"
+        if peer.place.index in self._missed:
+            self._missed.discard(peer.place.index)
+            said = said or f"{peer.host} is heard again"
         self.expect(peer)
         return said
 
@@ -47,8 +61,26 @@ class LossDetector:
                 peer.presence.give_up(f"the agent on {peer.host} was lost: {why}")
                 self._give_up(peer)
                 lost.append(peer)
-        self.check_at = min((p.presence.deadline() for p in self.roster.others), default=math.inf)
         return lost
+
+    def notice(self, now: float) -> list[Effect]:
+        """Tell the user of silent agents that are not lost yet, if it is time to do so."""
+        others, first = self.roster.others, self.timing.silence_notice
+        silent = [p for p in others if now >= p.presence.silent_at(first)]
+        new = {p.place.index for p in silent} - self._missed
+        self._missed &= {p.place.index for p in silent}
+        said: list[Effect] = []
+        if new or (silent and now >= self._notice_at):
+            self._missed |= new
+            self._notice_at = now + self.timing.next_notice
+            most = max(now - p.presence.silent_at(0.0) for p in silent)
+            left = self.timing.loss - most
+            text = f"{hosts_of(silent)}: silent for {most:.0f} s; "
+            said.append(Say(f"{text}counts as lost in {left:.0f} s (--loss-timeout)"))
+        self._notice_at = self._notice_at if silent else math.inf
+        deadlines = [self._deadline(p) for p in others]
+        self.check_at = min([self._notice_at, *deadlines])
+        return said
 
     def died(self, peer: Peer, now: float) -> list[Peer]:
         """A probe has found the agent dead. Returns [peer] if it was not lost before, else []."""

@@ -27,6 +27,7 @@ from ..protocol.events import (
 )
 from ..protocol.messages import Hint, Order, Report
 from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict
+from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
 
@@ -151,7 +152,7 @@ class Member:
 
     def _hurry(self, now: float) -> None:
         self._waiting.hurry(now)
-        self.follower.hurry()
+        self.follower.hurry(now)
 
     def _handle_deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects = self.work.due(now)
@@ -159,7 +160,7 @@ class Member:
             return effects
         effects += self.follower.tick(now)
         why_given_up = self.follower.why_given_up(now)
-        verdict = Verdict(EXIT_LOST, why_given_up) if why_given_up else None
+        verdict = self._without_head(why_given_up) if why_given_up else None
         if self._waiting.given_up(now):
             verdict = self._waiting.verdict(now, self._signum, self.work.trouble)
         if verdict is not None:
@@ -169,6 +170,11 @@ class Member:
             # The first head may have died before we started, so that another one leads by now.
             effects += self.follower.look_for_head(now)
         return effects
+
+    def _without_head(self, why: str) -> Verdict:
+        if not self._signum:
+            return Verdict(EXIT_LOST, why)
+        return Verdict(128 + self._signum, f"ended by {signal_name(self._signum)}; {why}")
 
     def _report(self, now: float) -> list[Effect]:
         """Report at once if there is news, and at every beat."""
@@ -189,7 +195,6 @@ class Member:
             gpus=self.gpus,
             unfit=work.readiness.unfit,
             heard=follower.link.newest,
-            fenced=work.fenced,
             group=work.part.group_rank if work.part is not None else -1,
             term=follower.term,
             seeking=follower.seeking,

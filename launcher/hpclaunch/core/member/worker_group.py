@@ -59,7 +59,6 @@ class WorkerGroup:
         self.trouble: Trouble | None = None
         self.part: Assignment | None = None  # this agent's part in `round`
         self.exits = Exits()
-        self.fenced = False  # this round's workers were ended because their lease was over
         self.readiness = Readiness(job)
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
@@ -125,7 +124,6 @@ class WorkerGroup:
         self._enter(Phase.RUNNING)
         self.part = part
         self.exits = Exits()
-        self.fenced = False
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -192,12 +190,12 @@ class WorkerGroup:
         return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
 
     def _lease_over(self, now: float) -> list[Effect]:
-        if self.phase is not Phase.RUNNING:
-            return []
-        self.fenced = True
-        effects = self.stop(now, lost=True)
-        self._stopping.hurry(now)
-        return effects
+        """The fork server holds the workers until the head renews their lease, or ends the round.
+        If they are being stopped already, they are not given any more time.
+        """
+        if self.phase is Phase.STOPPING:
+            self._stopping.hurry(now)
+        return []
 
     def _store_ended(self, event: StoreEnded, now: float) -> list[Effect]:
         """Stop: ranks that still have to meet at the store, on any node, would wait for ever."""

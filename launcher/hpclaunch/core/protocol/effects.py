@@ -81,8 +81,8 @@ class StartWorkers:
 @dataclass(frozen=True, slots=True)
 class KeepWorkers:
     """The worker lease: let workers run until this time, or longer if another of these follows.
-    Otherwise the fork server ends them, even if the agent is stopped or dead, and the answer is
-    LeaseOver.
+    Otherwise the fork server holds them (SIGSTOP) until one does, even if the agent is stopped, and
+    the answer is LeaseOver. Workers that are asked to stop without a lease are killed.
     """
 
     until: float  # on this machine's monotonic clock

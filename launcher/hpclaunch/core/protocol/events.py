@@ -141,7 +141,9 @@ class WorkersGone:
 
 @dataclass(frozen=True, slots=True)
 class LeaseOver:
-    """The worker lease was not extended in time, and the fork server is ending the workers."""
+    """The worker lease was not extended in time. The fork server holds the workers until it is, or
+    ends them if they are being stopped.
+    """
 
 
 @dataclass(frozen=True, slots=True)

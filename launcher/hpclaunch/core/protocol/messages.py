@@ -35,7 +35,6 @@ class Report:
     gpus: tuple[str, ...] = ()  # the UUIDs of the GPUs that its task may use
     unfit: str = ""  # why its node must be cordoned; "" if it need not be
     heard: int = 0  # the serial of the newest order that this report answers
-    fenced: bool = False  # its workers of that round were ended because their lease was over
     group: int = -1  # its node's GROUP_RANK in that round; -1 before the first
     term: int = 0  # the newest term whose head it has followed
     seeking: int = -1  # the term that it asks the receiver to lead; -1 for none
@@ -55,7 +54,6 @@ class Report:
             self.stop_signal,
             self.trouble,
             self.unfit,
-            self.fenced,
             self.term,
             self.seeking,
             self.version,

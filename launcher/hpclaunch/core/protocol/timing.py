@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The same on all agents of a job. The user sets four of these: see `hpclaunch --help`."""
+    """The same on all agents of a job. The user sets five of these: see `hpclaunch --help`."""
 
     # Loss detection and elections
     beat: float = 0.5  # between two messages, if nothing changes
@@ -33,6 +33,7 @@ class Timing:
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
     # What the user is told meanwhile
     first_notice: float = 10.0  # until the user is first told what the job waits for
+    silence_notice: float = 10.0  # until the user is told that an agent is silent
     next_notice: float = 60.0  # until the user is told again
     headless_notice: float = 5.0  # until the user is told that there is no head
 
@@ -47,3 +48,8 @@ class Timing:
 
 
 DEFAULTS = Timing()
+LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
+# The loss timeout of a job that can do without no node. Nothing can begin without a silent one, so
+# its silence costs nothing: it may be suspended, or its network be gone for a while. Slurm, which
+# may end the job for it, waits for as long by default (SlurmdTimeout).
+PATIENT_LOSS = 300.0
