@@ -43,6 +43,14 @@ class Process:
     def kill(self, signum: int = signal.SIGKILL) -> None:
         os.kill(self.pid, signum)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it stands still after a SIGSTOP."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
 
 class Host:
     """A host without a link; `connect` or `become_switch` give it one."""

@@ -81,13 +81,13 @@ def test_a_node_without_network_is_survived_and_comes_back(
     job.until_all_run(3)
     job.forget()
     node = cluster.nodes["n3"]
-    workers = cluster.processes(WORKER, host="n3")
+    (worker,) = cluster.processes(WORKER, host="n3")
     with node.without_network():
         job.until_all_run(2)
-        left = {p.pid for p in cluster.processes(WORKER, host="n3")}
-        assert not left & {p.pid for p in workers}  # its own fork server has ended them
+        assert worker.is_held  # by its own fork server
         job.says("the agent on n3 was lost: it has been silent for 3 s")
     job.says("n3 is back")
+    assert not cluster.processes(WORKER, host="n3")
     job.forget()
     for worker in cluster.processes(WORKER, host="n2"):
         worker.kill()
@@ -197,7 +197,8 @@ def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Laun
 
 
 def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, "--wait-for-nodes", 4, TELL, "--until", "never")
+    options = ("--wait-for-nodes", 4, "--loss-timeout", 3)
+    job = launch("--nproc", 1, *options, TELL, "--until", "never")
     job.until_all_run(3)
     node = cluster.nodes["n3"]
     with node.without_network():
@@ -222,13 +223,53 @@ def test_an_agent_that_is_stopped_costs_a_round_and_no_more(
     agent.kill(signal.SIGSTOP)
     try:
         job.until_all_run(2)
-        assert worker.pid not in {p.pid for p in cluster.processes(WORKER)}
+        assert worker.is_held
     finally:
         agent.kill(signal.SIGCONT)
     job.says("n2 is back")
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
+
+
+def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
+    cluster: Cluster, launch: Launch
+) -> None:
+    """Nothing could begin without it, so nothing ends for its silence."""
+    job = launch("--nproc", 1, TELL, "--until", "go")
+    job.until_all_run(3)
+    workers = {p.pid for p in cluster.processes(WORKER)}
+    for host, silence in (("n2", "n2: silent for 10 s"), ("n1", "the head on n1: it has been sil")):
+        (agent,) = cluster.processes(AGENT, host=host)
+        agent.kill(signal.SIGSTOP)
+        try:
+            job.says(silence)
+        finally:
+            agent.kill(signal.SIGCONT)
+        job.says("is heard again")
+    assert {p.pid for p in cluster.processes(WORKER)} == workers
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "was lost" not in ended.output
+
+
+def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
+    cluster: Cluster, launch: Launch
+) -> None:
+    job = launch("--nproc", 1, TELL, "--until", "never")
+    job.until_all_run(3)
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill(signal.SIGSTOP)
+    try:
+        others = [*cluster.processes(AGENT, host="n2"), *cluster.processes(AGENT, host="n3")]
+        for other in others:
+            other.kill(signal.SIGINT)
+        eventually("their end", lambda: len(cluster.processes(AGENT)) == 1, SECONDS)
+    finally:
+        agent.kill(signal.SIGCONT)
+    ended = job.wait()
+    assert (job.codes[1], job.codes[2]) == (130, 130), str(ended)
 
 
 def test_the_journals_of_a_job_that_lost_its_head_are_replayed(
