@@ -124,7 +124,7 @@ def optional(torch_options):
 def torchs(optional, told_by_torch, table):
     """Every spelling that torch's parser knows, or that of a later torch."""
     here = version(told_by_torch["torch"])
-    later = {name for name, row in table.items() if row[5] and version(row[5]) > here}
+    later = {name for name, row in table.items() if row[5] and version(row[5]) > here} - OURS
     own = {name for option in optional for name in option["names"]}
     assert own.isdisjoint(later), f"{TABLE.name} has these as those of a later torch"
     return own | later | {"-h", "--help"} | ({*COMPLETION} if here >= (2, 14) else set())
