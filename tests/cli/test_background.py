@@ -111,7 +111,7 @@ rank = os.environ["RANK"]
 print("out", rank)
 print("err", rank, file=sys.stderr)
 with open(f"has-{rank}", "w") as f:
-    f.write(" ".join(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)))
+    f.write("\\n".join(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)))
 """
 
 
@@ -131,4 +131,4 @@ def test_closed_standard_streams(tmp_path, source, closed):
         assert sorted(shown.splitlines(keepends=True)) == ([] if fd in closed else wrote)
     for rank in range(2):
         own = [f"{tmp_path}/logs/round-0/rank-{rank}.{kind}" for kind in ("out", "err")]
-        assert (tmp_path / f"has-{rank}").read_text().split() == [os.devnull, *own]
+        assert (tmp_path / f"has-{rank}").read_text().splitlines() == [os.devnull, *own]

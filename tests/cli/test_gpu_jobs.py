@@ -156,6 +156,8 @@ def test_an_mps_daemon_that_serves_another_user(machine, foreign):
     """The job waits, says so, and goes on."""
     # A copy that everybody can read.
     client = shutil.copy(STAND_INS / "cuda_client.py", foreign["CUDA_MPS_PIPE_DIRECTORY"])
+    for path in (foreign["CUDA_MPS_PIPE_DIRECTORY"], client):
+        os.chmod(path, 0o755)
     pipe = subprocess.PIPE
     command = [*NOBODY, "/usr/bin/python3", "-IS", client]
     with subprocess.Popen(command, env=foreign, stdin=pipe, stdout=pipe, text=True) as other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -155,7 +156,7 @@ def test_a_node_that_cannot_write_logs_is_done_without(
         job = launch(*options, TELL, "--until", "go")
         job.until_all_run(3)
         job.forget()
-        fill = f"for i in $(seq 300); do : >{logs}/$i; done"
+        fill = f"for i in $(seq 300); do : >{shlex.quote(str(logs))}/$i; done"
         cluster.on("n2", ["sh", "-c", f"({fill}) 2>/dev/null; true"])
         (worker,) = cluster.processes(WORKER, host="n1")
         worker.kill()
