@@ -62,14 +62,18 @@ def test_environment_and_output(client):
     assert client.path(1, "out").stat().st_mode & 0o777 == 0o600
 
 
-COUNT = "while :; do echo . >> {}; sleep 0.02; done"
+COUNT = 'while :; do echo . >> "$DIR/{}"; sleep 0.02; done'
 
 
 def counting(client):
-    """A worker that counts, and so does a child of it in a session of its own."""
+    """Start a worker that counts, as does a child of it in a session of its own: their files."""
+    worker, child = (COUNT.format(name) for name in ("worker", "child"))
+    client.start(
+        sh(f"setsid sh -c '{child}' & trap '' TERM; {worker}"), env={"DIR": str(client.tmp_path)}
+    )
     files = [client.tmp_path / name for name in ("worker", "child")]
-    worker, child = (COUNT.format(file) for file in files)
-    return files, sh(f"setsid sh -c '{child}' & trap '' TERM; {worker}")
+    eventually(lambda: all(file.exists() for file in files))
+    return files
 
 
 def workers(client):
@@ -100,9 +104,7 @@ def wait_to_go_on(files):
 
 
 def held(client):
-    files, worker = counting(client)
-    client.start(worker)
-    eventually(lambda: all(file.exists() for file in files))
+    files = counting(client)
     client.server.keep(time.monotonic() + 0.1)
     client.until("lease-over")
     eventually(lambda: stand_still(files))
@@ -148,9 +150,7 @@ def test_workers_that_are_to_stop_while_they_are_held_are_killed(client, asked):
 
 
 def test_workers_that_are_being_stopped_are_killed_when_their_lease_is_over(client):
-    files, worker = counting(client)
-    client.start(worker)
-    eventually(lambda: all(file.exists() for file in files))
+    counting(client)
     client.server.keep(time.monotonic() + 1.0)
     client.server.stop()
     client.until("lease-over")
