@@ -102,6 +102,9 @@ class Simulation:
                     each.signal(signal.SIGTERM)
             case Kind.TROUBLE:
                 agent.trouble()
+            case Kind.SEARCH:
+                self.network.disturbed.add(fault.agent)
+                agent.searches = False
             case Kind.KILL_AGENT:
                 self.network.disturbed.add(fault.agent)
                 agent.kill()

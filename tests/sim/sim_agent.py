@@ -13,6 +13,7 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
+    EXIT_LOST,
     EXIT_USAGE,
     Assignment,
     Look,
@@ -41,7 +42,7 @@ _SOURCES = (
     | events.HealthFound
     | events.GpusReady
     | events.TroubleFound,
-    events.CheckpointChosen | events.CheckpointSeen | events.Diagnosed,
+    events.CheckpointChosen | events.CheckpointSeen | events.SearchFailed | events.Diagnosed,
     events.Received,
     events.PeerClosed | events.HeadClosed | events.HeadReached | events.AgentGone,
 )
@@ -70,6 +71,7 @@ class Agent:
         self._store_of: Round | None = None  # the last whose store is here
         self.doom: Phase | None = None  # in which the fork server will be killed
         self._unkillable_next = False
+        self.searches = True  # it can look for checkpoints
         self._paused = False
         self._inbox: list[events.Event] = []
         self._armed = math.inf
@@ -283,6 +285,9 @@ class Agent:
             self.sim.training.kill(worker)
 
     def _choose(self, avoid: dict[int, str]) -> None:
+        if not self.searches:
+            self.deliver(events.SearchFailed(Trouble(EXIT_LOST, f"{self.host} cannot look")))
+            return
         file = self.sim.training.newest_complete(self.index, avoid)
         if file is None:
             self.deliver(events.CheckpointChosen(""))

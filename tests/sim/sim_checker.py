@@ -115,7 +115,7 @@ class Checker:
             self.lost |= set() if self.calm else {control.head.round}
         for effect in todo:
             if isinstance(effect, effects.Exit):
-                self._exits(agent)
+                self._exits(agent, effect.verdict.reason)
             elif isinstance(effect, effects.KillIdleWorkers):
                 lost = control.member.round in self.lost or self.sim.plan.losses
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
@@ -266,12 +266,10 @@ class Checker:
             error = lost and not disturbed and not (plan.drop or plan.slow)
             self._require(not error, agent, f"gave agent {index} up in error")
 
-    def _exits(self, agent: Agent) -> None:
+    def _exits(self, agent: Agent, reason: str) -> None:
         sim = self.sim
-        assert agent.control.member.verdict is not None
         left = [w for w in agent.living_workers() if not w.unkillable]
         self._require(not left, agent, f"leaves while its own {left} run")
-        reason = agent.control.member.verdict.reason
         given_up = reason.startswith("the head on")
         head = agent.control.head
         if head is not None and any(

@@ -34,6 +34,7 @@ class Kind(Enum):
     UNFIT = "something on its node is found to be broken"
     STALL = "the agent is stopped for longer than the silence that counts as a loss"
     FREEZE = "its whole node stands still for a while"
+    SEARCH = "it cannot look for checkpoints any more"
     CUT = "for a while no message to or from the agent, and no sign of it"
     MUTE = "for a while no message from the agent"
     DEAF = "for a while no message to the agent"
@@ -52,7 +53,7 @@ class Kind(Enum):
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
 LOSSES = (Kind.STALL, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.KILL_AGENT)
-DISRUPTIONS = (*LOSSES, Kind.FREEZE, Kind.RESTART_AGENT, Kind.PARTITION)
+DISRUPTIONS = (*LOSSES, Kind.FREEZE, Kind.SEARCH, Kind.RESTART_AGENT, Kind.PARTITION)
 SURVIVED = (*HARMLESS, Kind.SUSPEND, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
@@ -297,6 +298,12 @@ def draw(seed: int) -> Plan:
         lag=seen.choice((0.0, 0.0, 0.5, 5.0)),
         broken=seen.choice((0.0, 0.0, 0.0, 0.5)),
     )
+    more = Random(f"{seed} searches")
+    if more.random() < 0.05:
+        struck = [Fault(more.uniform(0.0, span), Kind.SEARCH, 0)]
+        struck += [replace(struck[0], agent=more.randrange(len(places)))] * more.choice((0, 1))
+        faults = sorted((*plan.faults, *struck), key=lambda fault: fault.at)
+        return replace(plan, faults=tuple(faults))
     more = Random(f"{seed} suspensions")
     if more.random() < 0.15:
         return _suspended(more, plan)

@@ -266,7 +266,7 @@ def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
         others = [*cluster.processes(AGENT, host="n2"), *cluster.processes(AGENT, host="n3")]
         for other in others:
             other.kill(signal.SIGINT)
-        eventually("their end", lambda: len(cluster.processes(AGENT)) == 1, SECONDS)
+        eventually("their end", lambda: len(cluster.processes(AGENT)) == 1, 2 * SECONDS)
     finally:
         agent.kill(signal.SIGCONT)
     ended = job.wait()

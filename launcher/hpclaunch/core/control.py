@@ -27,7 +27,7 @@ from .protocol.events import (
     TroubleFound,
 )
 from .protocol.messages import Report
-from .protocol.model import HEAD, Job, Phase, Trouble
+from .protocol.model import HEAD, Job, Phase, Trouble, Verdict
 from .protocol.stages import Stage
 
 
@@ -56,6 +56,7 @@ class Control:
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._handled_at: float | None = None  # the last event, on that clock
+        self._left: Verdict | None = None  # why this agent leaves the others to go on without it
         self.exited = False
 
     @property
@@ -85,10 +86,11 @@ class Control:
         if self.head is None and self.member.verdict is None:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
-        if self._is_over():
+        if self._left is not None or self._is_over():
             self.exited = True
-            assert self.member.verdict is not None, "an agent ends with a verdict"
-            outside.append(Exit(self.member.verdict))
+            verdict = self._left or self.member.verdict
+            assert verdict is not None, "an agent ends with a verdict"
+            outside.append(Exit(verdict))
         return [self._in_real_time(effect) for effect in outside]
 
     def _wake(self, now: float) -> None:
@@ -152,10 +154,15 @@ class Control:
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if self.head.stage is Stage.CHOOSING:
+        if self.head.stage is not Stage.CHOOSING:
+            self.head.growth.failed()
+            return []
+        if not self.head.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
-        self.head.growth.failed()
-        return []
+        # It may be this node's trouble. So this agent leaves as if it had died, and another leads.
+        here = self.job.places[self.index].host
+        self._left = Verdict(trouble.code, trouble.reason)
+        return [Say(f"on {here}, which leads: {trouble.reason}: {here} leaves, and another leads")]
 
     # Who leads
 

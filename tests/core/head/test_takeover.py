@@ -8,8 +8,8 @@ from story import a_job
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.events import WorkerExited
-from hpclaunch.core.protocol.model import EXIT_LOST
+from hpclaunch.core.protocol.events import SearchFailed, WorkerExited
+from hpclaunch.core.protocol.model import EXIT_LOST, Trouble, Verdict
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -48,6 +48,40 @@ def test_the_next_term_of_an_agent(after, agent, term):
 
 
 # The head dies
+
+
+def searching(hosts, **settings):
+    """A worker has failed, and the head looks for a checkpoint."""
+    crew = at_work(hosts, **settings)
+    crew.checkpoint = None
+    crew.tell(0, WorkerExited(0, 1, 0))
+    crew.until(4.0)
+    crew.checkpoint = "/c/1.pt"
+    return crew
+
+
+FAILED = SearchFailed(Trouble(EXIT_LOST, "cannot look for checkpoints in /c: Input/output error"))
+
+
+def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
+    crew = searching("n0 n1 n2")
+    crew.tell(0, FAILED)
+    assert crew.verdicts[0] == Verdict(EXIT_LOST, FAILED.trouble.reason)
+    assert any(s.endswith("Input/output error: n0 leaves, and another leads") for s in crew.said)
+    crew.until(8.0)
+    assert crew.heads == [1]
+    assert crew.running.keys() == {1, 2}
+    assert {part.checkpoint for part in crew.parts[max(crew.parts)].values()} == {"/c/1.pt"}
+    assert crew.clashes == set()
+
+
+@pytest.mark.parametrize("settings", [{"fewest": 3}, {"one_head": True}])
+def test_where_no_other_can_lead_the_job_ends(settings):
+    crew = searching("n0 n1 n2", **settings)
+    crew.tell(0, FAILED)
+    crew.until(6.0)
+    assert {verdict.reason for verdict in crew.verdicts.values()} == {FAILED.trouble.reason}
+    assert crew.verdicts.keys() == {0, 1, 2}
 
 
 def test_the_next_in_order_leads():

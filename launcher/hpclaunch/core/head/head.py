@@ -111,6 +111,13 @@ class Head:
         return min(deadlines)
 
     @property
+    def can_be_replaced(self) -> bool:
+        """Whether the others can elect another head, and go on without this node."""
+        elected = self.current is not None or (self._takeover is not None and self._takeover.begun)
+        left = self.roster.nodes - {self.job.places[self.me].node}
+        return elected and not self.job.one_head and len(left) >= self._rendezvous.fewest
+
+    @property
     def deposed_at(self) -> float:
         """When another agent may begin to lead, because this head has had no quorum for so long."""
         return max(self.lease.until, self._tenure_since + self.timing.loss)

@@ -68,7 +68,7 @@ class Rendezvous:
         if self._short_since == math.inf:
             deadlines.append(self._no_quorum_at)
         if self._awaits_arrivals and not self._is_paused:
-            enough = self._enough_agents and len(self.roster.nodes) >= self._fewest
+            enough = self._enough_agents and len(self.roster.nodes) >= self.fewest
             limit = self.timing.last_call if enough else self.timing.join
             deadlines += [self._notice_at, self._since + limit]
         if self._short_since < math.inf:
@@ -78,7 +78,7 @@ class Rendezvous:
     # Which agents and nodes there are
 
     @property
-    def _fewest(self) -> int:
+    def fewest(self) -> int:
         """The fewest nodes that a round can have."""
         return self.job.fewest or self.job.most or self.job.nodes
 
@@ -91,7 +91,7 @@ class Rendezvous:
         """Whether at least as many agents are here as a round needs nodes. This is necessary for a
         round, not sufficient, but much cheaper than counting nodes.
         """
-        return len(self.roster) - len(self.roster.absent) >= self._fewest
+        return len(self.roster) - len(self.roster.absent) >= self.fewest
 
     @property
     def _may_return(self) -> list[Peer]:
@@ -103,7 +103,7 @@ class Rendezvous:
     def _is_hopeless(self) -> bool:
         """Whether too few nodes would be left even if all came back that may."""
         never = {p.place.node for p in self.roster if p.unfit or p.presence.is_dead}
-        return self.job.nodes - len(never) < self._fewest
+        return self.job.nodes - len(never) < self.fewest
 
     @property
     def _left(self) -> int:
@@ -113,7 +113,7 @@ class Rendezvous:
 
     @property
     def is_short(self) -> bool:
-        return self._left < self._fewest
+        return self._left < self.fewest
 
     @property
     def _is_paused(self) -> bool:
@@ -141,7 +141,7 @@ class Rendezvous:
             self._pause_until = -math.inf
         if self._awaits_arrivals and self._enough_agents and not self._is_held_up:
             waited = now - self._since >= self.timing.last_call
-            self._arrivals_closed = waited and len(self.roster.nodes) >= self._fewest
+            self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
         if self.is_short:
             uncordon(self.roster)
         if not self.is_short and self._has_quorum(now, ticked=ticked):
@@ -198,7 +198,7 @@ class Rendezvous:
         """Return how the job ends if there can be no next round, else None."""
         waited = now - self._since
         is_late = self._awaits_arrivals and waited >= self.timing.join
-        if is_late and len(self.roster.nodes) < self._fewest:
+        if is_late and len(self.roster.nodes) < self.fewest:
             names = hosts_of(self.roster.unheard)
             reason = (
                 f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
@@ -223,8 +223,8 @@ class Rendezvous:
         if self.job.nodes == 1:
             return Verdict(EXIT_LOST, why)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
-        reason += str(self._fewest)
-        if self._fewest == self.job.nodes:
+        reason += str(self.fewest)
+        if self.fewest == self.job.nodes:
             reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
         return Verdict(EXIT_LOST, reason, restarts=restarts)
 
@@ -243,7 +243,7 @@ class Rendezvous:
             text = f"waiting for {names}: too few are left to go on without them; {rest:.0f} s more"
             return [Say(text)]
         names, left = hosts_of(self._may_return), self._left
-        text = f"waiting for {names}: {left} of {self._fewest} nodes are here; {rest:.0f} s more"
+        text = f"waiting for {names}: {left} of {self.fewest} nodes are here; {rest:.0f} s more"
         return [Say(text)]
 
     def explain(self, diagnosis: str, now: float) -> list[Effect]:
