@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpclaunch.system.checkpoints import service
+
 from .cluster import Cluster, Ended, eventually
-from .conftest import SCRIPTS, Launch
+from .conftest import SCRIPTS, WORKER, Launch
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
@@ -107,3 +110,32 @@ def test_without_an_older_one_it_ends(launch: Launch, saved: Path) -> None:
     ended = launch(*options, RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt").wait()
     assert ended.code == 1, str(ended)
     assert "goes on from" not in ended.output
+
+
+def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """On its node the program that looks for them ends at once, each time."""
+    program = inspect.getsourcefile(service)
+    assert program is not None
+    saved = tmp_path / "saved"
+    options = ("--nproc", 1, "--nnodes", "2:3", "--checkpoint-dir", saved)
+    job = launch(*options, SCRIPTS / "tell.py", "--until", "go")
+    job.until_all_run(3)
+    job.forget()
+    cluster.on("n1", ["mount", "--bind", "/dev/null", program])
+    try:
+        for process in cluster.processes("checkpoints.service", host="n1"):
+            process.kill()
+        (worker,) = cluster.processes(WORKER, host="n3")
+        worker.kill()
+        job.until_all_run(2)
+        assert {told["hostname"] for told in job.told().values()} == {"n2", "n3"}
+        (job.directory / "go").touch()
+        ended = job.wait()
+    finally:
+        cluster.on("n1", ["umount", "--lazy", program])
+    assert job.codes == {0: 1, 1: 0, 2: 0}, str(ended)
+    assert f"on n1, which leads: cannot look for checkpoints in {saved}: " in ended.output
+    assert "n1 leaves, and another leads" in ended.output
+    assert "the head on n1 was lost: n2 leads now" in ended.output
