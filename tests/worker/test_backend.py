@@ -10,6 +10,7 @@ import json
 import sys
 
 import pytest
+import torch.distributed as dist
 from test_hooks import HOOKS, LIMIT, environment, python, start, worker_environment
 from test_hooks import processes as processes  # fixtures
 from test_hooks import store as store
@@ -17,7 +18,7 @@ from test_hooks import store as store
 pytestmark = pytest.mark.torch
 
 RANKS = """
-import json, os, sys
+import inspect, json, os, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -64,6 +65,13 @@ def run(processes, store, cwd, text, *args):
     return out, err
 
 
+@pytest.fixture
+def without_nccl():
+    """That torch itself refuses to make a group of NCCL tells that it was asked to."""
+    if dist.is_nccl_available():
+        pytest.skip("this torch has NCCL, which waits for a GPU; see tests/gpu/test_nccl.py")
+
+
 def test_an_unchanged_script_runs_with_gloo(processes, store, tmp_path):
     text = """
 def train(rank):
@@ -82,9 +90,11 @@ def train(rank):
     dist.all_gather(ranks, torch.full((1,), float(rank)))
     assert (total.item(), first.item(), [r.item() for r in ranks]) == (2, 0, [0, 1])
 
-    group = dist.new_group(backend=dist.Backend.NCCL, device_id=cuda, pg_options=object())
+    new_group = inspect.signature(dist.new_group).parameters
+    near = {"device_id": cuda} if "device_id" in new_group else {}  # not known to an older torch
+    group = dist.new_group(backend=dist.Backend.NCCL, pg_options=object(), **near)
     dist.all_reduce(total, group=group)
-    same = dist.new_group([0, 1], device_id=cuda)
+    same = dist.new_group([0, 1], **near)
     dist.all_reduce(total, group=same)
     own, _ = dist.new_subgroups(1, backend="nccl")
     mesh = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
@@ -135,7 +145,7 @@ VERSIONS = {  # (version, workers per GPU, what the user has set): what is said,
 }
 
 
-def test_the_version_of_nccl_decides(processes, store, tmp_path):
+def test_the_version_of_nccl_decides(processes, store, tmp_path, without_nccl):
     text = """
 from torch.cuda import nccl
 
@@ -161,7 +171,7 @@ for version, ranks, allowed in json.loads(sys.argv[1]):
     assert err.count("NCCL_MULTI_RANK_GPU_ENABLE=1 has NCCL") == 2, err
 
 
-def test_only_what_needs_nccl_is_refused(processes, store, tmp_path):
+def test_only_what_needs_nccl_is_refused(processes, store, tmp_path, without_nccl):
     """Where a group can do without, a warning; a group of one rank is nobody's business."""
     text = """
 from torch.cuda import nccl
@@ -242,7 +252,7 @@ print([name for name in sys.modules if "_backend" in name and "hpclaunch" in nam
 """
 
 
-def test_others_have_torch_as_it_is(tmp_path):
+def test_others_have_torch_as_it_is(tmp_path, without_nccl):
     """Without the variables, and below a launcher of the worker's own, all is torch's."""
     environs = [{}, {"HPCLAUNCH_RUN_ID": "another", "TORCHELASTIC_RUN_ID": "71.0", **GLOO}]
     words = ("-W", "ignore", "-c", SHOW, json.dumps(environs))
