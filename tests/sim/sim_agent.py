@@ -277,9 +277,9 @@ class Agent:
             self._held = True
 
     def _kill_workers(self) -> None:
-        self._held = False
+        """Those that are held stand still until they are gone."""
         if self._ordered is not None:  # they were never started
-            self._ordered, self._running = None, False
+            self._ordered, self._running, self._held = None, False, False
             self._answer(events.WorkersGone())
         for worker in self.living_workers():
             self.sim.training.kill(worker)
@@ -319,7 +319,7 @@ class Agent:
     def _start_workers(self, part: Assignment) -> None:
         if not self._forkserver:
             return
-        self._running, self._stopping = True, False
+        self._running, self._stopping, self._held = True, False, False
         if self.lease_is_over:
             self._answer(events.LeaseOver())
             self._held, self._ordered = True, part
@@ -346,7 +346,7 @@ class Agent:
         tail = LOADS if worker.world.loads and not signum else ""
         self._answer(events.WorkerExited(worker.rank, code, int(signum), tail))
         if self._running and not self.living_workers():
-            self._running = False
+            self._running = self._held = False
             self._answer(events.WorkersGone(), self.sim.plan.sweep)
 
     def kill_forkserver(self, *, for_good: bool) -> None:

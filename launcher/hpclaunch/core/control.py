@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from .consensus.awake_clock import AwakeClock
+from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .head.head import Head
 from .member.member import Member
@@ -95,14 +95,12 @@ class Control:
 
     def _wake(self, now: float) -> None:
         """If this process did not run for a while, make nothing of it."""
-        if self._handled_at is None:
-            return
-        if self.job.alone:
-            self._clock.miss(now, due=self._next_deadline(), since=self._handled_at)
-            return
-        # There is a beat. So the deadline, which is costly to tell, need not be known.
-        beat = self._handled_at + self.job.timing.beat
-        if missed := self._clock.miss(now, due=beat, since=beat):
+        last = self._handled_at
+        if last is None or self._clock.awake(now) < last + LATE:
+            return  # the deadline, which is costly to tell with many agents, need not be known
+        due = self._next_deadline()
+        missed = self._clock.miss(now, due=due, since=last if self.job.alone else due)
+        if missed and not self.job.alone:
             self.member.follower.link.miss(missed)
             if self.head is not None:
                 self.head.miss(missed, self._clock.awake(now))

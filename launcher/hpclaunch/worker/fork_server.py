@@ -77,7 +77,7 @@ from .terminals import Terminals
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
-HOLD = 0.2  # seconds between two looks whether all that is held stands still
+HOLD = 0.5  # seconds between two looks whether all that is held stands still
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
 

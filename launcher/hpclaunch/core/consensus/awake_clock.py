@@ -6,8 +6,9 @@ should be over when the process goes on, as if something had happened in between
 runs on this clock. Leases are the exception: others count them meanwhile. What is known of a lease
 is moved back by the time that was missed.
 
-That the process did not run shows in how late an event is. The agents of a job exchange messages
-at every beat, so there is always something to wake up for.
+That the process did not run shows in how late it is for its next deadline. The agents of a job
+exchange messages at every beat, so there is always one. An agent that is alone may have none for
+long; it cannot tell since when it was stopped, and takes all of the time since the last event.
 """
 
 from __future__ import annotations
