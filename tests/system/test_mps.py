@@ -23,6 +23,7 @@ import psutil
 import pytest
 from serving import LIMIT, gone
 
+import surroundings
 from hpclaunch.core.placement.mps_shares import Group
 from hpclaunch.system.gpus import mps
 from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
@@ -568,6 +569,8 @@ def test_something_else_is_in_the_way_everywhere(agents, base, tmp_path, job):
 
 @pytest.mark.parametrize("name", ["a:b", "two words", "für"])
 def test_a_place_with_an_unusual_name(agents, base, clients, monkeypatch, name):
+    if not name.isascii() and "locale" in surroundings.entered:
+        pytest.skip("an agent and its keeper have the same locale; this process has another")
     place = base / name
     place.mkdir()
     monkeypatch.setenv("SLURM_TMPDIR", str(place))
