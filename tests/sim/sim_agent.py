@@ -271,10 +271,9 @@ class Agent:
         if self._held or self._suspended:
             return
         self._answer(events.LeaseOver())
+        self._held = True
         if self._stopping:
             self._kill_workers()
-        else:
-            self._held = True
 
     def _kill_workers(self) -> None:
         """Those that are held stand still until they are gone."""

@@ -44,7 +44,7 @@ class Checker:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.newest: dict[tuple[object, ...], tuple[int, int]] = {}  # (to, sender, kind) -> number
-        self.hasty: Counter[int] = Counter()  # after how many steps the deadline had passed already
+        self.hasty: Counter[int] = Counter()  # after how many ticks the deadline had passed already
         self.facts: dict[
             tuple[int, int], tuple[object, ...]
         ] = {}  # of each round, the same for all
@@ -96,7 +96,8 @@ class Checker:
         late = agent.deadline <= agent.clock and not control.exited
         spins = self.hasty[agent.index] > 1 and isinstance(event, events.Tick) and late
         self._require(not spins, agent, "spins: its deadline stays in the past")
-        self.hasty[agent.index] = self.hasty[agent.index] + 1 if late else 0
+        ticked = isinstance(event, events.Tick)
+        self.hasty[agent.index] = self.hasty[agent.index] + ticked if late else 0
         if isinstance(event, events.ForkServerReplaced):
             self.lost |= {control.member.round, control.member.round + 1}  # or one on its way
         elif isinstance(event, events.WorkerExited) and event.code and was.state[0] is RUNNING:
@@ -261,6 +262,8 @@ class Checker:
             lost = peer.lost and there and not peer.lost.endswith("before")
             if head.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
+            if head.term and peer.report and peer.has_workers and peer.report.round < head.round:
+                continue  # it has just found it, and still has the workers of the last one
             plan = self.sim.plan
             disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
             error = lost and not disturbed and not (plan.drop or plan.slow)
@@ -389,7 +392,8 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
 
 def _is_alone(verdict: Verdict) -> bool:
     """It was cut off from the others, and does not know how the job ended for them."""
-    return verdict.reason.startswith("the head on") or "may have gone on without" in verdict.reason
+    said = verdict.reason.rpartition("; ")[2]  # after the signal that has asked it to end
+    return said.startswith("the head on") or "may have gone on without" in said
 
 
 def _is_hint(effect: effects.Effect) -> bool:

@@ -12,6 +12,7 @@ from hpclaunch.core.protocol.effects import (
     KillWorkers,
     Say,
     Send,
+    StopWorkers,
 )
 from hpclaunch.core.protocol.events import (
     AgentGone,
@@ -309,6 +310,15 @@ def test_at_the_end_of_the_lease_the_fork_server_holds_the_workers_and_the_membe
     effects = tell(member, 4.2, wait(0, heard=sent.serial, keep=2.75))
     assert deeds(effects) == [KeepWorkers(3.9 + 2.75)]  # the head grants another one
     assert member.phase is RUNNING
+
+
+def test_a_lease_does_not_let_held_workers_go_on_that_are_to_be_stopped():
+    """An old order has begun a round, and the head, which took this agent back as an idle one, has
+    begun another without it."""
+    member, serial = member_in_a_round()
+    tell(member, 2.0, run(0), LeaseOver())
+    effects = tell(member, 3.0, run(1, heard=serial, keep=2.75, assignment=None))
+    assert deeds(effects) == [StopWorkers(), KeepWorkers(1.5 + 2.75)]
 
 
 def test_workers_that_are_being_stopped_have_no_more_time_than_their_lease():

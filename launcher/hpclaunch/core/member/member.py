@@ -11,7 +11,7 @@ import math
 from ..consensus.follower import Follower
 from ..consensus.rotation import Rotation
 from ..protocol.configuration import NOBODY
-from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send
+from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send, StopWorkers
 from ..protocol.events import (
     AgentGone,
     CheckpointSeen,
@@ -136,11 +136,15 @@ class Member:
         self._waiting.end()
         effects = follower.head_found()
         effects += self.work.head_changed(now) if follower.tenure != old_tenure else []
-        until = None if self._is_head else follower.link.extend_lease(order)
-        effects += [] if until is None else [KeepWorkers(until)]
         effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
-        return effects + self.work.obey(order, now, willing=willing)
+        asked = self.work.obey(order, now, willing=willing)
+        until = None if self._is_head else follower.link.extend_lease(order)
+        keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
+        # The lease is for what the order asks for. It must not let workers go on that are held, and
+        # that are to be stopped: the head may have begun another round without them.
+        stops = any(isinstance(effect, StopWorkers) for effect in asked)
+        return effects + (asked + keep if stops else keep + asked)
 
     def _handle_signal(self, signum: int, now: float) -> list[Effect]:
         if signum in FORWARDED:
