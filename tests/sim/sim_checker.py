@@ -88,8 +88,9 @@ class Checker:
         if control.head is not None:
             self._require(control.head.round >= was.state[4], agent, "went back as the head")
         if was.stale and not was.due:
-            # To a report it has heard while it led, it says once more who leads now.
-            told = [e for e in todo if not _is_hint(e)]
+            # To a report it has heard while it led, it says once more who leads now. A head that is
+            # about to begin a round renews its lease whenever it can.
+            told = [e for e in todo if not (_is_hint(e) or isinstance(e, effects.KeepWorkers))]
             same = _state(agent) == was.state and not told
             self._require(same, agent, f"acted on an old message: {event}")
         # A deadline may set the next one to this very moment: that a head is dead, and no grace.

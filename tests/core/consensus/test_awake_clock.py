@@ -47,6 +47,20 @@ def test_a_job_that_was_suspended_goes_on_in_the_same_round():
     assert crew.heads == [0]
 
 
+def test_a_job_that_was_suspended_between_two_rounds_begins_the_next():
+    crew = trained(wait=0.0)
+    crew.checkpoint = None  # the search for it takes long
+    crew.tell(1, events.WorkerExited(2, 1, 0))
+    crew.until(15.0)
+    crew.now = 200.0
+    crew.until(203.0)
+    assert crew.verdicts == {}
+    assert crew.heads == [0]
+    crew.tell(0, events.CheckpointChosen("/c/1.pt"))
+    crew.until(205.0)
+    assert crew.running == {0: 1, 1: 1, 2: 1}
+
+
 def test_the_patience_with_those_that_do_not_go_on_begins_then():
     crew = trained()
     suspended(crew, 65.0)

@@ -33,6 +33,7 @@ class LeaderLease:
         self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
         self.until = -math.inf
         self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
+        self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
         self._is_first_head = configuration is None
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
@@ -62,9 +63,17 @@ class LeaderLease:
         is_later, self.until = until > self.until, until
         return until if is_later and not math.isinf(until) else None
 
-    def miss(self, seconds: float) -> None:
-        """This process did not run for so long, while the leases of the others went on."""
+    def miss(self, seconds: float, now: float) -> None:
+        """This process did not run for so long, until now; the leases of the others went on."""
         self.until -= seconds
+        self._awake_since = now
+
+    @property
+    def renewable_until(self) -> float:
+        """When this head counts as being without a quorum because its lease is over. While this
+        process did not run, it could not renew the lease.
+        """
+        return max(self.until, self._awake_since + self.timing.loss)
 
     def holds(self, now: float) -> bool:
         return now < self.until

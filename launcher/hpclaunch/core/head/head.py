@@ -78,7 +78,6 @@ class Head:
         self._explanations = Explanations(self.budget)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
-        self._awake_since = -math.inf  # when this process began to run again, the last time
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Stragglers()
@@ -105,7 +104,7 @@ class Head:
         if self.stage is Stage.RENDEZVOUS:
             deadlines.append(self._rendezvous.next_deadline())
         if self.stage is Stage.RUNNING:
-            deadlines.append(self._round_lasts_until)
+            deadlines.append(self.lease.renewable_until)
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -122,19 +121,11 @@ class Head:
         """When another agent may begin to lead, because this head has had no quorum for so long."""
         return max(self.lease.until, self._tenure_since + self.timing.loss)
 
-    @property
-    def _round_lasts_until(self) -> float:
-        """When the round ends for want of a quorum: with the leader lease, but while this process
-        did not run, it could not renew that.
-        """
-        return max(self.lease.until, self._awake_since + self.timing.loss)
-
     def miss(self, seconds: float, now: float) -> None:
         """This process did not run for so long, until now."""
-        self.lease.miss(seconds)
+        self.lease.miss(seconds, now)
         for peer in self.roster:
             peer.presence.miss(seconds, now)
-        self._awake_since = now
 
     def take_over(self, election: Election[Report], now: float) -> list[Effect]:
         """Begin to lead in place of a head that is lost, after an election that we have won."""
@@ -396,7 +387,7 @@ class Head:
             current.ends.add(End.MEASURED)
         if self.verdict is not None:
             current.ends.add(End.VERDICT)
-        if ticked and now >= self._round_lasts_until:
+        if ticked and now >= self.lease.renewable_until:
             current.ends.add(End.QUORUM)
         # Once all the work is done, a loss changes nothing, and no larger round is needed.
         moot = {End.LOSS, End.GROWTH} if done else set()

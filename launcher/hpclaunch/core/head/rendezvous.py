@@ -126,7 +126,7 @@ class Rendezvous:
         """
         if self._awaits_arrivals or self.lease.until == math.inf:
             return math.inf
-        return max(self._since, self._awaited_at, self.lease.until) + self.timing.loss
+        return max(self._since, self._awaited_at, self.lease.renewable_until) + self.timing.loss
 
     def _missing_voters(self, now: float) -> str:
         return hosts_of(self.roster[agent] for agent in self.lease.missing(now))
