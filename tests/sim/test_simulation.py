@@ -53,7 +53,7 @@ TOLD = {
     "a spare takes over": ["with n3 and without n2", "n3 starts ranks 2 to 3 of 4 in round 1"],
     "the head dies": ["n2 leads now", "n2 starts ranks 2 to 3 of 4 in round 2"],
     "the head is cut off and returns": [
-        *("n2 has ended its workers", "n2 leads now", "n1 leads no more"),
+        *("n2 holds its workers", "n2 leads now", "n1 leads no more"),
         *("ending the round, to go on with n1", "n1 starts ranks 4 to 5 of 6", "'n1': 0"),
     ],
     "one head after the other": ["n2 leads", "n3 leads", "n4 leads", "{'n4': 0}"],
