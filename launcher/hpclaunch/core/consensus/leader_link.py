@@ -94,8 +94,7 @@ class LeaderLink:
         """
         if self.is_dead or self.is_released:
             return -math.inf
-        heard = self._contact.heard
-        return math.inf if heard is None else heard + self.timing.vote_lease
+        return self.silent_at(self.timing.vote_lease)
 
     def silent_at(self, seconds: float) -> float:
         """Return when the head will have been silent for so long; `inf` if it was never heard."""
