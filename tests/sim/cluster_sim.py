@@ -112,11 +112,17 @@ class Simulation:
                 self.network.disturbed.add(fault.agent)
                 agent.kill()
                 self.after(fault.lasts, lambda: self._restart(fault.agent))
-            case Kind.PARTITION:
+            case Kind.KILL_BOTH | Kind.SWITCH_OFF:
+                self.network.disturbed.add(fault.agent)
+                agent.kill(mourned=False, seen=fault.kind is Kind.KILL_BOTH)
+            case Kind.PARTITION | Kind.REJECT | Kind.REJECT_ONE_WAY:
                 groups: dict[int, list[int]] = {}
                 for place in self.plan.job.places:
                     groups.setdefault(fault.groups[place.node], []).append(place.index)
                 for one, other in itertools.combinations(groups.values(), 2):
+                    if fault.kind is not Kind.PARTITION:
+                        both_ways = fault.kind is Kind.REJECT
+                        self.network.refuse(one, other, both_ways=both_ways)
                     self.network.separate(one, other, fault.lasts)
             case Kind.CUT:
                 self.network.separate([fault.agent], range(len(self.agents)), fault.lasts)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOADS = '  File "train.py", line 9, in load_checkpoint\nEOFError: Ran out of input'
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
+POSTED = 5.0  # seconds for which a fork server says that its agent is dead
 REPLACING = 0.1  # the most seconds from the death of a fork server until another is there
 
 # The order in which the loop reads its sources after it was stopped for a while.
@@ -56,6 +57,7 @@ class Agent:
         self.host = sim.plan.job.places[index].host
         self.living = False
         self.killed = False
+        self._mourned_until = -math.inf
         self.verdict: Verdict | None = None  # once it has left
         self.told = False  # it has heard the head at least once
         self.port = 0  # where a store would listen
@@ -193,17 +195,24 @@ class Agent:
         for worker in workers:
             self.sim.training.go_on(worker)
 
-    def leave(self) -> None:
-        """The process is gone, and its workers with it."""
+    def leave(self, *, mourned: bool, seen: bool = True) -> None:
+        """The process is gone, and its workers with it; its fork server may stay to say so."""
         self.living = False
+        if mourned and self._forkserver:
+            self._mourned_until = self.sim.now + POSTED
         for worker in self.living_workers():
             self.sim.training.vanish(worker)
-        self.sim.network.process_ended(self.index)
+        self.sim.network.process_ended(self.index, seen=seen)
 
-    def kill(self) -> None:
+    def kill(self, *, mourned: bool = True, seen: bool = True) -> None:
         self.killed = True
         if self.living:
-            self.leave()
+            self.leave(mourned=mourned, seen=seen)
+
+    @property
+    def is_mourned(self) -> bool:
+        """Whether its fork server says that it is dead."""
+        return self.sim.now < self._mourned_until
 
     # Effects
 
@@ -260,9 +269,9 @@ class Agent:
                         self.sim.training.kill(worker)
             case effects.KillWorkers():
                 self._kill_workers()
-            case effects.Exit(verdict=verdict):
+            case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
-                self.leave()
+                self.leave(mourned=alone)
 
     def _fence(self) -> None:
         """By the fork server, whatever the agent does."""
@@ -354,6 +363,7 @@ class Agent:
         if not self._forkserver:
             return
         self._forkserver = False
+        self._held, self._ordered = False, None
         for worker in self.living_workers():
             self.sim.training.vanish(worker)
         if self._store_of is not None:

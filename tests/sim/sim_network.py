@@ -75,12 +75,15 @@ class Network:
             if index in pair:
                 self._soon(pair, 0.0, 0.2)
 
-    def process_ended(self, index: int) -> None:
-        """What it sent before is still on its way; its peers learn of the end in their time."""
+    def process_ended(self, index: int, *, seen: bool) -> None:
+        """What it sent before is still on its way; its peers learn of the end in their time, if
+        they can see it at all.
+        """
         for pair in sorted(self.up):
             if index in pair:
                 self.up.discard(pair)
-                self._report_close(pair, ended=index)
+                if seen:
+                    self._report_close(pair, ended=index)
 
     def blip(self, pair: tuple[int, int]) -> None:
         if pair not in self.up:
@@ -101,16 +104,27 @@ class Network:
             self.sim.agents[to].deliver(event)
 
     def probe(self, asker: int, about: int) -> None:
-        """Its host refuses the connection, once its process is dead."""
+        """Its fork server says so, once it is dead. That others refuse for it says nothing."""
 
         def look() -> None:
-            if not (self.sim.agents[about].living or self._is_cut(asker, about)):
+            if self.sim.agents[about].is_mourned and not self._is_cut(asker, about):
                 self.sim.agents[asker].deliver(AgentGone(about))
 
         for wait in LOOKS:
             self.sim.after(wait, look)
 
     # Faults
+
+    def refuse(self, one: Collection[int], other: Collection[int], *, both_ways: bool) -> None:
+        """Whoever sends something to the other side is told that the connection is closed: both
+        groups, or the first one only."""
+        for client, server in sorted(self.up):
+            across = (client in one and server in other) or (client in other and server in one)
+            for to, event in ((client, HeadClosed(server)), (server, PeerClosed(client))):
+                if across and (both_ways or to in one):
+                    wait = self.sim.rng.uniform(0.0, 0.05)
+                    agent = self.sim.agents[to]
+                    self.sim.after(wait, lambda agent=agent, event=event: agent.deliver(event))
 
     def separate(self, one: Collection[int], other: Collection[int], lasts: float) -> None:
         """No message between the two, either way."""

@@ -41,6 +41,10 @@ class Kind(Enum):
     KILL_AGENT = "SIGKILL to the agent: its peers see the connection close"
     RESTART_AGENT = "the same, and it is started again after a while"
     PARTITION = "for a while the nodes are in two or three groups that cannot reach one another"
+    REJECT = "the same, and connections between two groups are closed and refused"
+    REJECT_ONE_WAY = "the same, but only one of them notices"
+    KILL_BOTH = "SIGKILL to the agent and its fork server: nobody is left to say that it is dead"
+    SWITCH_OFF = "its host is switched off: not even a connection is closed"
     # What ends the job.
     SIGTERM = "SIGTERM to one agent"
     SIGINT = "SIGINT twice to one agent"
@@ -53,7 +57,11 @@ class Kind(Enum):
 # An agent that sleeps while its connection is closed cannot make it again: not both in one run.
 HARMLESS = (Kind.PAUSE, Kind.BLIP, Kind.USR1)
 LOSSES = (Kind.STALL, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.KILL_AGENT)
-DISRUPTIONS = (*LOSSES, Kind.FREEZE, Kind.SEARCH, Kind.RESTART_AGENT, Kind.PARTITION)
+UNPROVEN = (Kind.REJECT, Kind.REJECT_ONE_WAY, Kind.KILL_BOTH, Kind.SWITCH_OFF)
+DISRUPTIONS = (
+    *(*LOSSES, *UNPROVEN),
+    *(Kind.FREEZE, Kind.SEARCH, Kind.RESTART_AGENT, Kind.PARTITION),
+)
 SURVIVED = (*HARMLESS, Kind.SUSPEND, Kind.KILL_FORKSERVER, Kind.UNFIT)
 # When a fault of the fork server strikes while there are no workers: moments easily missed.
 AIMED = (Phase.PREPARING, Phase.IDLE, Phase.RUNNING, Phase.STOPPING, Phase.DONE)
@@ -304,6 +312,11 @@ def draw(seed: int) -> Plan:
         struck += [replace(struck[0], agent=more.randrange(len(places)))] * more.choice((0, 1))
         faults = sorted((*plan.faults, *struck), key=lambda fault: fault.at)
         return replace(plan, faults=tuple(faults))
+    more = Random(f"{seed} hosts that refuse")
+    if job.nodes > 1 and more.random() < 0.1:
+        unproven = (_unproven(more, span, plan) for _ in range(more.choice((1, 1, 2, 3))))
+        faults = sorted((*plan.faults, *unproven), key=lambda fault: fault.at)
+        return replace(plan, faults=tuple(faults))
     more = Random(f"{seed} suspensions")
     if more.random() < 0.15:
         return _suspended(more, plan)
@@ -312,6 +325,17 @@ def draw(seed: int) -> Plan:
         return _one_by_one(more, plan)
     more = Random(f"{seed} seldom a checkpoint")
     return _seldom_saved(more, plan) if job.nodes > 2 and more.random() < 0.15 else plan
+
+
+def _unproven(rng: Random, span: float, plan: Plan) -> Fault:
+    """A loss of which nobody can tell whether it is a death."""
+    return Fault(
+        at=rng.uniform(0.0, span),
+        kind=rng.choice(UNPROVEN),
+        agent=rng.choice((0, rng.randrange(len(plan.starts)))),
+        lasts=rng.choice((rng.uniform(1.0, 8.0), rng.uniform(5.0, 40.0), 1e6)),
+        groups=tuple(rng.randrange(2) for _ in range(plan.job.nodes)),
+    )
 
 
 def _suspended(rng: Random, plan: Plan) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import socket
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,11 @@ import zmq
 from ..core.protocol import effects, events
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Trouble
-from ..system.network import route, wire, zmq_channel
+from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
 if TYPE_CHECKING:
-    from ..system.network.reachability import Witness
+    from ..system.processes.fork_server_client import ForkServerClient
 
 
 class Channels:
@@ -39,22 +40,37 @@ class Channels:
         self.context = zmq.Context()
         self._shared = shared
         self._poller: zmq.Poller | None = None
-        self._witness: Witness | None = None
+        self._inquiries: death_notices.Inquiries | None = None
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         agents = len(where.places)
         self.server: zmq_channel.HeadChannel | None = None
+        self._reserved: socket.socket | None = None  # where nobody listens before this agent died
         if where.seated:
             mine = self.keys(where.index)
+            death_notices.take_down(mine.death_secret, where.index, mine.ports)
             self.server = zmq_channel.HeadChannel(
                 mine, agents, wire.MAX_BYTES, me=where.index, context=self.context
             )
+        else:
+            self._reserved = route.reserve_port()
         if where.index:
             self._dial(HEAD, addresses)
 
     @property
     def port(self) -> int:
-        """Where this agent listens for as long as it lives."""
-        return 0 if self.server is None else self.server.port
+        """Where this agent listens for as long as it lives, and its death notice is posted then."""
+        if self.server is not None:
+            return self.server.port
+        assert self._reserved is not None, "an agent has a port, with or without a place"
+        return int(self._reserved.getsockname()[1])
+
+    def leave_notice(self, server: ForkServerClient, incarnation: str) -> None:
+        """Leave the notice of this agent's death with its fork server."""
+        index = self.where.index if self.where.seated else death_notices.UNSEATED
+        key = self.keys(self.where.index).death_secret
+        notice = death_notices.sign(key, index, incarnation)
+        release = death_notices.release_word(key, index)
+        server.mourn(self.port, death_notices.QUESTION, notice, release)
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         endpoint = self.where.endpoint if agent == HEAD else None
@@ -67,8 +83,8 @@ class Channels:
     def watch(self, poller: zmq.Poller) -> None:
         self._poller = poller
         for channel in self._all():
-            for socket in channel.sockets:
-                poller.register(socket, zmq.POLLIN)
+            for each in channel.sockets:
+                poller.register(each, zmq.POLLIN)
 
     # Effects
 
@@ -76,8 +92,8 @@ class Channels:
         for agent in [a for a in self.ends if a not in agents]:
             end = self.ends.pop(agent)
             if self._poller is not None:
-                for socket in end.sockets:
-                    self._poller.unregister(socket)
+                for each in end.sockets:
+                    self._poller.unregister(each)
             end.close()
         for agent in agents:
             if agent not in self.ends:
@@ -90,8 +106,8 @@ class Channels:
         )
         self.ends[agent] = end
         if self._poller is not None:
-            for socket in end.sockets:
-                self._poller.register(socket, zmq.POLLIN)
+            for each in end.sockets:
+                self._poller.register(each, zmq.POLLIN)
 
     def _addresses(self, agent: int) -> list[str]:
         """Of an agent that may come to lead; [] if its name cannot be resolved now."""
@@ -110,12 +126,10 @@ class Channels:
             channel.send(to, wire.encode(message))
 
     def probe(self, effect: effects.Probe, now: float) -> None:
-        from ..system.network import reachability  # only in need
-
-        if self._witness is None:
-            self._witness = reachability.Witness()
+        if self._inquiries is None:
+            self._inquiries = death_notices.Inquiries(self.keys(effect.agent).death_secret)
             assert self._poller is not None, "the loop runs"
-            self._poller.register(self._witness.fileno(), zmq.POLLIN)
+            self._poller.register(self._inquiries.fileno(), zmq.POLLIN)
         if effect.port:
             targets = [(effect.address, effect.port)]
         elif effect.agent in self.ends:
@@ -123,12 +137,12 @@ class Channels:
         else:
             ports = self.keys(effect.agent).ports
             targets = [(a, p) for a in self._addresses(effect.agent) for p in ports]
-        self._witness.ask(effect.agent, targets, now)
+        self._inquiries.begin(effect.agent, targets, now, effect.incarnation)
 
     # Events
 
     def next_deadline(self) -> float:
-        return math.inf if self._witness is None else self._witness.next_deadline()
+        return math.inf if self._inquiries is None else self._inquiries.next_deadline()
 
     def receive(self, now: float) -> list[events.Event]:
         """Everything that is there."""
@@ -136,8 +150,8 @@ class Channels:
         for channel in self._all():
             for item in channel.receive():
                 found += self._read(channel, item)
-        if self._witness is not None:
-            found += map(events.AgentGone, self._witness.receive(now))
+        if self._inquiries is not None:
+            found += map(events.AgentGone, self._inquiries.receive(now))
         return found
 
     def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
@@ -184,8 +198,10 @@ class Channels:
         """Returns once the last messages are sent, or their time is over."""
         for channel in self._all():
             channel.close()
-        if self._witness is not None:
-            self._witness.close()
+        if self._inquiries is not None:
+            self._inquiries.close()
+        if self._reserved is not None:
+            self._reserved.close()
         self.context.term()
 
 

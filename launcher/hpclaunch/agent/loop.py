@@ -68,7 +68,8 @@ class Agent:
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
-        incarnation = os.urandom(8).hex()
+        self.incarnation = incarnation = os.urandom(8).hex()
+        self._leave_notice()
         address, gpus = self.joined.address, tuple(gpu.uuid for gpu in config.gpus)
         index, nproc = self.place.index, config.nproc
         port = 0 if self.channels is None else self.channels.port
@@ -85,6 +86,7 @@ class Agent:
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
+        self._in_order = False  # nobody has to be told that this agent is gone
         self._events: deque[events.Event] = deque()
 
     # The loop
@@ -109,11 +111,13 @@ class Agent:
         finally:
             with ExitStack() as ends:  # each one, even if another fails
                 ends.callback(self.journal.close)  # last: it may take a while
-                if self.channels is not None:
+                if self.channels is not None and self._in_order:
                     ends.callback(self.channels.close)
                 ends.callback(self.health.close)
                 ends.callback(self.sharing.close)  # after the workers, which its daemons serve
-                ends.callback(self.forkserver.close)
+                ends.callback(self.forkserver.close, in_order=self._in_order)
+                if self.channels is not None and not self._in_order:
+                    ends.callback(self.channels.close)  # its port is for the fork server now
                 ends.callback(self.output.close)
                 ends.callback(self.resuming.close)
 
@@ -189,9 +193,14 @@ class Agent:
             self._deliver(events.HealthFound(f"the fork server {how}"), events.WorkersGone())
             return
         self.forkserver = dead.successor()
+        self._leave_notice()
         self._poller.register(self.forkserver.fileno(), zmq.POLLIN)
         prepare(self.forkserver, self.config, self.environ)
         self._deliver(events.ForkServerReplaced())
+
+    def _leave_notice(self) -> None:
+        if self.channels is not None:
+            self.channels.leave_notice(self.forkserver, self.incarnation)
 
     # Events
 
@@ -303,8 +312,9 @@ class Agent:
                 self.forkserver.kill()
             case effects.Say(text=text):
                 self.output.say(text)
-            case effects.Exit(verdict=verdict):
+            case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
+                self._in_order = not alone
 
     def _start_workers(self, part: Assignment) -> None:
         logs = self.config.logs

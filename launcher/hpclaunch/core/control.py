@@ -90,7 +90,7 @@ class Control:
             self.exited = True
             verdict = self._left or self.member.verdict
             assert verdict is not None, "an agent ends with a verdict"
-            outside.append(Exit(verdict))
+            outside.append(Exit(verdict, alone=self._left is not None))
         return [self._in_real_time(effect) for effect in outside]
 
     def _wake(self, now: float) -> None:

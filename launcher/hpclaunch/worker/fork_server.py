@@ -25,11 +25,15 @@ blocked.
     {"op": "stop"}   SIGTERM to process groups
     {"op": "kill-idle"}   SIGKILL to the groups that have done nothing since (`activity.py`)
     {"op": "kill"}   SIGKILL to everything
+    {"op": "mourn", "port": P, "question": HEX,
+        "notice": N, "release": W}   what `notice_board.py` posts
+    {"op": "part"}   the agent ends in order: there is nothing to post
 
 Law: nothing started here outlives this process or the agent. The socket ends with the agent, and
-then everything is killed. Should this process be killed itself, its children die by their
-parent-death signal. It is a subreaper, so that a grandchild whose parent is gone becomes its own
-child, whatever session that has moved to: "no children" means that nothing is left.
+then everything is killed; if the agent has died, this process alone stays for a few seconds, to say
+so. Should it be killed itself, its children die by their parent-death signal. It is a subreaper, so
+that a grandchild whose parent is gone becomes its own child, whatever session that has moved to:
+"no children" means that nothing is left.
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
@@ -56,6 +60,7 @@ from typing import Any
 
 from .activity import Activity
 from .json_lines import AgentChannel, AgentGoneError
+from .notice_board import NoticeBoard
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SPARED,
@@ -118,6 +123,7 @@ class ForkServer:
         self.terminals = Terminals()
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
+        self.board = NoticeBoard()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
@@ -242,6 +248,12 @@ class ForkServer:
         self.await_birth()
         self.sweep()
         self.settle()
+
+    def on_mourn(self, **what):
+        self.board.prepare(**what)
+
+    def on_part(self):
+        self.board.take_down()
 
     # The lease
 
@@ -481,30 +493,43 @@ class ForkServer:
             if not living:
                 return True
             signal_all(living, signal.SIGKILL)
-            select.select([self.wakeup], [], [], 0.05)
+            self.board.serve(0.05, self.wakeup)
             self.wakeup.drain()
             self.reap()
         return False
 
-    def leave(self):
+    def leave(self, *, agent_died):
         """The agent is gone, or this process has failed: either way nothing may stay."""
         self.request = None
         self.template.end()
+        if agent_died:
+            self.kill_all()
+            self.board.post()
         self.sweep(everything=True)
         self.terminals.close()
         limit = time.monotonic() + SWEEP_LIMIT
         while self.terminals.pid and time.monotonic() < limit:
-            select.select([self.wakeup], [], [], 0.05)
+            self.board.serve(0.05, self.wakeup)
             self.wakeup.drain()
             self.reap()
         signal_all(children(), signal.SIGKILL)
+        while self.board.is_posted:
+            self.board.serve(0.5)
+
+    def kill_all(self):
+        """Whatever is found until nothing new is: from here on, no worker gets anything done."""
+        killed: set[int] = set()
+        while living := descendants({self.terminals.pid}) - killed:
+            signal_all(living, signal.SIGKILL)
+            killed |= living
 
 
 def main(fd, blocked, spared):
     server = ForkServer(AgentChannel(fd), {*SPARED, *numbers(spared)}, numbers(blocked))
+    agent_died = False
     try:
         server.run()
     except AgentGoneError:
-        pass
+        agent_died = True
     finally:
-        server.leave()
+        server.leave(agent_died=agent_died)

@@ -326,7 +326,7 @@ def test_an_agent_that_falls_silent_ends_a_job_that_needs_it():
 
 def test_a_closed_connection_is_a_loss_only_if_the_agent_is_dead():
     head = running()
-    assert deeds(tell(head, 3.0, PeerClosed(1))) == [Probe(1, "10.0.0.2", 7001)]
+    assert deeds(tell(head, 3.0, PeerClosed(1))) == [Probe(1, "10.0.0.2", 7001, "a1")]
     tell(head, 3.5, report(1, RUNNING, 0))
     assert deeds(tell(head, 3.6, AgentGone(1))) == []  # it has been heard since
     assert deeds(tell(head, 4.5, Tick())) == []

@@ -163,8 +163,8 @@ class Head:
             case PeerClosed(index=index) if index < len(self.roster):
                 peer = self.roster[index]
                 peer.presence.contact.close(now)
-                if not peer.lost and peer.report is not None:
-                    effects.append(Probe(index, peer.report.address, peer.report.port))
+                if not peer.lost and (last := peer.report) is not None:
+                    effects.append(Probe(index, last.address, last.port, last.incarnation))
             case AgentGone(index=index) if self.roster[index].presence.can_be_dead():
                 self._rendezvous.pause(now + self.timing.killing)
                 effects += self._note_losses(self.losses.died(self.roster[index], now))

@@ -23,14 +23,16 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Find out whether an agent is dead: then its host refuses connections to where it listened.
+    """Find out whether an agent is dead: then its own host says so, where the agent listened.
 
-    Answered by AgentGone within about a second if the agent is dead, and by nothing otherwise.
+    Answered by AgentGone within two seconds if so, and by nothing otherwise: no answer, or a
+    refused connection, proves nothing.
     """
 
     agent: int
     address: str = ""
     port: int = 0  # 0: it is not known where the agent listened
+    incarnation: str = ""  # of the agent; "" if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Exit:
     """The agent is done: tell the user the verdict and leave with its code."""
 
     verdict: Verdict
+    alone: bool = False  # the others go on, and are to learn at once that this agent is dead
 
 
 Effect = (

@@ -45,7 +45,7 @@ class PeerClosed:
 
 @dataclass(frozen=True, slots=True)
 class AgentGone:
-    """An agent is dead: its host refuses the connection, or is known to be down."""
+    """An agent is dead, and its workers are killed: its host has said so."""
 
     index: int
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import errno
-import math
 import select
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from hpclaunch.core.protocol.wording import some
+from hpclaunch.system.shared.connecting import begin_connection
 
 MOST = 128  # connections at once; enough for every port at every address of a host
 SHOWN = 4  # addresses or ports named in a sentence
-LOOKS = (0.0, 0.02, 0.1, 0.4, 1.0, 2.0)  # seconds after which a witness tries again
 
 _REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET}
 _ELSEWHERE = {  # the packet never left, or a router or firewall sent it back
@@ -62,7 +61,7 @@ def probe(
     poll = select.poll()
     try:
         for target in targets:
-            s, error = _begin(*target)
+            s, error = begin_connection(*target)
             if s is not None and error == errno.EINPROGRESS:
                 waiting[s.fileno()] = s, target
                 poll.register(s, select.POLLOUT)
@@ -85,18 +84,6 @@ def probe(
         for s, _ in waiting.values():
             s.close()
     return found
-
-
-def _begin(address: str, port: int) -> tuple[socket.socket | None, int]:
-    """A connection that is being made, and the error so far."""
-    try:
-        ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(
-            address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )
-        s = socket.socket(family, kind | socket.SOCK_NONBLOCK)
-    except OSError as e:
-        return None, e.errno or errno.EINVAL
-    return s, s.connect_ex(sockaddr)
 
 
 def _answer(error: int) -> Answer | None:
@@ -142,87 +129,3 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
                 "network of this host leads there, or a firewall rejects it. Look at: ip route get "
                 f"{those[0][0]}"
             )
-
-
-class Witness:
-    """Tells which agents are dead: the host's kernel refuses connections to every port where the
-    agent may listen. A host that does not answer proves nothing.
-
-    Call `receive` when `fileno` is readable or `next_deadline` has come.
-    """
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._asked: dict[int, _Question] = {}
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def ask(self, agent: int, targets: Iterable[tuple[str, int]], now: float) -> None:
-        targets = tuple(targets)
-        if targets and agent not in self._asked:
-            self._asked[agent] = _Question(targets, [now + wait for wait in LOOKS])
-
-    def next_deadline(self) -> float:
-        return min((q.looks[0] for q in self._asked.values()), default=math.inf)
-
-    def receive(self, now: float) -> list[int]:
-        """The agents that are found to be dead."""
-        dead = []
-        ready = {fd for fd, _ in self._epoll.poll(0)}
-        for agent, question in list(self._asked.items()):
-            question.listen(self._epoll, ready)
-            if question.is_dead:
-                dead.append(agent)
-            elif now >= question.looks[0]:
-                question.looks.pop(0)
-                question.close(self._epoll)
-                if question.looks:
-                    question.look(self._epoll)
-            if question.is_dead or not question.looks:
-                question.close(self._epoll)
-                del self._asked[agent]
-        return dead
-
-    def close(self) -> None:
-        for question in self._asked.values():
-            question.close(self._epoll)
-        self._epoll.close()
-
-
-class _Question:
-    def __init__(self, targets: tuple[tuple[str, int], ...], looks: list[float]) -> None:
-        self.looks = looks  # when to try again; after the last time the question is dropped
-        self._targets = targets
-        self._waiting: dict[int, socket.socket] = {}
-        self._refused = 0
-
-    @property
-    def is_dead(self) -> bool:
-        return self._refused == len(self._targets)
-
-    def look(self, epoll: select.epoll) -> None:
-        self._refused = 0
-        for target in self._targets:
-            s, error = _begin(*target)
-            if s is not None and error == errno.EINPROGRESS:
-                self._waiting[s.fileno()] = s
-                epoll.register(s, select.EPOLLOUT)
-                continue
-            self._refused += _answer(error) is Answer.REFUSED
-            if s is not None:
-                s.close()
-
-    def listen(self, epoll: select.epoll, ready: Collection[int]) -> None:
-        for fd in self._waiting.keys() & ready:
-            error = self._waiting[fd].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            self._refused += _answer(error) is Answer.REFUSED
-            self._drop(epoll, fd)
-
-    def close(self, epoll: select.epoll) -> None:
-        for fd in list(self._waiting):
-            self._drop(epoll, fd)
-
-    def _drop(self, epoll: select.epoll, fd: int) -> None:
-        epoll.unregister(fd)
-        self._waiting.pop(fd).close()

@@ -68,6 +68,14 @@ def source_address(peer: str) -> str:
         return str(s.getsockname()[0])
 
 
+def reserve_port() -> socket.socket:
+    """A socket that has a port of its own, at which nobody listens."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(("", 0))
+    return s
+
+
 def networks_of_node(address: str) -> tuple[str, ...]:
     """From where connections of this node come to others, as "192.0.2.7" or "2001:db8::/64".
 

@@ -59,6 +59,7 @@ class Keys:
     head_secret: bytes = field(repr=False)
     member_public: bytes
     member_secret: bytes = field(repr=False)
+    death_secret: bytes = field(repr=False)  # signs notices of an agent's death
     ports: tuple[int, ...]  # where that agent may listen, in order of preference
 
 
@@ -85,6 +86,7 @@ def derive(secret: bytes, identity: str, port: int = 0, agent: int = HEAD) -> Ke
         head_secret=head_secret,
         member_public=zmq.curve_public(member_secret),
         member_secret=member_secret,
+        death_secret=stream("death"),
         ports=tuple(dict.fromkeys(ports)),
     )
 

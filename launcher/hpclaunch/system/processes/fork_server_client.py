@@ -105,6 +105,16 @@ class ForkServerClient(Helper):
     def kill(self) -> None:
         self.ask(op="kill")
 
-    def close(self) -> None:
-        """The end: the fork server kills whatever is left, and exits."""
+    def mourn(self, port: int, question: bytes, notice: str, release: str) -> None:
+        """Should this process die before `close`, the fork server is to listen at this port, to
+        answer the question with the notice, and to stop once it hears `release`.
+        """
+        self.ask(op="mourn", port=port, question=question.hex(), notice=notice, release=release)
+
+    def close(self, *, in_order: bool = True) -> None:
+        """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it
+        first tells the others that this agent is dead, whose port must be free by now.
+        """
+        if in_order:
+            self.ask(op="part")
         self.end(2 * GONE_LIMIT)

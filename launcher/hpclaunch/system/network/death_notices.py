@@ -1,0 +1,177 @@
+"""Which agents are dead, as their own hosts say: signed notices, and the inquiries after them.
+
+Each agent leaves a notice with its fork server, which hands it out where the agent listened once
+that is dead and its workers are killed (`worker/notice_board.py`). What a notice says, "this
+agent, which was started then, is dead", stays true, so it may be repeated by anybody. Nobody
+else can sign one. A host that refuses connections or does not answer proves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import select
+import socket
+from collections.abc import Collection, Iterable
+
+from hpclaunch.system.shared.connecting import begin_connection
+
+# Like a ZeroMQ greeting, so that a living agent minds it as little as any connection that is closed
+# before it has said who it is.
+QUESTION = b"\xff" + b"is dead?" + b"\x7f"
+LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
+UNSEATED = -1  # in the notice of an agent that does not know its index
+RELEASE_LIMIT = 0.5  # seconds
+_WORDS = "hpclaunch: dead:"
+_LONGEST = 512  # bytes
+
+
+def sign(key: bytes, agent: int, incarnation: str) -> str:
+    """The notice of an agent's death; a secret of its host until then."""
+    import hmac  # loads OpenSSL, which an agent that is alone does not need
+
+    text = f"{_WORDS} {agent} {incarnation}"
+    return f"{text} {hmac.digest(key, text.encode(), 'sha256').hex()}\n"
+
+
+def is_of(notice: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
+    """Whether a notice says that this agent is dead: the one with this index, or if its
+    incarnation is known, that very one."""
+    import hmac
+
+    words = notice.decode(errors="replace").split()
+    if len(words) != 5:
+        return False
+    index, named = words[2], words[3]
+    expected = sign(key, int(index), named) if index.lstrip("-").isdigit() else ""
+    if not hmac.compare_digest(expected.encode(), notice):
+        return False
+    return named == incarnation if incarnation else index == str(agent)
+
+
+def release_word(key: bytes, agent: int) -> str:
+    """What an agent that is started anew says to have the notice of the last one taken down."""
+    import hmac
+
+    return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
+
+
+def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
+    """Have the notice of an earlier agent in our place taken down: we are alive. Returns once
+    nobody hands it out any more.
+    """
+    for port in ports:
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.settimeout(RELEASE_LIMIT)
+            s.connect(("127.0.0.1", port))
+            s.send(QUESTION)
+            if is_of(s.recv(_LONGEST), key, agent):
+                s.send(release_word(key, agent).encode())
+                s.recv(1)  # until it is closed
+
+
+class Inquiries:
+    """After agents that may be dead. Call `receive` when `fileno` is readable or `next_deadline`
+    has come.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._epoll = select.epoll()
+        self._open: dict[int, _Inquiry] = {}
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def begin(
+        self, agent: int, targets: Iterable[tuple[str, int]], now: float, incarnation: str = ""
+    ) -> None:
+        """`targets` are the addresses and ports where the agent may have listened."""
+        targets = tuple(targets)
+        if targets and agent not in self._open:
+            looks = [now + wait for wait in LOOKS]
+            self._open[agent] = _Inquiry(self._key, agent, incarnation, targets, looks)
+
+    def next_deadline(self) -> float:
+        return min((each.looks[0] for each in self._open.values()), default=math.inf)
+
+    def receive(self, now: float) -> list[int]:
+        """The agents that are found to be dead."""
+        dead = []
+        ready = {fd for fd, _ in self._epoll.poll(0)}
+        for agent, inquiry in list(self._open.items()):
+            inquiry.listen(self._epoll, ready)
+            if inquiry.is_dead:
+                dead.append(agent)
+            elif now >= inquiry.looks[0]:
+                inquiry.looks.pop(0)
+                inquiry.close(self._epoll)
+                if inquiry.looks:
+                    inquiry.look(self._epoll)
+            if inquiry.is_dead or not inquiry.looks:
+                inquiry.close(self._epoll)
+                del self._open[agent]
+        return dead
+
+    def close(self) -> None:
+        for inquiry in self._open.values():
+            inquiry.close(self._epoll)
+        self._epoll.close()
+
+
+class _Inquiry:
+    def __init__(
+        self,
+        key: bytes,
+        agent: int,
+        incarnation: str,
+        targets: tuple[tuple[str, int], ...],
+        looks: list[float],
+    ) -> None:
+        self.looks = looks  # when to try again; after the last time the inquiry is dropped
+        self.is_dead = False
+        self._key, self._agent, self._incarnation = key, agent, incarnation
+        self._targets = targets
+        self._ends: dict[int, socket.socket] = {}
+
+    def look(self, epoll: select.epoll) -> None:
+        for target in self._targets:
+            s, error = begin_connection(*target)
+            if s is None:
+                continue
+            if error in (0, errno.EINPROGRESS):
+                self._ends[s.fileno()] = s
+                epoll.register(s, select.EPOLLOUT)
+            else:
+                s.close()
+
+    def listen(self, epoll: select.epoll, ready: Collection[int]) -> None:
+        for fd in self._ends.keys() & ready:
+            s = self._ends[fd]
+            try:
+                notice = s.recv(_LONGEST)
+            except BlockingIOError:  # it was connected just now
+                self._ask(epoll, fd, s)
+                continue
+            except OSError:  # refused, say
+                notice = b""
+            self.is_dead |= is_of(notice, self._key, self._agent, self._incarnation)
+            self._drop(epoll, fd)
+
+    def _ask(self, epoll: select.epoll, fd: int, s: socket.socket) -> None:
+        """The connection is there. A living agent greets by itself, and takes this for a part of a
+        greeting."""
+        try:
+            s.send(QUESTION)
+            epoll.modify(fd, select.EPOLLIN)
+        except OSError:
+            self._drop(epoll, fd)
+
+    def close(self, epoll: select.epoll) -> None:
+        for fd in list(self._ends):
+            self._drop(epoll, fd)
+
+    def _drop(self, epoll: select.epoll, fd: int) -> None:
+        epoll.unregister(fd)
+        self._ends.pop(fd).close()

@@ -1,0 +1,102 @@
+"""Where the fork server posts the death notice of its agent, for the agents that ask whether it is
+dead.
+
+Only the host of an agent can know that, and a refused connection is no answer of it: a firewall or
+a router refuses for the living too. So the agent leaves a signed notice with its fork server
+(`system/network/death_notices.py`). Once the agent is dead and its workers are killed, the fork
+server listens where the agent did, and hands the notice to all who ask with the right words.
+"""
+
+import contextlib
+import errno
+import hmac
+import os
+import select
+import socket
+import time
+
+POSTED = 5.0  # seconds from the death on
+TAKE_OVER = 1.0  # seconds; a dead process lets go of its port a moment later
+MOST = 64  # connections at once
+
+
+class NoticeBoard:
+    """`notice` is b"" while there is nothing to post, as for an agent that ends in order."""
+
+    def __init__(self):
+        self.port, self.question, self.notice, self.release = 0, b"", b"", b""
+        self._socket: socket.socket | None = None
+        self._asking: list[socket.socket] = []
+        self._until = 0.0
+
+    def prepare(self, port, question, notice, release):
+        """What to listen to, and what to answer. `release` are the words with which an agent that
+        is started anew has the notice of the last one taken down."""
+        self.port, self.question = port, bytes.fromhex(question)
+        self.notice, self.release = notice.encode(), release.encode()
+
+    def post(self):
+        """The agent is dead. From here on nobody waits for what this process writes."""
+        if not self.notice:
+            return
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        self._until = time.monotonic() + POSTED
+        limit = time.monotonic() + TAKE_OVER
+        while self._socket is None and time.monotonic() < limit:
+            try:
+                self._socket = self._listen()
+            except OSError as e:
+                if e.errno != errno.EADDRINUSE:
+                    return
+                time.sleep(0.001)
+
+    def _listen(self):
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        listener = socket.create_server(("", self.port), family=family, dualstack_ipv6=dual)
+        listener.setblocking(False)
+        return listener
+
+    @property
+    def is_posted(self):
+        return self._socket is not None and time.monotonic() < self._until
+
+    def serve(self, seconds, *others):
+        """Answer who asks, until one of the `others` is readable, or for so long at most."""
+        listener = self._socket
+        ends = [*self._asking] if listener is None else [listener, *self._asking]
+        for end in select.select([*ends, *others], [], [], seconds)[0]:
+            if end is listener:
+                self._accept(listener)
+            elif end in self._asking:
+                self._answer(end)
+
+    def _accept(self, listener):
+        with contextlib.suppress(OSError):
+            end = listener.accept()[0]
+            end.setblocking(False)
+            self._asking.append(end)
+        if len(self._asking) > MOST:
+            self._asking.pop(0).close()
+
+    def _answer(self, end):
+        try:
+            said = end.recv(256)
+            if said == self.question:
+                end.send(self.notice)
+                return
+        except OSError:
+            said = b""
+        self._asking.remove(end)
+        end.close()
+        if hmac.compare_digest(said, self.release):
+            self.take_down()
+
+    def take_down(self):
+        for end in (self._socket, *self._asking):
+            if end is not None:
+                end.close()
+        self._socket, self._asking, self.notice = None, [], b""
