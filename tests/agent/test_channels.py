@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import socket
+import threading
 import time
 
 import psutil
@@ -14,6 +15,7 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Order, Report
 from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
 from hpclaunch.system.network import wire
+from hpclaunch.system.processes.fork_server_client import ForkServerClient
 
 SECRET = b"s" * 32
 LIMIT = 20.0  # seconds
@@ -156,15 +158,37 @@ def test_both_ends_are_told_of_an_end(agents):
     assert agents.until(member, events.HeadClosed).index == 0
 
 
-def test_the_host_of_a_dead_agent_bears_witness(agents):
-    """By the port that it had reported, or by any where it may have listened."""
+def test_the_fork_server_of_a_dead_agent_says_so(agents):
+    """At the port that the agent had reported, or at any where it may have listened."""
     head, member, other = (agents.start(i) for i in range(3))
-    port = other.port
+    port, server = other.port, ForkServerClient()
+    other.leave_notice(server, "a2")
     agents.end(other)
-    head.probe(effects.Probe(2, HERE, port), time.monotonic())
+    mourning = threading.Thread(target=server.close, kwargs={"in_order": False})
+    mourning.start()
+    head.probe(effects.Probe(2, HERE, port, "a2"), time.monotonic())
     assert agents.until(head, events.AgentGone).index == 2
     member.probe(effects.Probe(2), time.monotonic())
     assert agents.until(member, events.AgentGone).index == 2
+    again = agents.start(2)
+    mourning.join()  # it was told that there is another one now
+    assert again.port == port
+
+
+def test_an_agent_without_a_place_can_be_dead_as_well(agents):
+    """It does not know its index, but the head knows which one it is."""
+    head = agents.start(0)
+    places = (*agents.places[:1], Place(1, 1, "any"))
+    where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), seated=False)
+    other, server = Channels(where, SECRET, [HERE], agents.said.append), ForkServerClient()
+    port = other.port
+    other.leave_notice(server, "x1")
+    other.close()
+    mourning = threading.Thread(target=server.close, kwargs={"in_order": False})
+    mourning.start()
+    head.probe(effects.Probe(1, HERE, port, "x1"), time.monotonic())
+    assert agents.until(head, events.AgentGone).index == 1
+    mourning.join()
 
 
 def test_another_version_is_trouble_at_both_ends(agents):

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,6 +191,15 @@ class Cluster:
         finally:
             for name in names:
                 self.nodes[name].move(hosts.SWITCH)
+
+    @contextmanager
+    def refusing(self, names: Collection[str], others: Collection[str]) -> Iterator[None]:
+        """These nodes refuse and reset connections with the others: none gets through."""
+        with ExitStack() as firewalls:
+            for name in names:
+                addresses = [self.nodes[other].address for other in others]
+                firewalls.enter_context(self.nodes[name].refusing(addresses))
+            yield
 
     # Jobs
 

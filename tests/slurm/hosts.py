@@ -14,7 +14,7 @@ import shlex
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 LIMIT = 240  # seconds for a command; far more than any takes
-TOOLS = ("ip", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
+TOOLS = ("ip", "nft", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
 NETWORK = ipaddress.ip_network("10.78.0.0/24")
 SWITCH, OTHER_SWITCH = "br0", "br1"
 _UNSHARE = (
@@ -142,6 +142,20 @@ class Host:
             yield
         finally:
             self.heal()
+
+    @contextmanager
+    def refusing(self, others: Collection[str]) -> Iterator[None]:
+        """A firewall here resets whatever these addresses send over TCP."""
+        senders = f"ip saddr {{ {', '.join(others)} }} meta l4proto tcp"
+        rules = (
+            "table inet refuse { chain input { type filter hook input priority 0; "
+            f"{senders} tcp flags & rst == 0 reject with tcp reset; }} }}"
+        )
+        self._net(f"nft {rules}")
+        try:
+            yield
+        finally:
+            self._net("nft delete table inet refuse")
 
     # Processes
 

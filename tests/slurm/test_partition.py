@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def test_only_one_side_trains(
     progress(job, EPOCHS - 1)
     ended = job.wait()
     assert job.codes == dict.fromkeys(range(4), 0), str(ended)
+    assert [epoch for epoch, _ in writers(saved)] == list(range(EPOCHS)), str(ended)
+    assert_right(ended)
+
+
+HALVES = (["n1", "n2"], ["n3", "n4"])
+
+
+@pytest.mark.parametrize("ways", [[HALVES, HALVES[::-1]], [HALVES], [HALVES[::-1]]], ids=str)
+def test_a_host_that_refuses_may_be_alive(
+    ways: list[tuple[list[str], list[str]]], cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """Firewalls reset all connections between two halves: the agents of the other half look dead,
+    and are not. Only the half with the head trains."""
+    saved, logs = tmp_path / "saved", tmp_path / "logs"
+    job = train(launch, saved, "--nnodes", "2:4", "--grow", "now", "--log-dir", logs, nodes=4)
+    with ExitStack() as firewalls:
+        for way in ways:
+            firewalls.enter_context(cluster.refusing(*way))
+        eventually("another round", lambda: len(list(logs.glob("round-*"))) > 1)
+        begun = len(writers(saved))
+        progress(job, begun + 2)
+        assert {host for _, host in writers(saved)[begun:]} == {"n1"}, job.output
+    job.says("going on with")
+    progress(job, EPOCHS - 1)
+    ended = job.wait()
     assert [epoch for epoch, _ in writers(saved)] == list(range(EPOCHS)), str(ended)
     assert_right(ended)
 

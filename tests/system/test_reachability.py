@@ -1,14 +1,9 @@
 """Why a host cannot be reached, with real sockets on this machine."""
 
-import math
-import select
 import socket
 import subprocess
 import sys
-import threading
-import time
 
-import psutil
 import pytest
 
 from hpclaunch.system.network import reachability
@@ -106,42 +101,3 @@ def test_many_ports_are_not_all_named():
     found = {("10.0.0.1", port): Answer.SILENT for port in range(20000, 20008)}
     said = reachability.in_words("n1", found)
     assert "port 20000, 20001, 20002, 20003 and 4 more" in said
-
-
-def findings(asked, seconds=1.0):
-    """What a witness finds in that time; `asked` are the ports of each agent."""
-    witness = reachability.Witness()
-    began = time.monotonic()
-    found = []
-    try:
-        for agent, ports in asked.items():
-            witness.ask(agent, [("127.0.0.1", port) for port in ports], began)
-        while (now := time.monotonic()) < began + seconds and witness.next_deadline() < math.inf:
-            wait = min(witness.next_deadline(), began + seconds) - now
-            select.select([witness], [], [], max(0.0, wait))
-            found += witness.receive(time.monotonic())
-    finally:
-        witness.close()
-    return found
-
-
-def test_a_witness_of_each(listener, closed, silent):
-    """An agent is dead if its host refuses all ports where it may listen, and in no other case."""
-    asked = {1: [closed], 2: [listener], 3: [silent], 4: [closed, listener], 5: [closed, silent]}
-    assert findings(asked) == [1]
-
-
-def test_a_witness_of_a_death_that_comes_later():
-    """A socket outlives its process by a moment, and a connection is closed before."""
-    s = socket.create_server(("127.0.0.1", 0))
-    closing = threading.Timer(0.2, s.close)
-    closing.start()
-    assert findings({1: [s.getsockname()[1]]}) == [1]
-    closing.join()
-
-
-def test_a_witness_gives_up(listener):
-    """And leaves no connection behind."""
-    before = psutil.Process().num_fds()
-    assert findings({1: [listener]}, seconds=20) == []
-    assert psutil.Process().num_fds() == before

@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, Report
 
 from ..shared import packing
 
-VERSION = 10
+VERSION = 11
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]

@@ -7,8 +7,8 @@ import socket
 
 
 def begin_connection(address: str, port: int) -> tuple[socket.socket | None, int]:
-    """A connection that is being made, which does not block, and the error so far. None if it cannot
-    be tried: this is no numeric address, say.
+    """A connection that is being made, and the error so far; None if it cannot be tried, as for an
+    address that is not numeric.
     """
     try:
         ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(

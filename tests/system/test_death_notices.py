@@ -1,0 +1,201 @@
+"""Who says that an agent is dead: real fork servers, real agents' ports, and hosts that refuse."""
+
+import contextlib
+import math
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from serving import LIMIT, gone
+
+from hpclaunch.system.network import death_notices, route
+
+KEY = b"k" * 32
+AGENT = """
+import sys, time
+from hpclaunch.system.network import death_notices
+from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
+port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
+server = ForkServerClient()
+notice = death_notices.sign(key, 3, incarnation)
+server.mourn(port, death_notices.QUESTION, notice, death_notices.release_word(key, 3))
+out = sys.argv[4]
+server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
+while (told := server.receive()[0])["event"] != "started":
+    pass
+print(server._process.pid, told["pid"], flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a process with a fork server and a worker, which has this port."""
+    started = []
+
+    def start_agent(
+        port,
+    ):
+        words = [sys.executable, "-c", AGENT, str(port), "first", KEY.decode()]
+        words.append(str(tmp_path / "out"))
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        process.server, process.worker = map(int, process.stdout.readline().split())
+        return process
+
+    yield start_agent
+    for process in started:
+        process.kill()
+        process.communicate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(process.server).kill()
+
+
+@pytest.fixture
+def port():
+    with route.reserve_port() as s:
+        return s.getsockname()[1]
+
+
+def found(*ports, incarnation="", agent=3, seconds=1.0):
+    """Whether an inquiry after an agent finds it dead in that time."""
+    inquiries = death_notices.Inquiries(KEY)
+    began = time.monotonic()
+    try:
+        inquiries.begin(agent, [("127.0.0.1", p) for p in ports], began, incarnation)
+        while (now := time.monotonic()) < began + seconds and inquiries.next_deadline() < math.inf:
+            wait = min(inquiries.next_deadline(), began + seconds) - now
+            select.select([inquiries], [], [], max(0.0, wait))
+            if inquiries.receive(time.monotonic()):
+                return True
+    finally:
+        inquiries.close()
+    return False
+
+
+def test_the_fork_server_of_a_dead_agent_says_so(start, port):
+    """Its workers are killed by then, and it stays for a moment only."""
+    agent = start(port)
+    assert not found(port, seconds=0.2)
+    agent.kill()
+    assert found(port, seconds=LIMIT)
+    assert gone(agent.worker)
+    assert found(port, incarnation="first")
+    assert not found(port, incarnation="second")
+    assert not found(port, agent=4)
+    assert gone(agent.server)
+
+
+def test_a_refused_connection_proves_nothing(port):
+    """Nor does a host that does not answer, or a program that says anything else."""
+    assert not found(port)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        assert not found(listener.getsockname()[1])
+    with talker(death_notices.sign(b"x" * 32, 3, "first").encode()) as stranger:
+        assert not found(stranger)
+    with talker(b"hpclaunch: dead: x y z\n") as stranger:
+        assert not found(stranger)
+    with talker(b"\xff" * 600) as stranger:
+        assert not found(stranger)
+
+
+@contextlib.contextmanager
+def talker(words):
+    """A program that says something to whoever connects; its port."""
+    program = (
+        "import socket\n"
+        "s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)\n"
+        f"while True: s.accept()[0].send({words!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_one_port_of_several(start, port):
+    agent = start(port)
+    agent.kill()
+    with route.reserve_port() as other:
+        assert found(other.getsockname()[1], port, seconds=LIMIT)
+
+
+def test_an_agent_that_ends_in_order_leaves_nothing(start, port):
+    agent = start(port)
+    agent.communicate()
+    assert gone(agent.server)
+    assert not found(port)
+
+
+def test_with_both_killed_nobody_says_so(start, port):
+    agent = start(port)
+    psutil.Process(agent.server).send_signal(signal.SIGSTOP)
+    agent.kill()
+    psutil.Process(agent.server).kill()
+    assert gone(agent.worker)
+    assert not found(port)
+
+
+def test_an_agent_that_is_started_anew_is_not_dead(start, port):
+    """It has the notice of the last one in its place taken down before it listens itself."""
+    agent = start(port)
+    agent.kill()
+    assert found(port, seconds=LIMIT)
+    death_notices.take_down(KEY, 3, [port])
+    assert not found(port)
+    assert gone(agent.server)
+
+
+def test_only_that_agent_can_take_it_down(start, port):
+    agent = start(port)
+    agent.kill()
+    assert found(port, seconds=LIMIT)
+    death_notices.take_down(b"x" * 32, 3, [port])
+    death_notices.take_down(KEY, 4, [port])
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.send(b"go away" * 100)
+    assert found(port)
+
+
+def test_strangers_crowd_at_the_notice(start, port):
+    agent = start(port)
+    agent.kill()
+    assert found(port, seconds=LIMIT)
+    with contextlib.ExitStack() as strangers:
+        for _ in range(200):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert found(port, seconds=LIMIT)
+
+
+def test_nobody_waits_for_what_the_dead_one_would_have_written(start, port):
+    """The pipe or terminal that the agent had is closed with it: srun waits for that."""
+    agent = start(port)
+    agent.kill()
+    agent.communicate(timeout=LIMIT)
+    assert psutil.pid_exists(agent.server)
+
+
+def test_an_inquiry_gives_up(port):
+    """And leaves no connection behind."""
+    before = psutil.Process().num_fds()
+    assert not found(port, seconds=20)
+    assert psutil.Process().num_fds() == before
