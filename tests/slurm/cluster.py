@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import surroundings
+from hpclaunch.system.network.zmq_channel import PORTS
 
 from . import hosts
 from .hosts import Host, Process
@@ -194,11 +195,12 @@ class Cluster:
 
     @contextmanager
     def refusing(self, names: Collection[str], others: Collection[str]) -> Iterator[None]:
-        """These nodes refuse and reset connections with the others: none gets through."""
+        """These nodes refuse connections of the others' agents, and reset those that there are."""
+        ports = f"{PORTS.start}-{PORTS.stop - 1}"  # not Slurm's: srun ends a step for that
         with ExitStack() as firewalls:
             for name in names:
                 addresses = [self.nodes[other].address for other in others]
-                firewalls.enter_context(self.nodes[name].refusing(addresses))
+                firewalls.enter_context(self.nodes[name].refusing(addresses, ports))
             yield
 
     # Jobs

@@ -144,14 +144,13 @@ class Host:
             self.heal()
 
     @contextmanager
-    def refusing(self, others: Collection[str]) -> Iterator[None]:
-        """A firewall here resets whatever these addresses send over TCP."""
-        senders = f"ip saddr {{ {', '.join(others)} }} meta l4proto tcp"
-        rules = (
-            "table inet refuse { chain input { type filter hook input priority 0; "
-            f"{senders} tcp flags & rst == 0 reject with tcp reset; }} }}"
-        )
-        self._net(f"nft {rules}")
+    def refusing(self, others: Collection[str], ports: str) -> Iterator[None]:
+        """A firewall here resets what these addresses send over TCP, from or to these ports."""
+        senders = f"ip saddr {{ {', '.join(others)} }}"
+        reset = "tcp flags & rst == 0 reject with tcp reset;"
+        chain = "type filter hook input priority 0;"
+        chain += "".join(f" {senders} tcp {end} {ports} {reset}" for end in ("sport", "dport"))
+        self._net(f"nft table inet refuse {{ chain input {{ {chain} }}; }}")
         try:
             yield
         finally:
