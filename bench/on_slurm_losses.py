@@ -2,13 +2,14 @@
 
     python bench/on_slurm_losses.py [--runs 3] [--workers 2] [--torchrun]
 
-Three nodes. One is killed (all of its processes at once), or cut off without a word: that of the
-highest rank, or the head's; with a spare the job is of two of them. torchrun, with `--nnodes 2:3`,
+Three nodes. On one, the launcher is killed, or all processes at once are, or it is cut off without a
+word: the node of the highest rank, or the head's; with a spare the job is of two of them. torchrun, with `--nnodes 2:3`,
 has a minute each time; as root only.
 """
 
 import argparse
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from measuring import HPCLAUNCH, TORCHRUN, Run, command, median, running
 from on_slurm import CPUS, PORTS, TOOLS, Allocation, Cluster, allocation, remove_stale
 
 NODES = 3
+LAUNCHER = r"^\S*python\S* \S*/(hpclaunch|torchrun) "
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,13 @@ class Losses:
         pid = run.reports[-1].pid
         (host,) = {p.host for p in self.cluster.processes() if p.pid == pid}
         host = "n1" if head else host
-        processes = self.cluster.processes(host=host)
+        every = self.cluster.processes(host=host)
+        launchers = [p for p in every if re.search(LAUNCHER, p.command)]
         moment = time.monotonic()
         if how == "cut off":
             self.cluster.nodes[host].cut()
         else:
-            _kill(processes)
+            _kill(launchers if how == "killed" else every)
         return moment
 
 
@@ -94,9 +97,11 @@ def main() -> None:
         cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
         cases = (
             ("killed", False, False),
+            ("killed with all else", False, False),
             ("cut off", False, False),
             ("killed", True, False),
             ("killed", False, True),
+            ("killed with all else", False, True),
             ("cut off", False, True),
         )
         for how, spare, head in cases:

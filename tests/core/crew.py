@@ -1,8 +1,8 @@
 """Several agents, and a network between them that takes no time: stories of more than one core.
 
 Workers start and end at once when they are asked to, and are held while they have no lease. Nothing
-passes between agents that are cut off from one another; the host of a dead agent refuses
-connections, unless it is `down` as well.
+passes between agents that are cut off from one another; the host of a dead agent says so, unless
+it is `down` as well.
 """
 
 from __future__ import annotations

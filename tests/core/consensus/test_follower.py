@@ -53,7 +53,7 @@ def test_what_was_found_out_without_a_head_is_forgotten_with_it():
 
 
 def test_one_that_came_after_it_was_asked_about_is_not_dead():
-    """Its host refused a connection while there was no head; the answers come when there is one."""
+    """The last one in its place had died; the answers come when there is a head again."""
     member = a_member(hosts="n0 n1 n2", loss=10.0)
     tell(member, 0.0, Started())
     tell(member, 12.0, Tick())  # it looks around for another head

@@ -36,9 +36,9 @@ def test_evidence():
     silent = "it has been silent for 10 s"
     assert open_.evidence(15.0, dead=False) == silent
     assert closed.evidence(15.0, dead=False) == silent
-    dead = "its connection was closed and cannot be made again"
+    dead = "it has died, says its host"
     assert closed.evidence(8.0, dead=True) == dead
-    assert contact().evidence(8.0, dead=True) == "it is down"
+    assert contact().evidence(8.0, dead=True) == dead
 
 
 def test_the_newest_message_that_was_answered():

@@ -31,7 +31,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
 DONE, ENDED = Phase.DONE, Phase.ENDED
-DEAD = "its connection was closed and cannot be made again"
+DEAD = "it has died, says its host"
 
 
 def running(hosts, **settings):

@@ -392,7 +392,7 @@ def test_where_only_one_can_lead_nobody_is_asked_to():
     crew.kill(0)
     crew.until(5.0)
     assert crew.heads == []
-    dead = "the head on n0 was lost: its connection was closed and cannot be made again"
+    dead = "the head on n0 was lost: it has died, says its host"
     assert {verdict.reason for verdict in crew.verdicts.values()} == {dead}
 
 

@@ -1,8 +1,7 @@
 """When another agent was last heard. All times are on the clock of the agent that listens.
 
 A closed connection alone proves little: a network may close it and open it again, or close it and
-go silent. But it is a reason to probe the other agent's host, whose kernel refuses connections once
-the agent is dead.
+go silent. But it is a reason to ask the other agent's host, which says so if the agent is dead.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ class Contact:
             self.closed = now
 
     def evidence(self, now: float, *, dead: bool) -> str:
-        """Say in words why the other agent counts as lost. `dead`: its host has proven it dead."""
-        if dead and self.closed is not None:
-            return "its connection was closed and cannot be made again"
+        """Say in words why the other agent counts as lost. `dead`: its host has said so."""
         if dead:
-            return "it is down"
+            return "it has died, says its host"
         assert self.heard is not None, "an agent that was never heard cannot be lost"
         return f"it has been silent for {now - self.heard:.0f} s"
 

@@ -125,10 +125,10 @@ class Follower:
         if not self.link.hear(beat, address, now):
             return False
         if sender in self.dead:
-            # It was not there when it was probed: either it has started since, or it sent this
+            # It was dead when it was probed: either another was started since, or it sent this
             # before it died. So its connection counts as closed, and it is probed again.
             self.link.close(now)
-        # Forget who was dead: a host also refuses connections to an agent that has not started yet.
+        # Forget who was dead: another agent may have been started in the same place.
         self.dead &= {sender} if self.link.is_dead else set()
         known, new = self.configuration, beat.configuration
         if new is not None and (known is None or new.version > known.version):
@@ -221,8 +221,7 @@ class Follower:
     def look_for_head(self, now: float) -> list[Effect]:
         """The first head was never heard, so ask the others again: one of them may lead by now.
 
-        Nobody counts as dead any more. An agent may only be late: until it starts, its host refuses
-        connections as if it were dead.
+        Nobody counts as dead any more: another agent may have been started in the same place.
         """
         self.dead.clear()
         return self.seek(self.term + 1, now)

@@ -8,8 +8,8 @@ new head's lease begins.
 
 A quorum is more than half of the voters. There is one exception: for the head that wrote the
 configuration, exactly half is enough if it is in that half itself. The other half cannot elect
-another head while this one lives. Two more rules hold for agents that are proven dead (their hosts
-refuse connections):
+another head while this one lives. Two more rules hold for agents that are proven dead (their own
+hosts have said so):
 
 - An agent that died within its vote lease has followed no other head, and never will. It counts as
   a vote for the head that it answered last.
