@@ -26,7 +26,7 @@ from .protocol.events import (
     Tick,
     TroubleFound,
 )
-from .protocol.messages import Report
+from .protocol.messages import Hint, Report
 from .protocol.model import HEAD, Job, Phase, Trouble, Verdict
 from .protocol.stages import Stage
 
@@ -141,6 +141,9 @@ class Control:
         effects = self.member.handle(event, now)
         follower = self.member.follower
         if follower.term > self.head.term:  # another agent has a quorum and leads
+            hint = Hint(follower.term, led=True)  # we may leave before anybody asks
+            others = (p.index for p in self.job.places if p.index != self.index)
+            effects += [Send(agent, hint) for agent in others]
             self.head = None
             here, there = self.job.places[self.index].host, follower.host
             said = (

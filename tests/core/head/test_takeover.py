@@ -8,8 +8,10 @@ from story import a_job
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.events import SearchFailed, WorkerExited
-from hpclaunch.core.protocol.model import EXIT_LOST, Trouble, Verdict
+from hpclaunch.core.protocol.effects import Send
+from hpclaunch.core.protocol.events import Received, SearchFailed, WorkerExited
+from hpclaunch.core.protocol.messages import Hint, Order
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Trouble, Verdict
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -342,6 +344,17 @@ def test_a_head_that_was_cut_off_steps_down():
     assert crew.running == {1: 2, 2: 2}  # it takes part from the next round on
     crew.tell(1, WorkerExited(2, 137, 9))
     assert crew.running == {0: 3, 1: 3, 2: 3}
+
+
+def test_a_head_that_steps_down_tells_the_others_who_leads():
+    """It may leave before one that follows it says anything, and be bound by no proof of death."""
+    crew = at_work("n0 n1 n2")
+    crew.cut([0], [1, 2])
+    crew.until(12.0)
+    order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2)
+    done = crew.agents[0].handle(Received(1, order, "10.0.0.2"), 12.1)
+    hints = [e for e in done if isinstance(e, Send) and isinstance(e.message, Hint)]
+    assert hints == [Send(agent, Hint(1, led=True)) for agent in (1, 2)]
 
 
 def test_all_are_cut_off_for_a_while_and_the_head_stays():
