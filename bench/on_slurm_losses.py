@@ -2,9 +2,9 @@
 
     python bench/on_slurm_losses.py [--runs 3] [--workers 2] [--torchrun]
 
-Three nodes. On one, the launcher is killed, or all processes at once are, or it is cut off without a
-word: the node of the highest rank, or the head's; with a spare the job is of two of them. torchrun, with `--nnodes 2:3`,
-has a minute each time; as root only.
+Three nodes. On one, the launcher is killed, or all processes at once are, or it is cut off without
+a word: the node of the highest rank, or the head's; with a spare the job is of two of them.
+torchrun, with `--nnodes 2:3`, has a minute each time; as root only.
 """
 
 import argparse

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpclaunch.agent.output import Output
 from hpclaunch.core.placement.streams import Streams
 from hpclaunch.core.protocol.model import Assignment
+from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.log_service import LogService
 from hpclaunch.system.processes.fork_server_client import Worker
 from surroundings import full_disk
 
@@ -21,6 +25,7 @@ class Stalled:
 
     room = 0
     wanting = False
+    at_line_start = True
 
     def __init__(self) -> None:
         self.data = b""
@@ -29,25 +34,48 @@ class Stalled:
         self.data += data
 
 
+class Channel:
+    """What the log service has told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def tell(self, event: str, **fields: Any) -> None:
+        self.told.append({"event": event, **fields})
+
+
+class Here(LogServiceClient):
+    """Asks a log service in this process."""
+
+    def __init__(self, service: LogService) -> None:
+        self.there = service
+
+    def ask(self, **request: Any) -> None:
+        getattr(self.there, "_" + request.pop("op"))(**json.loads(json.dumps(request)))
+
+
 @pytest.fixture
-def output():
-    output = Output(
-        Streams(stdout_filters=("loss",), stderr_filters=("loss",)), role="", label="0", host="n1"
-    )
-    yield output
-    output.close()
+def service():
+    service = LogService(Channel())
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def output(service):
+    streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
+    return Output(Here(service), streams, role="", label="0", host="n1")
 
 
 def begin(output: Output, number: int, directory: Path) -> list[Path]:
     """The files to which the workers of a round write."""
     part = Assignment(number, 0, 0, NPROC, NPROC, 0, NPROC, 0, 1, "2", "", "", 0, False, "")
     here = directory / f"round-{number}"
-    here.mkdir()
     workers = [
         Worker(rank, [], {}, str(here / f"rank-{rank}.out"), str(here / f"rank-{rank}.err"))
         for rank in range(NPROC)
     ]
-    output.follow(part, workers, here)
+    output.prepare(number, part, workers, here, errors=[], store=here / "store.err")
     return [Path(file) for w in workers for file in (w.out, w.err)]
 
 
@@ -56,12 +84,12 @@ def duplicates(directory: Path, number: int) -> list[str]:
     return [path.read_text() for path in paths]
 
 
-def test_a_round_leaves_nothing_open(output, tmp_path, capfd):
+def test_a_round_leaves_nothing_open(output, service, tmp_path, capfd):
     held = []
     for number in range(8):
         for path in begin(output, number, tmp_path):
             path.write_text(f"loss {path.name}\n")
-        output.mirror.finish(1.0)
+        service.mirror.finish(1.0)
         held.append(len(os.listdir("/proc/self/fd")))
     assert len(set(held)) == 1, held
     for number in range(8):
@@ -70,15 +98,16 @@ def test_a_round_leaves_nothing_open(output, tmp_path, capfd):
         assert sorted(out) == ["[0]:loss rank-0.out", "[1]:loss rank-1.out"]
 
 
-def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, tmp_path):
-    output.out = output.err = stalled = Stalled()
+def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, service, tmp_path):
+    stalled = Stalled()
+    service.consoles = {1: stalled, 2: stalled}
     for path in begin(output, 0, tmp_path):
         path.write_text(f"loss {path.name}\n")
-    output.mirror.finish(1.0)
+    service.mirror.finish(1.0)
     begin(output, 1, tmp_path)
     assert duplicates(tmp_path, 0) == ["", ""]
     stalled.room = 1 << 20
-    output.mirror.finish(2.0)
+    service.mirror.finish(2.0)
     assert [text.count("loss") for text in duplicates(tmp_path, 0)] == [NPROC, NPROC]
     assert stalled.data.count(b"loss") == 2 * NPROC
     before = len(os.listdir("/proc/self/fd"))
@@ -86,16 +115,49 @@ def test_what_a_stalled_console_holds_up_is_duplicated_once_it_goes_on(output, t
     assert len(os.listdir("/proc/self/fd")) == before - 2 * NPROC - 2
 
 
-def test_why_nothing_more_is_duplicated_is_told_in_the_next_round_too(output, tmp_path, capfd):
-    (tmp_path / "round-0").mkdir()
-    here = tmp_path / "round-0"
-    part = Assignment(0, 0, 0, 1, 1, 0, 1, 0, 1, "1", "", "", 0, False, "")
-    path = here / "rank-0.out"
-    output.follow(part, [Worker(0, [], {}, str(path), str(here / "rank-0.err"))], here)
+def test_why_nothing_more_is_duplicated_is_told_in_the_next_round_too(output, service, tmp_path):
+    here, screen = tmp_path / "round-0", Stalled()
+    screen.room = 1 << 20
+    service.consoles = {1: screen, 2: screen}
+    (path, *_) = begin(output, 0, tmp_path)
     path.write_text("loss")  # a line without an end, which is passed on when its round is forgotten
-    output.mirror.wake(1.0)
+    service.mirror.wake(1.0)
     with full_disk():
         begin(output, 1, tmp_path)
-    (complaint,) = output.complaints()
-    assert complaint.startswith(f"no more duplicates of lines in {here}/filtered-agent-0.out: ")
-    assert output.complaints() == []
+    complaint = f"hpclaunch: no more duplicates of lines in {here}/filtered-agent-0.out: "
+    assert screen.data.count(complaint.encode()) == 1
+
+
+def test_a_round_begins_with_a_private_directory_and_without_old_errors(output, service, tmp_path):
+    here = tmp_path / "round-0"
+    here.mkdir()
+    error = here / "rank-0.error.json"
+    error.touch()
+    part = Assignment(0, 0, 0, 1, 1, 0, 1, 0, 1, "1", "", "", 0, False, "")
+    for number in range(2):
+        here = tmp_path / f"round-{number}"
+        workers = [Worker(0, [], {}, str(here / "rank-0.out"), str(here / "rank-0.err"))]
+        output.prepare(number, part, workers, here, errors=[str(error)], store=here / "store.err")
+    assert not error.exists()
+    assert here.stat().st_mode & 0o777 == 0o700
+    assert service._channel.told == [{"event": "prepared", "id": n} for n in range(2)]
+
+
+def test_why_a_round_cannot_begin(output, service, tmp_path):
+    (tmp_path / "round-0").write_text("in the way")
+    begin(output, 0, tmp_path)
+    (told,) = service._channel.told
+    assert told["event"] == "refused"
+    assert told["file"] == str(tmp_path / "round-0")
+
+
+def test_the_last_lines_are_those_of_this_round(output, service, tmp_path):
+    (out, *_) = begin(output, 0, tmp_path)
+    out.write_text("of an earlier launch\n")
+    begin(output, 0, tmp_path)
+    output.service.tail(7, [out])
+    with out.open("a") as f:
+        f.write("the last line\n")
+    output.service.tail(8, [tmp_path / "none", out])
+    texts = [told["text"] for told in service._channel.told if told["event"] == "tail"]
+    assert texts == ["", "the last line"]

@@ -53,14 +53,13 @@ class HealthWatch:
 
     # Before a round
 
-    def check(self) -> list[events.Event]:
-        """Answered by HealthFound, here or later."""
+    def check(self, logs: Disk | None) -> list[events.Event]:
+        """Answered by HealthFound, here or later. `logs` is the disk of the log directory."""
         number, self._checks = self._checks, self._checks + 1
         dead, self._ranks, self._faults = tuple(self._ranks), {}, []
-        logs = self._config.logs
         seen = host.read(
             self._config.nproc,
-            logs=None if logs is None else logs.path,
+            logs=logs,
             first=number == 0,
             several=self._config.job.nodes > 1,
         )

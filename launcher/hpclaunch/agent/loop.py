@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ..core.protocol.model import (
 from ..core.protocol.wording import signal_name
 from ..system.logs import error_file
 from ..system.logs.journal.journal import Journal
-from ..system.logs.log_directory import size, tail
+from ..system.logs.log_client import LogServiceClient
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
 from . import post_mortem
@@ -42,9 +42,12 @@ from .config import Config
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .joining import join
+from .last_words import LastWords
 from .output import Output
 from .resuming import Resuming
-from .workers import is_warm, prepare, workers_of
+from .workers import Crew, is_warm, prepare, workers_of
+
+DISK_LIMIT = 2.0  # seconds
 
 
 class Agent:
@@ -56,6 +59,7 @@ class Agent:
         environ: Mapping[str, str],
         signals: Signals,
         server: fork_server_client.ForkServerClient,
+        logs: LogServiceClient,
     ) -> None:
         self.config = config
         self.environ = environ
@@ -64,7 +68,7 @@ class Agent:
         self.forkserver = server
         label = config.allocation.label
         host = self.place.host
-        self.output = Output(config.streams, role=config.role, label=label, host=host)
+        self.output = Output(logs, config.streams, role=config.role, label=label, host=host)
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
@@ -82,8 +86,11 @@ class Agent:
         self.health = HealthWatch(config, self._poller, self.output.say, self._note)
         self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
+        self.last_words = LastWords()
         self.round_dir: Path | None = None
-        self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+        self._asked = 0  # the number of the newest request to the log service
+        self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
+        self._disk_until = math.inf  # when to go on without knowing the disk of the logs
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._in_order = False  # nobody has to be told that this agent is gone
@@ -93,9 +100,8 @@ class Agent:
 
     def run(self) -> int:
         try:
-            for source in (self.signals, self.forkserver, self.output.mirror):
-                if source.fileno() >= 0:
-                    self._poller.register(source.fileno(), zmq.POLLIN)
+            for source in (self.signals, self.forkserver, self.output.service):
+                self._poller.register(source.fileno(), zmq.POLLIN)
             if self.channels is not None:
                 self.channels.watch(self._poller)
             for note in self.config.notes:
@@ -118,26 +124,25 @@ class Agent:
                 ends.callback(self.forkserver.close, in_order=self._in_order)
                 if self.channels is not None and not self._in_order:
                     ends.callback(self.channels.close)  # its port is for the fork server now
-                ends.callback(self.output.close)
+                ends.callback(self.output.service.close)
                 ends.callback(self.resuming.close)
 
     def _turn(self) -> None:
-        for console in self.output.wanting:
-            self._poller.register(console.fd, zmq.POLLOUT)
+        service = self.output.service
+        more = zmq.POLLOUT if service.wanting else 0
+        self._poller.register(service.fileno(), zmq.POLLIN | more)
         journal = self.journal.fileno() if self.journal.wanting else -1
         if journal >= 0:
             self._poller.register(journal, zmq.POLLOUT)
-        parts = (self.control, self.output.mirror, self.health, self.resuming)
-        deadline = min(part.next_deadline() for part in parts)
+        parts = (self.control, self.last_words, self.health, self.resuming)
+        deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
         wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
         # Rounded up: woken a moment too early, the loop would spin until the deadline.
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
-        for console in (self.output.out, self.output.err):
-            if console.fd in ready:
-                self._poller.unregister(console.fd)
-                console.flush()
+        if service.wanting:
+            service.flush()
         if journal >= 0:
             self._poller.unregister(journal)
         # Messages are read before deadlines are checked: after a pause of this process, those of
@@ -145,13 +150,14 @@ class Agent:
         self._read_all(ready)
         now = time.monotonic()
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
+        self._deliver(*self.last_words.expire(now))
+        if now >= self._disk_until:
+            self._deliver(*self._check_health({"silent": True}))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         self.journal.flush()
-        for complaint in (self.journal.complaint(), *self.output.complaints()):
-            if complaint:
-                self.output.say(complaint)
-        self.output.mirror.wake(now)
+        if complaint := self.journal.complaint():
+            self.output.say(complaint)
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
@@ -160,6 +166,8 @@ class Agent:
                     self.forkserver.resize(self.output.size)
                 else:
                     self._deliver(events.Signalled(signum))
+        if self.output.service.fileno() in ready:
+            self._hear_log_service()
         if self.forkserver.fileno() in ready:
             for reply in self.forkserver.receive():
                 self._on_reply(reply)
@@ -187,16 +195,18 @@ class Agent:
         dead = self.forkserver
         self._poller.unregister(dead.fileno())
         dead.close()
-        self.output.mirror.finish(time.monotonic())
+        self.output.service.finish()
+        self._starting = None
         if dead.survivors or not dead.heard:
             how = "was killed and left workers behind" if dead.survivors else "cannot start"
-            self._deliver(events.HealthFound(f"the fork server {how}"), events.WorkersGone())
+            reason = f"the fork server {how}"
+            self._tell_in_order(events.HealthFound(reason), events.WorkersGone())
             return
         self.forkserver = dead.successor()
         self._leave_notice()
         self._poller.register(self.forkserver.fileno(), zmq.POLLIN)
         prepare(self.forkserver, self.config, self.environ)
-        self._deliver(events.ForkServerReplaced())
+        self._tell_in_order(events.ForkServerReplaced())
 
     def _leave_notice(self) -> None:
         if self.channels is not None:
@@ -210,15 +220,15 @@ class Agent:
             case {"event": "listening", "port": port}:
                 self._deliver(events.StoreListening(port))
             case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
-                self._deliver(*self._exit(rank, code, signum))
+                self._exit(rank, code, signum)
             case {"event": "cannot-start", "why": why}:
                 self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
             case {"event": "lease-over"}:
                 self._deliver(events.LeaseOver())
             case {"event": "gone"}:
                 self.resuming.ended()
-                self.output.mirror.finish(time.monotonic())
-                self._deliver(events.WorkersGone())
+                self.output.service.finish()
+                self._tell_in_order(events.WorkersGone())
             case {"event": "unhandled", "signum": signum, "ranks": ranks}:
                 who = ", ".join(map(str, ranks))
                 name = signal_name(signum)
@@ -226,8 +236,10 @@ class Agent:
                     f"{name} not passed on to rank {who}: the script has no handler for it"
                 )
             case {"event": "store-exit", "port": port, "code": code, "signal": signum, "why": why}:
-                words = why or tail({self._store_errors: self._begins.get(self._store_errors, 0)})
-                self._deliver(events.StoreEnded(port, code, signum, words))
+                files = [] if why else [self._store_errors]
+                self._tell_with_tail(
+                    files, lambda tail: [events.StoreEnded(port, code, signum, why or tail)]
+                )
             case {"event": "template", "state": state, "why": why}:
                 self._note("template", reply)
                 if state == "none":
@@ -247,20 +259,72 @@ class Agent:
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
 
-    def _exit(self, rank: int, code: int, signum: int) -> Iterator[events.Event]:
+    def _exit(self, rank: int, code: int, signum: int) -> None:
         assert self.round_dir is not None, "no worker without a round"
         if code:
             self.resuming.ended()
-        last = ""
-        if code:
-            names = [self.round_dir / f"rank-{rank}.{kind}" for kind in ("err", "out")]
-            wrote = tail({name: self._begins.get(name, 0) for name in names})
-            last = "\n".join(filter(None, [wrote, *self.health.faults_of(rank)]))
-        if self.measuring and code == EXIT_UNFIT:
-            said = [line for line in last.splitlines() if line.strip()]
-            silent = f"preflight: rank {rank} ended with code {code} and did not say why"
-            yield events.HealthFound(said[-1] if said else silent)
-        yield events.WorkerExited(rank, code, signum, last)
+        directory, measuring = self.round_dir, self.measuring
+        names = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
+
+        def tell(wrote: str) -> Iterator[events.Event]:
+            faults = self.health.faults_of(rank) if code else []
+            last = "\n".join(filter(None, [wrote, *faults]))
+            if measuring and code == EXIT_UNFIT:
+                said = [line for line in last.splitlines() if line.strip()]
+                silent = f"preflight: rank {rank} ended with code {code} and did not say why"
+                yield events.HealthFound(said[-1] if said else silent)
+            yield events.WorkerExited(rank, code, signum, last)
+
+        self._tell_with_tail(names, tell)
+
+    def _tell_with_tail(
+        self, files: Sequence[Path], make: Callable[[str], Iterable[events.Event]]
+    ) -> None:
+        """Deliver what `make` makes of the last lines of these files, once they are read."""
+        number = self._next_number() if files else 0
+        if files:
+            self.output.service.tail(number, files)
+        self._deliver(*self.last_words.add(make, number=number, now=time.monotonic()))
+
+    def _tell_in_order(self, *some: events.Event) -> None:
+        """Deliver these events after all that the fork server has told before."""
+        self._deliver(*self.last_words.add(lambda _: some))
+
+    # The log service
+
+    def _next_number(self) -> int:
+        self._asked += 1
+        return self._asked
+
+    def _hear_log_service(self) -> None:
+        service = self.output.service
+        for reply in service.receive():
+            match reply:
+                case {"event": "prepared", "id": number}:
+                    self._start_workers(number)
+                case {"event": "refused", "id": number, "why": why, "file": file}:
+                    self._refuse(number, f"cannot write logs: {why}: {file}")
+                case {"event": "tail", "id": number, "text": text}:
+                    self._deliver(*self.last_words.receive(number, text))
+                case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
+                    self._deliver(*self._check_health(seen))
+        if service.lost:
+            self._poller.unregister(service.fileno())
+            service.close()
+            self.output.replace_service()
+
+    def _ask_for_disk(self) -> Iterable[events.Event]:
+        """Before the health of this node is checked, which a hung file system is not to hold up."""
+        if self.config.logs is None:
+            return self.health.check(None)
+        self._disk_until = time.monotonic() + DISK_LIMIT
+        self.output.service.look(self._next_number(), self.config.logs.path)
+        return []
+
+    def _check_health(self, seen: dict[str, Any]) -> Iterable[events.Event]:
+        self._disk_until = math.inf
+        assert self.config.logs is not None, "it was asked for"
+        return self.health.check(Disk(**{"path": str(self.config.logs.path)} | seen))
 
     def _look_at_disk(self, seen: dict[str, Any]) -> None:
         self.health.look_at_checkpoints(Disk(**seen))
@@ -283,7 +347,7 @@ class Agent:
             case effects.PrepareGpus(assignment=part):
                 self._events += self.sharing.prepare(part)
             case effects.CheckHealth():
-                self._events += self.health.check()
+                self._events += self._ask_for_disk()
             case effects.ChooseCheckpoint(avoid=avoid):
                 self._events += self.resuming.choose(dict(avoid))
             case effects.LookAt(look=look):
@@ -292,17 +356,17 @@ class Agent:
                 self._events.append(events.Diagnosed(self.joined.diagnosis()))
             case effects.StartWorkers(assignment=part):
                 try:
-                    self._start_workers(part)
+                    self._prepare_workers(part)
                 except UsageError as e:
                     trouble = Trouble(EXIT_USAGE, f"on {self.place.host}: {e}")
                     self._events += [events.TroubleFound(trouble), events.WorkersGone()]
-                except OSError as e:
-                    reason = f"cannot write logs: {e.strerror}: {e.filename}"
-                    self._events += [events.HealthFound(reason), events.WorkersGone()]
             case effects.KeepWorkers(until=until):
                 self.forkserver.keep(until)
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
+            case effects.StopWorkers() | effects.KillWorkers() if self._starting is not None:
+                self._starting = None
+                self._events.append(events.WorkersGone())
             case effects.StopWorkers():
                 self.resuming.ended()
                 self.forkserver.stop()
@@ -316,7 +380,8 @@ class Agent:
                 self.verdict = verdict
                 self._in_order = not alone
 
-    def _start_workers(self, part: Assignment) -> None:
+    def _prepare_workers(self, part: Assignment) -> None:
+        """Have the round's files made, and then start the workers."""
         logs = self.config.logs
         assert logs is not None, "an agent without logs has trouble and starts nothing"
         self.round_dir = logs.round(part.round)
@@ -324,16 +389,21 @@ class Agent:
         self.resuming.began(part)
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
-        files = [Path(file) for worker in crew.workers for file in (worker.out, worker.err)]
+        number = self._next_number()
+        self._starting = (number, part, crew)
+        errors = [worker.env[error_file.VARIABLE] for worker in crew.workers]
         store = self._store_errors
-        self._begins = {file: size(file) for file in (*files, store)}
-        for worker in crew.workers:  # left by an earlier launch, not by this worker
-            Path(worker.env[error_file.VARIABLE]).unlink(missing_ok=True)
-        self.output.follow(part, crew.workers, self.round_dir)
+        self.output.prepare(number, part, crew.workers, self.round_dir, errors=errors, store=store)
+
+    def _start_workers(self, number: int) -> None:
+        if self._starting is None or self._starting[0] != number:
+            return  # they have been stopped meanwhile
+        _, part, crew = self._starting
+        self._starting = None
         self.forkserver.start(
             crew.workers,
             crew.shared,
-            store=str(store) if part.hosts_store else "",
+            store=str(self._store_errors) if part.hosts_store else "",
             peers=part.peers,
             warm=is_warm(part, self.config, self.environ),
             learn=self.config.start.learn,
@@ -341,6 +411,11 @@ class Agent:
             size=self.output.size,
         )
         self._note("binding", crew.placed)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        if self._starting is not None and self._starting[0] == number:
+            self._starting = None
+            self._deliver(events.HealthFound(reason), events.WorkersGone())
 
     def _note(self, kind: str, value: Any) -> None:
         self.journal.note(kind, value)
@@ -374,13 +449,17 @@ class Agent:
         self.journal.close()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
-        self.output.drain()
 
 
-def run(config: Config, signals: Signals, server: fork_server_client.ForkServerClient) -> int:
+def run(
+    config: Config,
+    signals: Signals,
+    server: fork_server_client.ForkServerClient,
+    logs: LogServiceClient,
+) -> int:
     """Be an agent; returns the exit code.
 
-    The caller creates `signals` and `server` before this module is imported: so no signal is
-    missed, and the fork server starts up during the import.
+    The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
+    is missed, and both processes start up during the import.
     """
-    return Agent(config, os.environ, signals, server).run()
+    return Agent(config, os.environ, signals, server, logs).run()

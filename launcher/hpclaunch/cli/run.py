@@ -55,6 +55,7 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from hpclaunch.system.logs.log_client import LogServiceClient
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
 
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     more = beyond_the_usual(options)
     signals = Signals(more)
     server = ForkServerClient(more)  # ends with this process, should it not become an agent
+    logs = LogServiceClient()  # and so does this
     from .agent_config import configure
 
     config = configure(options, environ)
@@ -75,7 +77,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     prepare(server, config, environ)
     from hpclaunch.agent import loop
 
-    return loop.run(config, signals, server)
+    return loop.run(config, signals, server, logs)
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class Disk:
     files: int | None = None  # free inodes; None if the file system does not count them
     writable: bool = True
     error: str = ""  # why it cannot be read; "" if it can
+    silent: bool = False  # it has not answered in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,10 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
     if disk is None:
         return
     advice = "make room, or give --log-dir"
-    if disk.error or not disk.writable:
+    if disk.silent:  # that may pass
+        found = f"{disk.path}: its file system does not answer"
+        yield Finding("log directory", found, Grade.WARN, "wait, or give --log-dir")
+    elif disk.error or not disk.writable:
         found = disk.error or "is not writable"
         yield Finding("log directory", f"{disk.path}: {found}", Grade.FAIL, advice)
     elif disk.free < LOGS_FULL:

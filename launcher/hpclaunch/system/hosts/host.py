@@ -12,8 +12,6 @@ from pathlib import Path
 
 from hpclaunch.core.health.host_rules import Disk, Host
 
-from ..shared import disk
-
 SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
 MEMORY = Path("/proc/meminfo")  # psutil would take as long to import as half of the agent
 LOAD = Path("/proc/loadavg")
@@ -24,15 +22,18 @@ UNSYNCHRONISED = 5  # TIME_ERROR of adjtimex(2)
 def read(
     workers: int,
     *,
-    logs: Path | None,
+    logs: Disk | None,
     first: bool,
     several: bool,
 ) -> Host:
-    """`first`: nothing of ours runs yet. `several`: there are other hosts, whose clocks matter."""
+    """`logs` is the disk of the log directory, at which only another process may look: that can
+    take long. `first`: nothing of ours runs yet. `several`: there are other hosts, whose clocks
+    matter.
+    """
     available, limit = _available(), memory_limit()
     return Host(
         workers,
-        logs=None if logs is None else Disk(**disk.look(logs)),
+        logs=logs,
         shm=_shm(),
         memory=min((m for m in (available, limit) if m is not None), default=None),
         load=load() if first else None,

@@ -44,11 +44,8 @@ class LogDirectory:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
 
     def round(self, number: int) -> Path:
-        """Raises OSError, also where somebody else has put a directory of that name."""
-        private_files.check_directory(self.path)
-        directory = self.path / f"round-{number}"
-        private_files.make_directory(directory)
-        return directory
+        """Where the files of a round are going to be."""
+        return self.path / f"round-{number}"
 
 
 @contextmanager

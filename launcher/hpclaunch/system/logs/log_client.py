@@ -1,0 +1,123 @@
+"""The agent's client of the process that reads and writes its log files (`log_service.py`)."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.system.shared.helper import GONE_LIMIT, Helper
+
+MOST = 1 << 20  # bytes that wait for the process; what is said beyond that is dropped, and counted
+END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
+
+
+@dataclass(frozen=True, slots=True)
+class TapTo:
+    """Where the lines of a file are copied to: a console, 1 or 2, or a file for duplicates."""
+
+    to: int | str
+    prefix: str
+    needles: Sequence[str] = ()
+    patience: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFile:
+    path: str
+    taps: list[TapTo] = field(default_factory=list)
+
+
+class LogServiceClient(Helper):
+    """Requests out, replies in. Nothing here waits for the process, until the end."""
+
+    def __init__(self) -> None:
+        found = find_spec("inotify_simple")
+        assert found is not None, "hpclaunch depends on it"
+        assert found.origin is not None
+        paths = [str(Path(found.origin).parent)]
+        super().__init__("hpclaunch.system.logs.log_service", paths=paths)
+        self._socket.setblocking(False)
+        self._waiting = bytearray()
+        self._unsaid = 0  # lines that were dropped
+
+    def successor(self) -> LogServiceClient:
+        return LogServiceClient()
+
+    def ask(self, **request: Any) -> None:
+        self._waiting += json.dumps(request).encode() + b"\n"
+        self.flush()
+
+    @property
+    def wanting(self) -> bool:
+        """Call `flush` when the descriptor is writable."""
+        return bool(self._waiting) and not self.lost
+
+    def flush(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: self._socket.send(self._waiting)]
+        except BlockingIOError:
+            return
+        except OSError:  # it is gone: receive() tells
+            self._waiting.clear()
+        if self._unsaid:
+            lines, self._unsaid = self._unsaid, 0
+            self.say(f"{lines} lines that were to be here are lost: the log directory has stalled")
+
+    def prepare(
+        self,
+        number: int,
+        directory: Path,
+        streams: Sequence[StreamFile],
+        *,
+        duplicates: Sequence[str],
+        errors: Sequence[str],
+        store: Path,
+    ) -> None:
+        """Make a round's directory, files and duplicates, and show what is written there. `errors`
+        are removed. Answered by "prepared" or "refused".
+        """
+        self.ask(
+            op="prepare",
+            id=number,
+            directory=str(directory),
+            streams=[asdict(stream) for stream in streams],
+            duplicates=list(duplicates),
+            errors=list(errors),
+            store=str(store),
+        )
+
+    def tail(self, number: int, files: Sequence[Path]) -> None:
+        """The last lines of the first file that has any since the round began: "tail"."""
+        self.ask(op="tail", id=number, files=[str(file) for file in files])
+
+    def look(self, number: int, directory: Path) -> None:
+        """How much room there is: "disk"."""
+        self.ask(op="look", id=number, directory=str(directory))
+
+    def say(self, text: str) -> None:
+        if len(self._waiting) > MOST:
+            self._unsaid += 1
+        else:
+            self.ask(op="say", text=text)
+
+    def finish(self) -> None:
+        self.ask(op="finish")
+
+    def close(self) -> None:
+        """Returns once everything is shown, or nobody reads, or the file system hangs."""
+        self._socket.settimeout(END_LIMIT)
+        try:
+            self._socket.sendall(self._waiting)
+            self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(1 << 16):  # it shows what is left, and says so
+                pass
+        except OSError:  # it hangs, or was killed
+            self.abandon()
+        else:
+            self.end(GONE_LIMIT)

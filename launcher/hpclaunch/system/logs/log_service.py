@@ -1,0 +1,186 @@
+"""The process that reads and writes an agent's log files, and shows them to the user.
+
+A log directory on a shared file system may stall for as long as it likes: only this process waits
+for it. What the agent says to the user goes the same way, after all that the workers have written
+before; nothing waits for a console.
+
+    from the agent                                   to the agent
+    {"op": "prepare", "id": N, "directory": PATH,    {"event": "prepared", "id": N}
+        "streams": [{"path", "taps"}, ...],          {"event": "refused", "id": N, "why": W,
+        "duplicates": [PATH, ...],                       "file": PATH}
+        "errors": [PATH, ...], "store": PATH}
+    {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
+    {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
+    {"op": "say", "text": T}
+    {"op": "finish"}   the workers of the round are gone: show the rest
+                                                     {"event": "draining"}   at the end
+
+A tap is {"to": 1 or 2, the console, or the PATH of a file for duplicated lines, "prefix",
+"needles", "patience"}. When the agent is gone, in order or not, this process shows what is left and
+ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.core.protocol.wording import for_console
+from hpclaunch.system.shared import disk
+from hpclaunch.worker import private_files
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+
+from .console import Console
+from .log_directory import size, tail
+from .mirror import Duplicates, Mirror, Tap
+
+STALLED = 10.0  # seconds to wait at the end for a console that takes nothing
+
+
+class LogService:
+    def __init__(self, channel: AgentChannel) -> None:
+        self._channel = channel
+        self.mirror = Mirror()
+        self.consoles = {1: Console(1), 2: Console(2)}
+        self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
+        self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+
+    def run(self) -> None:
+        """Until the agent is gone."""
+        try:
+            while True:
+                ready = self._wait()
+                if self._channel.fileno() in ready:
+                    for request in self._channel.read():
+                        getattr(self, "_" + request.pop("op"))(**request)
+                for console in self.consoles.values():
+                    if console.fd in ready:
+                        console.flush()
+                self.mirror.wake(time.monotonic())
+                self._complain()
+        except AgentGoneError:
+            self.drain()
+
+    def _wait(self) -> set[int]:
+        """Until something is to be done; the descriptors that are ready."""
+        poll = select.poll()
+        for fd in (self._channel.fileno(), self.mirror.fileno()):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        for console in self.consoles.values():
+            if console.wanting:
+                poll.register(console.fd, select.POLLOUT)
+        left = self.mirror.next_deadline() - time.monotonic()
+        return {fd for fd, _ in poll.poll(None if left > 1e6 else 1000 * max(0.0, left) + 1)}
+
+    # Requests
+
+    def _prepare(self, id: int, **request: Any) -> None:  # noqa: A002 - the protocol's word
+        try:
+            self.follow(**request)
+        except OSError as e:
+            why, file = e.strerror or str(e), os.fsdecode(e.filename or request["directory"])
+            self._channel.tell("refused", id=id, why=why, file=file)
+        else:
+            self._channel.tell("prepared", id=id)
+
+    def follow(
+        self,
+        directory: str,
+        streams: list[dict[str, Any]],
+        duplicates: list[str],
+        errors: list[str],
+        store: str,
+    ) -> None:
+        """Make a round's directory and files, and show from now on what is written to these. The
+        output of the last round is shown by now. Raises OSError.
+        """
+        private_files.check_directory(Path(directory).parent)
+        private_files.make_directory(directory)
+        for error in errors:  # left by an earlier launch, not by a worker of this round
+            Path(error).unlink(missing_ok=True)
+        files = [Path(stream["path"]) for stream in streams] + [Path(store)]
+        self._begins = {file: size(file) for file in files}
+        self.mirror.forget()
+        self._release()
+        self._duplicates |= {path: Duplicates(Path(path)) for path in duplicates}
+        for stream in streams:
+            self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
+
+    def _tap(self, to: int | str, prefix: str, needles: list[str], patience: float) -> Tap:
+        sink = self.consoles[to] if isinstance(to, int) else self._duplicates[to]
+        return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
+
+    def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
+        text = tail({Path(file): self._begins.get(Path(file), 0) for file in files})
+        self._channel.tell("tail", id=id, text=text)
+
+    def _look(self, id: int, directory: str) -> None:  # noqa: A002
+        self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))
+
+    def _say(self, text: str) -> None:
+        """A line to the user, after all that the workers have written so far."""
+        self.mirror.wake(time.monotonic())
+        errors = self.consoles[2]
+        # A worker that died may have left its last line unfinished.
+        start = b"" if errors.at_line_start else b"\n"
+        errors.write(start + for_console(f"hpclaunch: {text}\n"))
+
+    def _finish(self) -> None:
+        self.mirror.finish(time.monotonic())
+
+    # Duplicates
+
+    def _release(self) -> None:
+        """Close those of rounds that are shown completely: each restart opens two more."""
+        for path, duplicates in list(self._duplicates.items()):
+            if not self.mirror.feeds(duplicates):
+                duplicates.close()
+                del self._duplicates[path]
+                self._complain_of(duplicates)
+
+    def _complain(self) -> None:
+        for duplicates in self._duplicates.values():
+            self._complain_of(duplicates)
+
+    def _complain_of(self, duplicates: Duplicates) -> None:
+        """Say what is no longer duplicated, and why; once."""
+        if complaint := duplicates.complaint():
+            self._say(complaint)
+
+    # The end
+
+    def drain(self) -> None:
+        """Show everything, as long as the consoles take it: every line is in the files."""
+        while True:
+            self.mirror.finish(time.monotonic())
+            wanting = [console for console in self.consoles.values() if console.wanting]
+            if not wanting:
+                break
+            for console in wanting:
+                held = console.room
+                console.flush(STALLED)
+                if console.wanting and console.room == held:
+                    return
+            with contextlib.suppress(AgentGoneError):
+                self._channel.tell("draining")
+        self._complain()
+        for console in self.consoles.values():
+            console.flush(STALLED)
+
+    def close(self) -> None:
+        self.mirror.close()
+        for duplicates in self._duplicates.values():
+            duplicates.close()
+
+
+def main(fd: str, _blocked: str) -> None:
+    service = LogService(AgentChannel(fd))
+    try:
+        service.run()
+    finally:
+        service.close()
