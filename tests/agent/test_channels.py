@@ -136,11 +136,11 @@ def test_what_a_stall_of_the_network_lost_is_repeated_soon(agents):
 def test_another_head(agents):
     """Every agent listens. Who asks one to lead has dialled it, and lets go of the old head."""
     _, second, third = (agents.start(i) for i in range(3))
-    third.dial([0, 1])
+    third.dial([0, 1], ["", ""])
     assert sorted(third.ends) == [0, 1]
     heard = agents.until(second, events.Received, lambda: third.send(1, a_report(2)))
     assert heard.sender == 2
-    third.dial([1])
+    third.dial([1], [HERE])
     assert list(third.ends) == [1]
     third.send(0, a_report(2))  # to nobody
     heard = agents.until(third, events.Received, lambda: second.send(2, an_order(2)))
@@ -168,6 +168,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     mourning.start()
     head.probe(effects.Probe(2, HERE, port, "a2"), time.monotonic())
     assert agents.until(head, events.AgentGone).index == 2
+    member.dial([0, 2], ["", HERE])
     member.probe(effects.Probe(2), time.monotonic())
     assert agents.until(member, events.AgentGone).index == 2
     again = agents.start(2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import socket
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -17,6 +17,7 @@ from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
 if TYPE_CHECKING:
+    from ..system.network.lookup import LookupClient
     from ..system.processes.fork_server_client import ForkServerClient
 
 
@@ -41,6 +42,8 @@ class Channels:
         self._shared = shared
         self._poller: zmq.Poller | None = None
         self._inquiries: death_notices.Inquiries | None = None
+        self._lookup: LookupClient | None = None
+        self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         agents = len(where.places)
         self.server: zmq_channel.HeadChannel | None = None
@@ -88,16 +91,25 @@ class Channels:
 
     # Effects
 
-    def dial(self, agents: Collection[int]) -> None:
+    def dial(self, agents: Sequence[int], addresses: Sequence[str]) -> None:
+        """Those whose address is not known are looked up first."""
+        known = dict(zip(agents, addresses, strict=True))
         for agent in [a for a in self.ends if a not in agents]:
             end = self.ends.pop(agent)
             if self._poller is not None:
                 for each in end.sockets:
                     self._poller.unregister(each)
             end.close()
-        for agent in agents:
-            if agent not in self.ends:
-                self._dial(agent, self._addresses(agent))
+        self._looked_up &= set(agents)
+        for agent in set(agents) - self.ends.keys() - self._looked_up:
+            place = self.where.places[agent]
+            if place.node == self.here.node:
+                self._dial(agent, [route.LOOPBACK])
+            elif address := known[agent]:
+                self._dial(agent, [address])
+            else:
+                self._looked_up.add(agent)
+                self._ask_lookup().resolve(agent, place.host)
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.seated else None
@@ -108,16 +120,6 @@ class Channels:
         if self._poller is not None:
             for each in end.sockets:
                 self._poller.register(each, zmq.POLLIN)
-
-    def _addresses(self, agent: int) -> list[str]:
-        """Of an agent that may come to lead; [] if its name cannot be resolved now."""
-        place = self.where.places[agent]
-        if place.node == self.here.node:
-            return [route.LOOPBACK]
-        try:
-            return route.resolve(place.host)
-        except OSError:
-            return []
 
     def send(self, to: int, message: Message) -> None:
         """Reports go to agents that we have dialled, all else to agents that have dialled us."""
@@ -132,11 +134,9 @@ class Channels:
             self._poller.register(self._inquiries.fileno(), zmq.POLLIN)
         if effect.port:
             targets = [(effect.address, effect.port)]
-        elif effect.agent in self.ends:
-            targets = self.ends[effect.agent].targets
         else:
-            ports = self.keys(effect.agent).ports
-            targets = [(a, p) for a in self._addresses(effect.agent) for p in ports]
+            end = self.ends.get(effect.agent)
+            targets = [] if end is None else end.targets
         self._inquiries.begin(effect.agent, targets, now, effect.incarnation)
 
     # Events
@@ -153,6 +153,40 @@ class Channels:
         if self._inquiries is not None:
             found += map(events.AgentGone, self._inquiries.receive(now))
         return found
+
+    def receive_lookups(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        """What was looked up, or explained, since the last time."""
+        found: list[events.Event] = []
+        lookup = self._lookup
+        if lookup is None or lookup.fileno() not in ready:
+            return []
+        for reply in lookup.receive():
+            match reply:
+                case {"event": "resolved", "agent": agent, "addresses": addresses}:
+                    if agent in self._looked_up:
+                        self._looked_up.discard(agent)
+                        self._dial(agent, addresses)
+                case {"event": "explained", "text": text}:
+                    found.append(events.Diagnosed(text))
+        if lookup.lost and self._poller is not None:
+            self._poller.unregister(lookup.fileno())
+            lookup.close()
+            self._lookup = None
+            self._looked_up.clear()
+        return found
+
+    def explain(self, host: str, addresses: Collection[str]) -> None:
+        """Ask why the first head is not heard; answered by Diagnosed."""
+        self._ask_lookup().explain(host, list(addresses), list(self.keys(HEAD).ports))
+
+    def _ask_lookup(self) -> LookupClient:
+        if self._lookup is None:
+            from ..system.network.lookup import LookupClient  # only in need
+
+            self._lookup = LookupClient()
+            assert self._poller is not None, "the loop runs"
+            self._poller.register(self._lookup.fileno(), zmq.POLLIN)
+        return self._lookup
 
     def _read(self, channel: zmq_channel.Channel, item: zmq_channel.Item) -> Iterator[events.Event]:
         reported_to = channel is self.server
@@ -200,6 +234,8 @@ class Channels:
             channel.close()
         if self._inquiries is not None:
             self._inquiries.close()
+        if self._lookup is not None:
+            self._lookup.close()
         if self._reserved is not None:
             self._reserved.close()
         self.context.term()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..core.protocol import events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import HEAD
 from ..system.hosts import machines
@@ -24,17 +25,18 @@ class Joined:
     fingerprint: str = ""  # of the secret
     networks: tuple[str, ...] = ()  # from which this node connects to others
 
-    def diagnosis(self) -> str:
-        """Why nothing is heard of the others, as far as this end can tell."""
+    def diagnose(self) -> list[events.Event]:
+        """Why nothing is heard of the others, as far as this end can tell: answered by Diagnosed,
+        here or later.
+        """
         channels = self.channels
         if channels is None:
-            return ""
+            return [events.Diagnosed("")]
         known = channels.diagnosis(self.fingerprint)
         if known or not self.head_addresses:
-            return known
-        from ..system.network import reachability  # only in need
-
-        return reachability.explain(self.head, self.head_addresses, channels.keys(HEAD).ports)
+            return [events.Diagnosed(known)]
+        channels.explain(self.head, self.head_addresses)
+        return []
 
 
 def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None]) -> Joined:

@@ -177,6 +177,7 @@ class Agent:
         self._deliver(*self.resuming.receive(ready))
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic()))
+            self._deliver(*self.channels.receive_lookups(ready))
 
     def _deliver(self, *some: events.Event) -> None:
         """Give events to the core and carry out its effects, until nothing more follows."""
@@ -336,9 +337,9 @@ class Agent:
             case effects.Send(to=to, message=message):
                 if self.channels is not None:
                     self.channels.send(to, message)
-            case effects.Dial(agents=agents):
+            case effects.Dial(agents=agents, addresses=addresses):
                 if self.channels is not None:
-                    self.channels.dial(agents)
+                    self.channels.dial(agents, addresses)
             case effects.Probe():
                 if self.channels is not None:
                     self.channels.probe(effect, time.monotonic())
@@ -353,7 +354,7 @@ class Agent:
             case effects.LookAt(look=look):
                 self._events += self.resuming.look(look)
             case effects.Diagnose():
-                self._events.append(events.Diagnosed(self.joined.diagnosis()))
+                self._events += self.joined.diagnose()
             case effects.StartWorkers(assignment=part):
                 try:
                     self._prepare_workers(part)

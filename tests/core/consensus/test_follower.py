@@ -112,7 +112,7 @@ def test_a_dead_candidate_is_passed_over():
     assert reports(tell(member, 2.1, Tick()))[-1].seeking == 2  # its patience is over
     effects = tell(member, 2.2, AgentGone(2))
     assert reports(effects)[-1].seeking == 3
-    assert {Dial((0, 3)), Probe(3)} <= set(deeds(effects))
+    assert {Dial((0, 3), ("", "")), Probe(3)} <= set(deeds(effects))
 
 
 def test_whose_head_is_heard_again_asks_nobody_any_more():
@@ -126,10 +126,10 @@ def test_a_late_order_of_a_dead_head():
     """It holds the agent up for no time, and the next head is dialled all the same."""
     member = idle(hosts="n0 n0 n2")
     tell(member, 1.0, HeadClosed(0))
-    assert Dial((0, 2)) in tell(member, 1.1, AgentGone(0))
-    assert Dial((0,)) in tell(member, 1.2, wait())
+    assert Dial((0, 2), ("", "")) in tell(member, 1.1, AgentGone(0))
+    assert Dial((0,), ("",)) in tell(member, 1.2, wait())
     assert member.next_deadline() <= 1.2
-    assert Dial((2,)) in tell(member, 1.2, an_order(Goal.WAIT, sender=2, term=1))
+    assert Dial((2,), ("",)) in tell(member, 1.2, an_order(Goal.WAIT, sender=2, term=1))
 
 
 def test_a_late_order_of_a_candidate_that_has_died():

@@ -251,7 +251,8 @@ class Follower:
         if wanted == self._dialled:
             return []
         self._dialled = wanted
-        return [Dial(wanted)]
+        known = {} if self.configuration is None else dict(self.configuration.addresses)
+        return [Dial(wanted, tuple(known.get(agent, "") for agent in wanted))]
 
     @property
     def _miss_at(self) -> float:

@@ -118,13 +118,13 @@ class LeaderLease:
 
     # The configuration
 
-    def reconfigure(self, record: Record) -> None:
-        """Write a new configuration if the agents that are there, or the record, have changed."""
+    def reconfigure(self, record: Record, addresses: tuple[tuple[int, str], ...] = ()) -> None:
+        """Write a new configuration if anything that it says has changed."""
         there = [a for a in self.rotation.agents if self._is_there(a)]
         new = voters(self.me, there)
         in_force = self.configuration.old or self.configuration.voters
         old = None if new == in_force else in_force
-        configuration = replace(self.configuration, voters=new, record=record)
+        configuration = replace(self.configuration, voters=new, record=record, addresses=addresses)
         if configuration != self.configuration:
             self._adopt(replace(configuration, version=configuration.version + 1, old=old))
 

@@ -30,6 +30,11 @@ class Rotation:
     def host_of(self, agent: int) -> str:
         return self._hosts[agent]
 
+    def after(self, agent: int, most: int) -> list[int]:
+        """Return the agents whose turn comes after that of `agent`, so many at most."""
+        n, turn = len(self.agents), self._turn[agent]
+        return [self.agents[(turn + k) % n] for k in range(1, min(n, most + 1))]
+
     def next_term(self, after: int, agent: int) -> int:
         """Return the first term later than `after` in which `agent` leads."""
         return after + 1 + (self._turn[agent] - after - 1) % len(self.agents)

@@ -44,6 +44,8 @@ from .roster import Peer, Roster, Stragglers, all_in
 from .round import End, Round
 from .takeover import Takeover, next_unused_round
 
+MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
+
 
 class Head:
     """Takes events with `handle(event, now)`, which returns effects. The job is over once `stage`
@@ -250,10 +252,16 @@ class Head:
             return []
         version = self.lease.configuration.version
         cordoned = ranges.written(self.roster.cordoned)
-        self.lease.reconfigure(Record(self.round, self.budget.tally, cordoned))
+        record = Record(self.round, self.budget.tally, cordoned)
+        self.lease.reconfigure(record, self._next_heads())
         self.lease.drop_old_configuration()
         is_new = self.lease.configuration.version > version
         return [self._order(self.roster[self.me], now)] if is_new else []
+
+    def _next_heads(self) -> tuple[tuple[int, str], ...]:
+        """The addresses of those who would lead after this agent."""
+        after = (self.roster[agent] for agent in self.rotation.after(self.me, MOST_NEXT_HEADS))
+        return tuple((p.place.index, p.report.address) for p in after if p.report and not p.lost)
 
     # The stages
 

@@ -43,6 +43,9 @@ class Configuration:
     voters: Voters
     old: Voters | None = None  # the old configuration's voters, while both must agree
     record: Record = Record()
+    # Where the next agents in the rotation are reached, so that nobody has to look up a name when
+    # the head is lost.
+    addresses: tuple[tuple[int, str], ...] = ()
 
     @property
     def all(self) -> tuple[Voters, ...]:

@@ -19,6 +19,7 @@ class Dial:
     """Connect to these agents, to send them reports, and close such connections to all others."""
 
     agents: tuple[int, ...]
+    addresses: tuple[str, ...] = ()  # of each one, as far as the head has told; "" if not known
 
 
 @dataclass(frozen=True, slots=True)

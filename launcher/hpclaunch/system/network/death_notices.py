@@ -15,7 +15,7 @@ import select
 import socket
 from collections.abc import Collection, Iterable
 
-from hpclaunch.system.shared.connecting import begin_connection
+from .route import begin_connection
 
 # Like a ZeroMQ greeting, so that a living agent minds it as little as any connection that is closed
 # before it has said who it is.

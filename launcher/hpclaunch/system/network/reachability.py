@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from hpclaunch.core.protocol.wording import some
-from hpclaunch.system.shared.connecting import begin_connection
+
+from .route import begin_connection
 
 MOST = 128  # connections at once; enough for every port at every address of a host
 SHOWN = 4  # addresses or ports named in a sentence

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 import time
@@ -66,6 +67,20 @@ def source_address(peer: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as s:
         s.connect((peer, 9))
         return str(s.getsockname()[0])
+
+
+def begin_connection(address: str, port: int) -> tuple[socket.socket | None, int]:
+    """A connection that is being made, and the error so far; None if it cannot be tried, as for an
+    address that is not numeric.
+    """
+    try:
+        ((family, kind, _, _, sockaddr),) = socket.getaddrinfo(
+            address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        s = socket.socket(family, kind | socket.SOCK_NONBLOCK)
+    except OSError as e:
+        return None, e.errno or errno.EINVAL
+    return s, s.connect_ex(sockaddr)
 
 
 def reserve_port() -> socket.socket:
