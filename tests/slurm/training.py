@@ -26,19 +26,23 @@ def expected(epochs: int = EPOCHS) -> str:
     return str(state)
 
 
-def train(launch: Launch, saved: Path, *options: object, **more: object) -> Job:
-    """One worker on each node; returns when the third epoch is saved."""
+def train(
+    launch: Launch, saved: Path, *options: object, there: Path | None = None, **more: object
+) -> Job:
+    """One worker on each node; returns when the third epoch is saved. `there` is where these tests
+    see what is saved.
+    """
     arguments = ("--nproc", 1, "--checkpoint-dir", saved, *options)
     job = launch(*arguments, ELASTIC, "--dir", saved, "--epochs", EPOCHS, **more)
-    progress(job, 2)
+    progress(job, 2, there)
     return job
 
 
-def progress(job: Job, epoch: int) -> None:
+def progress(job: Job, epoch: int, there: Path | None = None) -> None:
     """Wait until it is saved."""
-    there = job.directory / "saved" / f"epoch-{epoch}.pt"
+    file = (there or job.directory / "saved") / f"epoch-{epoch}.pt"
     try:
-        eventually(f"epoch {epoch}", there.exists, timeout=30)
+        eventually(f"epoch {epoch}", file.exists, timeout=30)
     except AssertionError as e:
         raise AssertionError(f"{e}\n{job.output}") from None
 

@@ -1,0 +1,132 @@
+"""File systems and name servers that do not answer for a while: nobody is lost for that."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .conftest import AGENT, SCRIPTS, Launch
+from .training import EPOCHS, assert_right, progress, train, writers
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+STALL = 7.0  # seconds; longer than any lease
+STEPS = 100
+HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
+
+
+@contextmanager
+def stalling(cluster: Cluster, host: str, directory: Path) -> Iterator[Callable[[], None]]:
+    """On this host, the directory is on a file system that stalls for a while when it is called."""
+    source, stalls = directory.with_suffix(".source"), directory.with_suffix(".stalls")
+    for each in (directory, source):
+        each.mkdir()
+    script = str(SCRIPTS / "stalling.py")
+    command = [sys.executable, script, str(source), str(directory), str(stalls)]
+    cluster.on(host, command)
+
+    def stall() -> None:
+        stalls.touch()
+        time.sleep(STALL)
+        stalls.unlink()
+
+    try:
+        yield stall
+    finally:
+        stalls.unlink(missing_ok=True)
+        cluster.on(host, ["umount", "--lazy", str(directory)])
+
+
+def assert_nobody_waited(*logs: Path) -> None:
+    """No agent's loop stood still."""
+    for directory in logs:
+        command = [sys.executable, "-m", "hpclaunch", "replay", str(directory)]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert not HELD_UP.search(told), told
+
+
+@pytest.mark.parametrize("host", ["n1", "n2"], ids=["of the head", "of another node"])
+def test_a_log_directory_that_stalls(
+    host: str, cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """Its worker waits, and the others wait for it. No line is lost, here or in the files."""
+    logs = tmp_path / "logs"
+    with stalling(cluster, host, logs) as stall:
+        script = str(SCRIPTS / "chatty.py")
+        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, script, "--steps", STEPS)
+        job.says("step 10")
+        stall()
+        ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "was lost" not in ended.output
+    directories = [logs, logs.with_suffix(".source")]
+    assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1]
+    written = [out.read_text() for d in directories for out in d.glob("round-0/rank-*.out")]
+    for rank in range(3):
+        lines = "".join(f"rank {rank} step {step}\n" for step in range(STEPS))
+        assert lines in written
+        shown = re.findall(rf"^rank {rank} .*\n", ended.output, re.MULTILINE)
+        assert "".join(shown) == lines
+    assert_nobody_waited(*directories)
+
+
+def test_a_checkpoint_directory_that_stalls(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    saved, logs = tmp_path / "saved", tmp_path / "logs"
+    with stalling(cluster, "n1", saved) as stall:
+        source = saved.with_suffix(".source")
+        options = ("--nnodes", "2:3", "--log-dir", logs, "--max-restarts", 0)
+        job = train(launch, saved, *options, there=source)
+        stall()
+        ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert len(list(logs.glob("round-*"))) == 1, str(ended)
+    assert_right(ended)
+    assert_nobody_waited(logs)
+
+
+SILENT = (
+    "import socket, time; s = socket.socket(type=socket.SOCK_DGRAM); "
+    "s.bind(('127.0.0.53', 53)); time.sleep(60)"
+)
+
+
+def test_a_name_server_that_does_not_answer(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """Agents know where the next head is: no name is looked up when theirs is lost."""
+    saved, logs = tmp_path / "saved", tmp_path / "logs"
+    job = train(launch, saved, "--nnodes", "2:3", "--log-dir", logs)
+    config = tmp_path / "nsswitch.conf"
+    config.write_text("passwd: files\ngroup: files\nhosts: dns files\n")
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text("nameserver 127.0.0.53\noptions timeout:6 attempts:1\n")
+    for host in ("n2", "n3"):
+        server = f'{sys.executable} -c "{SILENT}" >/dev/null 2>&1 &'
+        cluster.on(host, ["sh", "-c", server])
+        cluster.on(host, ["mount", "--bind", str(config), "/etc/nsswitch.conf"])
+        cluster.on(host, ["mount", "--bind", str(resolver), "/etc/resolv.conf"])
+    try:
+        (agent,) = cluster.processes(AGENT, host="n1")
+        agent.kill()
+        job.says("going on without n1: 2 nodes")
+    finally:  # for the workers, which look up the names of their own hosts
+        for host in ("n2", "n3"):
+            cluster.on(host, ["umount", "/etc/nsswitch.conf"])
+            cluster.on(host, ["umount", "/etc/resolv.conf"])
+            cluster.on(host, ["pkill", "-f", "127.0.0.53"])
+    progress(job, EPOCHS - 1)
+    job.wait()
+    assert [epoch for epoch, _ in writers(saved)] == list(range(EPOCHS))
+    assert len(list(logs.glob("round-*"))) == 2
+    assert_nobody_waited(logs)
