@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 LIMIT = 240  # seconds for a command; far more than any takes
-TOOLS = ("ip", "nft", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
+TOOLS = ("ip", "nft", "fusermount3", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
 NETWORK = ipaddress.ip_network("10.78.0.0/24")
 SWITCH, OTHER_SWITCH = "br0", "br1"
 _UNSHARE = (

@@ -52,6 +52,12 @@ class LogServiceClient(Helper):
         self._waiting += json.dumps(request).encode() + b"\n"
         self.flush()
 
+    def receive(self) -> list[dict[str, Any]]:
+        try:
+            return super().receive()
+        except BlockingIOError:  # the descriptor was writable only
+            return []
+
     @property
     def wanting(self) -> bool:
         """Call `flush` when the descriptor is writable."""

@@ -1,0 +1,130 @@
+"""The process that reads and writes the log files, and its client."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from serving import LIMIT, gone
+
+from hpclaunch.system.logs import log_client
+from hpclaunch.system.logs.log_client import LogServiceClient, StreamFile, TapTo
+
+
+@pytest.fixture
+def client():
+    client = LogServiceClient()
+    yield client
+    client.close()
+
+
+def until(client, event):
+    """The next reply of this kind."""
+    limit = time.monotonic() + LIMIT
+    while time.monotonic() < limit:
+        client.flush()
+        if select.select([client], [], [], 0.05)[0]:
+            for reply in client.receive():
+                if reply["event"] == event:
+                    return reply
+    raise AssertionError(f"no {event}")
+
+
+def prepare(client, directory, number=1):
+    file = directory / "round-0" / "rank-0.out"
+    streams = [StreamFile(str(file), [TapTo(1, "")])]
+    store = directory / "store.err"
+    client.prepare(number, file.parent, streams, duplicates=[], errors=[], store=store)
+    return file
+
+
+def test_what_workers_write_is_shown_before_what_the_agent_says_then(tmp_path, capfd):
+    client = LogServiceClient()
+    file = prepare(client, tmp_path)
+    until(client, "prepared")
+    with file.open("w") as f:
+        f.write("of a worker\n")
+    client.say("of the agent")
+    client.close()
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("of a worker\n", "hpclaunch: of the agent\n")
+
+
+def test_the_last_lines_and_the_disk(client, tmp_path):
+    file = prepare(client, tmp_path)
+    until(client, "prepared")
+    file.write_text("one\ntwo\n")
+    client.tail(2, [file])
+    assert until(client, "tail") == {"event": "tail", "id": 2, "text": "one\ntwo"}
+    client.look(3, tmp_path)
+    assert until(client, "disk")["seen"]["path"] == str(tmp_path)
+
+
+def test_what_cannot_be_made_is_refused(client, tmp_path):
+    (tmp_path / "round-0").symlink_to("/nowhere")
+    prepare(client, tmp_path)
+    refused = until(client, "refused")
+    assert (refused["id"], refused["file"]) == (1, str(tmp_path / "round-0"))
+
+
+def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
+    """What is said beyond a limit is lost, and counted."""
+    monkeypatch.setattr(log_client, "MOST", 1 << 16)
+    pid = client._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(20000):
+        client.say("x" * 100)
+    assert client.wanting
+    assert len(client._waiting) < 1 << 18
+    client.tail(7, [tmp_path / "none"])
+    os.kill(pid, signal.SIGCONT)
+    assert until(client, "tail")["id"] == 7
+    assert client._unsaid == 0
+
+
+def test_a_process_that_is_killed_is_noticed(client):
+    os.kill(client._process.pid, signal.SIGKILL)
+    limit = time.monotonic() + LIMIT
+    while not client.lost and time.monotonic() < limit:
+        client.receive()
+    assert client.lost
+    client.say("to nobody")
+
+
+AGENT = """
+import select, sys, time
+from pathlib import Path
+from hpclaunch.system.logs.log_client import LogServiceClient, StreamFile, TapTo
+client = LogServiceClient()
+file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
+client.prepare(1, file.parent, [StreamFile(str(file), [TapTo(1, "")])],
+               duplicates=[], errors=[], store=file)
+select.select([client], [], [])
+file.write_text("a line\\n")
+print(client._process.pid, file=sys.stderr, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
+    command = [sys.executable, "-c", AGENT, str(tmp_path)]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid = int(agent.stderr.readline())
+    agent.kill()
+    out, _ = agent.communicate(timeout=LIMIT)
+    assert out == "a line\n"
+    assert gone(pid)
+
+
+def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(log_client, "END_LIMIT", 0.3)
+    client = LogServiceClient()
+    pid = client._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    client.close()
+    assert gone(pid)
+    assert not Path(f"/proc/{pid}/exe").exists()
