@@ -27,6 +27,8 @@ pytestmark = pytest.mark.torch
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
 ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
+OUTPUT = "lets a script print although its file cannot grow (docs/output.md)"
+OURS = ["_hpclaunch_errors", "_hpclaunch_hooks", "_hpclaunch_output"]
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
@@ -45,6 +47,7 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "environ.PYTHONPATH": HOOK,
     "module._hpclaunch_hooks": HOOK,
     "module._hpclaunch_errors": ERRORS,
+    "module._hpclaunch_output": OUTPUT,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
     "leads its group": SESSION,
@@ -465,7 +468,7 @@ def test_children(here, tmp_path, words, start):
         assert run.facts, run.err
     for told in hpclaunch.facts[0].values():  # the hook is in every Python below a worker
         if isinstance(told, dict):
-            assert told.pop("modules") == ["_hpclaunch_errors", "_hpclaunch_hooks"]
+            assert told.pop("modules") == OURS
     for told in python.facts[0].values():
         if isinstance(told, dict):
             assert told.pop("modules") == []

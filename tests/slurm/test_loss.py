@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shlex
 import signal
 import subprocess
@@ -144,31 +146,58 @@ def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch:
     assert ended.code == 0, str(ended)
 
 
-def test_a_node_that_cannot_write_logs_is_done_without(
+def test_a_disk_that_is_full_costs_no_node(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    """On one node the log directory is on a disk that fills up in the first round."""
+    """On one node the log directory takes no more files, from the first round on."""
     logs = tmp_path / "logs"
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=9g,nr_inodes=200", "small", str(logs)])
     try:
-        options = ("--nproc", 1, "--nnodes", "2:3", "--health", "off", "--log-dir", logs)
-        job = launch(*options, TELL, "--until", "go")
+        options = ("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs)
+        job = launch(*options, TELL, "--until", "go", env={"TMPDIR": str(tmp_path)})
         job.until_all_run(3)
         job.forget()
         fill = f"for i in $(seq 300); do : >{shlex.quote(str(logs))}/$i; done"
         cluster.on("n2", ["sh", "-c", f"({fill}) 2>/dev/null; true"])
         (worker,) = cluster.processes(WORKER, host="n1")
         worker.kill()
-        job.until_all_run(2)
-        assert [told["hostname"] for told in job.told().values()] == ["n1", "n3"]
+        job.until_all_run(3)
         (job.directory / "go").touch()
         ended = job.wait()
     finally:
         cluster.on("n2", ["umount", "--lazy", str(logs)])
     assert ended.code == 0, str(ended)
-    assert "n2 is cordoned: cannot write logs: No space left on device" in ended.output
-    assert "the job has ended without n2, which was cordoned: cannot write logs" in ended.output
+    elsewhere = tmp_path / f"hpclaunch-logs-{os.geteuid()}" / "logs" / "round-1"
+    what = f"the output of round 1 is in {elsewhere} on n2: No space left on device"
+    assert what in ended.output
+    assert sorted(p.suffix for p in elsewhere.iterdir()) == [".err", ".out"]
+
+
+def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """It does not learn of it. What is lost is counted where there is room again."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
+    try:
+        script = SCRIPTS / "chatty.py"
+        job = launch(
+            "--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, script, "--steps", 200, "--pad", 500
+        )
+        job.says("step 5")
+        fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
+        cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])
+        job.says("round-0: the disk is full, what workers write now is lost")
+        cluster.on("n2", ["rm", str(logs / "full")])
+        ended = job.wait()
+        (out,) = cluster.on("n2", ["find", str(logs), "-name", "rank-*.out"]).split()
+        written = cluster.on("n2", ["cat", out])
+    finally:
+        cluster.on("n2", ["umount", "--lazy", str(logs)])
+    assert ended.code == 0, str(ended)
+    assert "restart" not in ended.output
+    assert re.search(r"hpclaunch: \d+ bytes are lost here: No space left on device\n", written)
+    assert "step 199 " in written
 
 
 @pytest.mark.parametrize(

@@ -303,8 +303,8 @@ class Agent:
             match reply:
                 case {"event": "prepared", "id": number}:
                     self._start_workers(number)
-                case {"event": "refused", "id": number, "why": why, "file": file}:
-                    self._refuse(number, f"cannot write logs: {why}: {file}")
+                case {"event": "refused", "id": number, "why": why, "file": file, "full": full}:
+                    self._refuse(number, f"{why}: {file}", full=full)
                 case {"event": "tail", "id": number, "text": text}:
                     self._deliver(*self.last_words.receive(number, text))
                 case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
@@ -383,11 +383,13 @@ class Agent:
 
     def _prepare_workers(self, part: Assignment) -> None:
         """Have the round's files made, and then start the workers."""
-        logs = self.config.logs
-        assert logs is not None, "an agent without logs has trouble and starts nothing"
-        self.round_dir = logs.round(part.round)
+        assert self.config.logs is not None, "an agent without logs has trouble and starts nothing"
         self.measuring = part.preflight
         self.resuming.began(part)
+        self._prepare_files(part, self.config.logs.round(part.round))
+
+    def _prepare_files(self, part: Assignment, directory: Path) -> None:
+        self.round_dir = directory
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
         number = self._next_number()
@@ -413,10 +415,21 @@ class Agent:
         )
         self._note("binding", crew.placed)
 
-    def _refuse(self, number: int, reason: str) -> None:
-        if self._starting is not None and self._starting[0] == number:
-            self._starting = None
-            self._deliver(events.HealthFound(reason), events.WorkersGone())
+    def _refuse(self, number: int, reason: str, *, full: bool) -> None:
+        """The round's files cannot be made. Where the disk is full, they are made elsewhere."""
+        if self._starting is None or self._starting[0] != number:
+            return
+        _, part, _ = self._starting
+        assert self.config.logs is not None, "there was a directory to ask for"
+        elsewhere = self.config.logs.elsewhere(part.round)
+        if full and self.round_dir != elsewhere:
+            what = f"the output of round {part.round} is in {elsewhere} on {self.place.host}"
+            self.output.say(f"{what}: {reason}")
+            self._prepare_files(part, elsewhere)
+            return
+        self._starting = None
+        reason = f"cannot write logs: {reason}"
+        self._deliver(events.HealthFound(reason), events.WorkersGone())
 
     def _note(self, kind: str, value: Any) -> None:
         self.journal.note(kind, value)
@@ -424,8 +437,8 @@ class Agent:
     @property
     def _store_errors(self) -> Path:
         """The file for the errors of the processes that hold the rounds' stores."""
-        assert self.config.logs is not None, "an agent without logs has no store"
-        return self.config.logs.path / "store.err"
+        assert self.round_dir is not None, "no store before the first round"
+        return self.round_dir.parent / "store.err"
 
     def _exit_code(self, verdict: Verdict) -> int:
         return min(verdict.code, EXIT_FAILED) if self.config.as_torchrun else verdict.code

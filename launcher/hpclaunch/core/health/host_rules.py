@@ -13,7 +13,6 @@ from ..protocol.wording import GIB, size
 from .findings import Finding, Grade
 
 MIB = 1 << 20
-LOGS_FULL = 16 * MIB  # with less for output and journal, lines would be lost at once
 DISK_LEAST = GIB  # a checkpoint of a model with 100 million parameters and Adam's moments
 FILES_LEAST = 16  # inodes: each round makes a directory, and two files per worker
 SHM_LEAST = 32 * MIB  # free; an empty /dev/shm of a container has 64 MiB
@@ -69,12 +68,9 @@ def _logs(disk: Disk | None) -> Iterable[Finding]:
     elif disk.error or not disk.writable:
         found = disk.error or "is not writable"
         yield Finding("log directory", f"{disk.path}: {found}", Grade.FAIL, advice)
-    elif disk.free < LOGS_FULL:
-        found = f"{disk.path} has {size(disk.free)} left"
-        yield Finding("log directory", found, Grade.FAIL, advice)
     elif disk.files is not None and disk.files < FILES_LEAST:
         found = f"{disk.path} has room for {disk.files} more files"
-        yield Finding("log directory", found, Grade.FAIL, advice)
+        yield Finding("log directory", found, Grade.WARN, advice)
     elif disk.free < DISK_LEAST:
         found = f"{disk.path} has {size(disk.free)} left"
         yield Finding("log directory", found, Grade.WARN, advice)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,11 @@ class LogDirectory:
     def round(self, number: int) -> Path:
         """Where the files of a round are going to be."""
         return self.path / f"round-{number}"
+
+    def elsewhere(self, number: int) -> Path:
+        """The same on this host's own disk, where this directory takes no more files."""
+        own = Path(tempfile.gettempdir()) / f"hpclaunch-logs-{os.geteuid()}"
+        return own / self.path.name / f"round-{number}"
 
 
 @contextmanager

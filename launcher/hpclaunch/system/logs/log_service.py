@@ -23,6 +23,8 @@ ends.
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
 import select
 import time
@@ -38,6 +40,8 @@ from .console import Console
 from .log_directory import size, tail
 from .mirror import Duplicates, Mirror, Tap
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
+ROOM = 5.0  # seconds between two looks whether a file system is full
 STALLED = 10.0  # seconds to wait at the end for a console that takes nothing
 
 
@@ -48,6 +52,9 @@ class LogService:
         self.consoles = {1: Console(1), 2: Console(2)}
         self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+        self._directory = ""  # of the round
+        self._room_at = math.inf  # when to look whether it is full
+        self._full = False  # and the user knows
 
     def run(self) -> None:
         """Until the agent is gone."""
@@ -60,7 +67,11 @@ class LogService:
                 for console in self.consoles.values():
                     if console.fd in ready:
                         console.flush()
-                self.mirror.wake(time.monotonic())
+                now = time.monotonic()
+                self.mirror.wake(now)
+                if now >= self._room_at:
+                    self._room_at = now + ROOM
+                    self._look_for_room()
                 self._complain()
         except AgentGoneError:
             self.drain()
@@ -74,7 +85,7 @@ class LogService:
         for console in self.consoles.values():
             if console.wanting:
                 poll.register(console.fd, select.POLLOUT)
-        left = self.mirror.next_deadline() - time.monotonic()
+        left = min(self.mirror.next_deadline(), self._room_at) - time.monotonic()
         return {fd for fd, _ in poll.poll(None if left > 1e6 else 1000 * max(0.0, left) + 1)}
 
     # Requests
@@ -84,7 +95,7 @@ class LogService:
             self.follow(**request)
         except OSError as e:
             why, file = e.strerror or str(e), os.fsdecode(e.filename or request["directory"])
-            self._channel.tell("refused", id=id, why=why, file=file)
+            self._channel.tell("refused", id=id, why=why, file=file, full=e.errno in FULL)
         else:
             self._channel.tell("prepared", id=id)
 
@@ -99,7 +110,9 @@ class LogService:
         """Make a round's directory and files, and show from now on what is written to these. The
         output of the last round is shown by now. Raises OSError.
         """
-        private_files.check_directory(Path(directory).parent)
+        above = Path(directory).parent
+        if above.exists():
+            private_files.check_directory(above)
         private_files.make_directory(directory)
         for error in errors:  # left by an earlier launch, not by a worker of this round
             Path(error).unlink(missing_ok=True)
@@ -107,6 +120,7 @@ class LogService:
         self._begins = {file: size(file) for file in files}
         self.mirror.forget()
         self._release()
+        self._directory, self._room_at = directory, time.monotonic() + ROOM
         self._duplicates |= {path: Duplicates(Path(path)) for path in duplicates}
         for stream in streams:
             self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
@@ -132,6 +146,19 @@ class LogService:
 
     def _finish(self) -> None:
         self.mirror.finish(time.monotonic())
+        self._look_for_room()
+        self._room_at = math.inf
+
+    def _look_for_room(self) -> None:
+        """Workers go on when their files cannot grow (`site/_hpclaunch_output.py`)."""
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return
+        full = found.f_bavail == 0 and found.f_blocks > 0
+        if full and not self._full:
+            self._say(f"{self._directory}: the disk is full, what workers write now is lost")
+        self._full = full
 
     # Duplicates
 

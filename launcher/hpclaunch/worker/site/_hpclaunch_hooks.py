@@ -6,6 +6,8 @@ starts. With these hooks it applies to the launcher's store only, and rank 0 ser
 other address, as usual. A file:// store gets a new file in every round, since the old file has the
 addresses of processes that are dead. Both take the worker's rank if the script gives none.
 
+A worker's output goes on when its files cannot grow (`_hpclaunch_output`).
+
 Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group. Where
 Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
 
@@ -16,6 +18,7 @@ import os
 import sys
 
 from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
+from _hpclaunch_output import keep_writing  # type: ignore[import-not-found]
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
@@ -276,3 +279,5 @@ PATCHES = {
 }
 sys.meta_path.insert(0, Finder())
 record_errors()
+if "HPCLAUNCH_STORE" in os.environ:
+    keep_writing()

@@ -327,6 +327,7 @@ def become(template, brood, worker, env, pipe):
     sys.argv[1:] = worker["argv"][len(template.words) :]
     forget()
     _hpclaunch_hooks.pipe = pipe
+    _hpclaunch_hooks.keep_writing()
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 

@@ -1,0 +1,75 @@
+"""Standard output and error of a worker that go on when their files cannot grow.
+
+A full disk, a quota, or a file server that is gone must not end a training because a script prints.
+What is lost is counted, and the file says so once it can be written again. Only the worker's own
+files: where a script writes anywhere else, it is told as ever. Nothing else differs for the script.
+"""
+
+import io
+import os
+import sys
+
+# EIO, EFBIG, ENOSPC, EROFS, ESTALE, EDQUOT: scripts need not have the module `errno`.
+FULL = {5, 27, 28, 30, 116, 122}
+STREAMS = (("stdout", 1, ".out"), ("stderr", 2, ".err"))
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # beside which they are
+ENDS = ".error.json"
+
+
+class FileIO(io.FileIO):
+    __module__ = io.FileIO.__module__
+    _lost = 0  # bytes since the last that was written
+    _why = ""
+
+    def write(self, data):
+        left = memoryview(data).cast("B")
+        size = len(left)
+        try:
+            if self._lost:
+                said = f"\nhpclaunch: {self._lost} bytes are lost here: {self._why}\n"
+                _write(self, said.encode())
+                self._lost = 0
+            written = _write(self, left)
+            while written is not None and written < len(left):  # the disk is full now, say
+                left = left[written:]
+                written = _write(self, left)
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            self._lost += len(left)
+            self._why = e.strerror or str(e)
+        return size
+
+
+_write = io.FileIO.write
+
+
+def keep_writing():
+    """Replace the streams of this process that are files of its worker."""
+    path = os.environ.get(ERROR_FILE, "")
+    if not path.endswith(ENDS):
+        return
+    for name, fd, ends in STREAMS:
+        stream = getattr(sys, name)
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}") == path[: -len(ENDS)] + ends:
+                setattr(sys, name, like(stream, fd))
+                setattr(sys, f"__{name}__", getattr(sys, name))
+        except (OSError, AttributeError):
+            pass  # closed, or not Python's own any more
+
+
+def like(stream, fd):
+    stream.flush()
+    raw = FileIO(fd, "wb", closefd=False)
+    raw.name = stream.name
+    text = io.TextIOWrapper(
+        raw if type(stream.buffer) is io.FileIO else io.BufferedWriter(raw),
+        stream.encoding,
+        stream.errors,
+        "\n",
+        stream.line_buffering,
+        write_through=getattr(stream, "write_through", True),  # Python 3.6 does not tell
+    )
+    text.mode = stream.mode  # type: ignore[misc]
+    return text
