@@ -56,6 +56,7 @@ class Checker:
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
+        self.done = False  # an agent has left with success
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
         self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
@@ -118,6 +119,7 @@ class Checker:
         for effect in todo:
             if isinstance(effect, effects.Exit):
                 self._exits(agent, effect.verdict.reason)
+                self.done = self.done or effect.verdict.code == 0
             elif isinstance(effect, effects.KillIdleWorkers):
                 lost = control.member.round in self.lost or self.sim.plan.losses
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
@@ -144,6 +146,7 @@ class Checker:
     def begins(self, agent: Agent, part: Assignment) -> None:
         """The fork server of an agent starts its workers."""
         plan, index = self.sim.plan, agent.index
+        self._require(not self.done, agent, f"starts round {part.round} after the job's success")
         running = self._running_but(part.round)
         self._require(not running, agent, f"starts round {part.round} while {running} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")

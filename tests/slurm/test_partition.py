@@ -65,6 +65,22 @@ def test_a_host_that_refuses_may_be_alive(
     assert_right(ended)
 
 
+def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """When it is back, the head has ended in order, and is not dead: nobody can say that it is."""
+    saved = tmp_path / "saved"
+    job = train(launch, saved, "--nnodes", "1:4", "--wait-for-nodes", 30, nodes=4)
+    with cluster.parted(["n3", "n4"]):
+        eventually("the end", lambda: {0, 1} <= job.codes.keys(), timeout=60)
+    ended = job.wait()
+    assert (job.codes[0], job.codes[1]) == (0, 0), str(ended)
+    assert job.codes[2] != 0
+    assert job.codes[3] != 0
+    assert [epoch for epoch, _ in writers(saved)] == list(range(EPOCHS)), str(ended)
+    assert_right(ended)
+
+
 @pytest.mark.parametrize("host", ["n1", "n3"])
 def test_cut_and_healed_within_the_time(
     host: str, cluster: Cluster, launch: Launch, tmp_path: Path
