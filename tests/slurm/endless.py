@@ -1,0 +1,80 @@
+"""Training on all nodes that goes on until it is told to end, whatever strikes it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+
+from .cluster import Cluster, Ended, eventually
+from .conftest import SCRIPTS
+from .training import ELASTIC, expected, newest, saves
+
+PATIENCE = 180  # seconds for anything that must come in the end, however busy this machine is
+
+
+class Endless:
+    """It begins at once. `directory` is its own; agents that are killed can be started anew."""
+
+    def __init__(self, cluster: Cluster, directory: Path, workers: int = 1) -> None:
+        """`workers` are those of one node."""
+        self.cluster = cluster
+        self.saved, self.logs = directory / "saved", directory / "logs"
+        self._over = directory / "over"
+        self._world = workers * len(cluster.nodes)
+        for path in (self.saved, self.logs):
+            path.mkdir()
+        nnodes = f"1:{len(cluster.nodes)}"
+        options = ["--nproc", workers, "--nnodes", nnodes, "--grow", "now", "--max-restarts", 100]
+        options += ["--wait-for-nodes", PATIENCE, "--log-dir", self.logs]
+        options += ["--checkpoint-dir", self.saved]
+        script = [ELASTIC, "--dir", self.saved, "--until", self._over]
+        command = shlex.join(map(str, [SCRIPTS / "again.sh", *options, *script]))
+        self.job = cluster.sbatch(
+            f"srun --no-kill {command}",
+            directory=directory,
+            nodes=len(cluster.nodes),
+            options=["--no-kill"],
+        )
+
+    def progress(self, epochs: int) -> None:
+        """Wait until so many more are saved."""
+        wanted = newest(self.saved) + epochs
+        self._eventually("progress", lambda: newest(self.saved) >= wanted)
+
+    def all_take_part(self) -> None:
+        """Wait until they do."""
+        self.progress(1)
+        self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == self._world)
+
+    def _eventually(self, what: str, found) -> None:
+        try:
+            eventually(what, found, PATIENCE)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.job.output}") from None
+
+    def end(self) -> Ended:
+        self._over.touch()
+        return self.job.wait(PATIENCE)
+
+    def wrong(self, ended: Ended) -> list[str]:
+        """What is, in words."""
+        found = []
+        if set(self.job.codes.values()) != {0}:
+            found.append(f"the agents' exit codes are {self.job.codes}")
+        times = Counter(epoch for epoch, _, _ in saves(self.saved))
+        if twice := [epoch for epoch, number in times.items() if number > 1]:
+            found.append(f"epochs {twice} were saved more than once")
+        epochs = newest(self.saved) + 1
+        # A worker may have been killed when it had saved an epoch, and not noted that yet.
+        there = [epoch in times or self.file(epoch).exists() for epoch in range(epochs)]
+        if not all(there):
+            found.append(f"epochs {[e for e in range(epochs) if not there[e]]} were not saved")
+        said = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
+        if said != [expected(epochs)]:
+            found.append(f"the result is {said}, and {expected(epochs)} is right")
+        return found
+
+    def file(self, epoch: int) -> Path:
+        return self.saved / f"epoch-{epoch}.pt"
