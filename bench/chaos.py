@@ -4,7 +4,8 @@
 
 Six nodes. The faults are those of tests/slurm/faults.py; they begin at random moments, whatever the
 job is doing, and last for up to 12 s, so that several may be there at the same time. At the end all
-nodes have to take part, the result has to be right, each epoch saved once, and nothing left over.
+nodes that are left have to take part, the result has to be right, each epoch saved once, and
+nothing left over.
 
 The goodput is the number of epochs that were saved, divided by how many the same job saves in that
 time without faults, which is measured first. An epoch takes the same time however many workers take
@@ -62,7 +63,7 @@ class Chaos:
 
     def __init__(self, training: Endless, rng: random.Random, every: float) -> None:
         self._training, self._rng, self._every = training, rng, every
-        self._faults = Faults(training.job, training.saved, training.logs, rng)
+        self._faults = Faults(training, rng)
         self._order = itertools.count(1)
         self._healing: list[tuple[float, int, Fault, ExitStack]] = []
         self._began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from .cluster import Cluster, Ended, eventually
@@ -22,7 +23,8 @@ class Endless:
         self.cluster = cluster
         self.saved, self.logs = directory / "saved", directory / "logs"
         self._over = directory / "over"
-        self._world = workers * len(cluster.nodes)
+        self._workers = workers
+        self.lost: set[str] = set()  # hosts whose agent is dead for good
         for path in (self.saved, self.logs):
             path.mkdir()
         nnodes = f"1:{len(cluster.nodes)}"
@@ -44,11 +46,12 @@ class Endless:
         self._eventually("progress", lambda: newest(self.saved) >= wanted)
 
     def all_take_part(self) -> None:
-        """Wait until they do."""
+        """Wait until all nodes do that are left."""
         self.progress(1)
-        self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == self._world)
+        world = self._workers * (len(self.cluster.nodes) - len(self.lost))
+        self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == world)
 
-    def _eventually(self, what: str, found) -> None:
+    def _eventually(self, what: str, found: Callable[[], bool]) -> None:
         try:
             eventually(what, found, PATIENCE)
         except AssertionError as e:
@@ -61,7 +64,8 @@ class Endless:
     def wrong(self, ended: Ended) -> list[str]:
         """What is, in words."""
         found = []
-        if set(self.job.codes.values()) != {0}:
+        hosts = list(self.cluster.nodes)
+        if any(code for task, code in self.job.codes.items() if hosts[task] not in self.lost):
             found.append(f"the agents' exit codes are {self.job.codes}")
         times = Counter(epoch for epoch, _, _ in saves(self.saved))
         if twice := [epoch for epoch, number in times.items() if number > 1]:

@@ -1,6 +1,6 @@
 """Random faults of one job: those of `make soak` and of `bench/chaos.py`.
 
-The job's agents are started by `scripts/again.sh`, its workers run `scripts/elastic.py`.
+They strike an `Endless` training, whose agents can be started anew.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpclaunch.system.network import secret, zmq_channel
 
-from .cluster import CONTROLLER, Job
+from .cluster import CONTROLLER
 from .conftest import AGENT, FORK_SERVER, ROOT, WORKER
+from .endless import Endless
 from .hosts import Process
 
 TEMPLATE = r"\(template\)"
@@ -60,12 +60,11 @@ class Fault:
 
 
 class Faults:
-    """Of a job whose workers save in `saved`, and whose agents write to `logs`."""
-
-    def __init__(self, job: Job, saved: Path, logs: Path, rng: random.Random) -> None:
-        self.job, self.saved, self.logs, self.rng = job, saved, logs, rng
-        self.cluster = job.cluster
+    def __init__(self, training: Endless, rng: random.Random) -> None:
+        self.training, self.rng = training, rng
+        self.job, self.cluster = training.job, training.cluster
         self.hosts = list(self.cluster.nodes)
+        self._targets = list(self.hosts)  # those that have an agent
         self.kinds: list[Callable[[str], Fault]] = [
             self.worker,
             self.error,
@@ -87,7 +86,7 @@ class Faults:
     def draw(self) -> Fault:
         """The next one. Which that is depends on `rng` alone, and not on what the job does."""
         self._drawn += 1
-        host = self.rng.choice(self.hosts)
+        host = self.rng.choice(self._targets)
         return self.rng.choice(self.kinds)(host)
 
     def _lasting(self, most: float) -> float:
@@ -106,6 +105,10 @@ class Faults:
         return Fault(f"{host}: the template or the store killed", self._killed(host, TEMPLATE))
 
     def agent(self, host: str) -> Fault:
+        """Of the first agent there is no second one: it would not know that others train."""
+        if host == self.hosts[0]:
+            self._targets.remove(host)
+            return Fault(f"{host}: the agent killed for good", self._lost(host))
         after = self._lasting(20)
         words = f"{host}: the agent killed, and started anew after {after:.1f} s"
         return Fault(words, self._started_anew(host, after))
@@ -130,6 +133,12 @@ class Faults:
         for process in self._youngest(host, pattern):
             _send(process, signal.SIGKILL)
         yield
+
+    @contextmanager
+    def _lost(self, host: str) -> Iterator[None]:
+        self.training.lost.add(host)
+        with self._killed(host, AGENT):
+            yield
 
     @contextmanager
     def _started_anew(self, host: str, after: float) -> Iterator[None]:
@@ -160,7 +169,7 @@ class Faults:
 
     @contextmanager
     def _raises(self, host: str, words: str) -> Iterator[None]:
-        wish = self.saved / f"raise.{host}"
+        wish = self.training.saved / f"raise.{host}"
         draft = wish.with_suffix(".tmp")
         draft.write_text(words)
         draft.rename(wish)
@@ -243,6 +252,9 @@ class Faults:
         return Fault(f"the job suspended for {lasts:.1f} s", self._suspended(), lasts, network=True)
 
     def disk(self, host: str) -> Fault:
+        """On the first node a worker is killed, and no more: see `agent`."""
+        if host == self.hosts[0]:
+            return self.worker(host)
         lasts = self._lasting(6)
         words = f"{host}: no log can be begun for {lasts:.1f} s; a worker killed, then the agent"
         return Fault(words, self._full(host), lasts)
@@ -261,12 +273,12 @@ class Faults:
         good, so its agent is started anew, as an administrator would.
         """
         options = ["-t", "tmpfs", "-o", "size=4k,nr_inodes=1"]
-        self.cluster.on(host, ["mount", *options, "small", str(self.logs)])
+        self.cluster.on(host, ["mount", *options, "small", str(self.training.logs)])
         try:
             with self._killed(host, WORKER):
                 yield
         finally:
-            self.cluster.on(host, ["umount", "--lazy", str(self.logs)])
+            self.cluster.on(host, ["umount", "--lazy", str(self.training.logs)])
             with self._started_anew(host, 0.5):
                 pass
 

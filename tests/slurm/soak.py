@@ -37,7 +37,7 @@ def test_thirty_faults(cluster: Cluster, tmp_path: Path) -> None:
     seed = int(os.environ.get("HPCLAUNCH_SOAK_SEED", random.randrange(10000)))
     print(f"\nHPCLAUNCH_SOAK_SEED={seed}")
     training = Endless(cluster, tmp_path)
-    faults = Faults(training.job, training.saved, training.logs, random.Random(seed))
+    faults = Faults(training, random.Random(seed))
     most = 0
     for number in range(FAULTS):
         training.progress(2)
