@@ -28,6 +28,8 @@ from pathlib import Path
 
 from on_slurm import CPUS, TOOLS, Cluster, remove_stale
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stand_ins"))
+
 from slurm.cluster import Ended, eventually
 from slurm.endless import PATIENCE, Endless
 from slurm.faults import Fault, Faults
@@ -181,7 +183,7 @@ def main() -> None:
     parser.add_argument("--plain", type=float, default=90, help="seconds without faults")
     parser.add_argument("--workers", type=int, default=1, help="on each node")
     args = parser.parse_args()
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in (*TOOLS, "g++") if shutil.which(tool) is None]
     if os.geteuid() or missing:
         print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
         return

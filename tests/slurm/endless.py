@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 
 from .cluster import Cluster, Ended, eventually
 from .conftest import SCRIPTS
+from .stand_in_gpus import Gpus
 from .training import ELASTIC, expected, newest, saves
 
 PATIENCE = 180  # seconds for anything that must come in the end, however busy this machine is
 
 
 class Endless:
-    """It begins at once. `directory` is its own; agents that are killed can be started anew."""
+    """It begins at once. `directory` is its own; agents that are killed can be started anew.
+
+    Each node has a GPU with MPS, which its workers do not use.
+    """
 
     def __init__(self, cluster: Cluster, directory: Path, workers: int = 1) -> None:
         """`workers` are those of one node."""
@@ -27,15 +31,18 @@ class Endless:
         self.lost: set[str] = set()  # hosts whose agent is dead for good
         for path in (self.saved, self.logs):
             path.mkdir()
+        self._gpus = Gpus(cluster, directory, Path(mkdtemp(prefix="gpu-", dir=cluster.directory)))
         nnodes = f"1:{len(cluster.nodes)}"
         options = ["--nproc", workers, "--nnodes", nnodes, "--grow", "now", "--max-restarts", 100]
-        options += ["--wait-for-nodes", PATIENCE, "--log-dir", self.logs]
-        options += ["--checkpoint-dir", self.saved]
+        options += ["--wait-for-nodes", PATIENCE, "--mps", "on", "--log-dir", self.logs]
         script = [ELASTIC, "--dir", self.saved, "--until", self._over]
-        command = shlex.join(map(str, [SCRIPTS / "again.sh", *options, *script]))
-        self.job = cluster.sbatch(
-            f"srun --no-kill {command}",
-            directory=directory,
+        self.job = self._gpus.launch(
+            *options,
+            "--checkpoint-dir",
+            self.saved,
+            *script,
+            gres="gpu:1",
+            srun=f"--no-kill {SCRIPTS}/again.sh",
             nodes=len(cluster.nodes),
             options=["--no-kill"],
         )
@@ -78,6 +85,8 @@ class Endless:
         said = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
         if said != [expected(epochs)]:
             found.append(f"the result is {said}, and {expected(epochs)} is right")
+        if left := self._gpus.left():
+            found.append(f"of MPS there are still {left}")
         return found
 
     def file(self, epoch: int) -> Path:

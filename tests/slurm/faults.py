@@ -22,6 +22,7 @@ from .endless import Endless
 from .hosts import Process
 
 TEMPLATE = r"\(template\)"
+MPS_KEEPER = r"hpclaunch\.worker\.mps"
 CROWD = ROOT / "tests" / "stand_ins" / "crowd.py"
 STRANGERS = 1000
 
@@ -71,6 +72,7 @@ class Faults:
             self.unkillable,
             self.fork_server,
             self.template,
+            self.mps_keeper,
             self.agent,
             self.stop,
             self.blip,
@@ -103,6 +105,9 @@ class Faults:
     def template(self, host: str) -> Fault:
         """The youngest of this name is the round's store, on the node that has it."""
         return Fault(f"{host}: the template or the store killed", self._killed(host, TEMPLATE))
+
+    def mps_keeper(self, host: str) -> Fault:
+        return Fault(f"{host}: the keeper of MPS killed", self._killed(host, MPS_KEEPER))
 
     def agent(self, host: str) -> Fault:
         """Of the first agent there is no second one: it would not know that others train."""

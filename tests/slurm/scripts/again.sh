@@ -1,7 +1,7 @@
 #!/bin/sh
-# again.sh ARGS: agent.sh ARGS, and again after the seconds that again.<host> says, if it is there.
+# again.sh COMMAND: and once more after the seconds that the file again.<host> says, if it is there.
 again="again.$(hostname)"
-while "$(dirname "$0")/agent.sh" "$@"; code=$?; [ -e "$again" ]; do
+while "$@"; code=$?; [ -e "$again" ]; do
   sleep "$(cat "$again")"
   rm "$again"
 done
