@@ -4,8 +4,8 @@
 
 Six nodes. The faults are those of tests/slurm/faults.py; they begin at random moments, whatever the
 job is doing, and last for up to 12 s, so that several may be there at the same time. At the end all
-nodes that are left have to take part, the result has to be right, each epoch saved once, and
-nothing left over.
+nodes that are left have to take part, the result has to be right, each epoch saved once, nothing
+left over, and what the agents decided has to follow from their journals.
 
 The goodput is the number of epochs that were saved, divided by how many the same job saves in that
 time without faults, which is measured first. An epoch takes the same time however many workers take
@@ -19,6 +19,7 @@ import itertools
 import os
 import random
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from on_slurm import CPUS, TOOLS, Cluster, remove_stale
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stand_ins"))
 
-from slurm.cluster import Ended, eventually
+from slurm.cluster import eventually
 from slurm.endless import PATIENCE, Endless
 from slurm.faults import Fault, Faults
 from slurm.training import newest, saves
@@ -130,12 +131,15 @@ def is_gone(training: Endless) -> None:
         raise AssertionError(f"{e}: {cluster.processes()}") from None
 
 
-def finished(training: Endless) -> Ended:
+def finish(training: Endless) -> None:
+    """AssertionError if anything is not as it should be at the end of the job."""
     training.all_take_part()
     ended = training.end()
     assert not (wrong := training.wrong(ended)), "; ".join(wrong)
     is_gone(training)
-    return ended
+    replay = [sys.executable, "-m", "hpclaunch", "replay", training.logs]
+    done = subprocess.run(replay, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"the journals cannot be replayed: {done.stdout[-1000:]}"
 
 
 def plain(cluster: Cluster, directory: Path, workers: int, seconds: float) -> Work:
@@ -143,7 +147,7 @@ def plain(cluster: Cluster, directory: Path, workers: int, seconds: float) -> Wo
     training = Endless(cluster, directory, workers)
     training.all_take_part()
     time.sleep(seconds)
-    finished(training)
+    finish(training)
     return work(training, NODES * workers)
 
 
@@ -156,12 +160,12 @@ def chaos(cluster: Cluster, directory: Path, args: argparse.Namespace) -> bool:
     try:
         training.all_take_part()
         number = Chaos(training, random.Random(args.seed), args.every).strike(60 * args.minutes)
-        finished(training)
+        finish(training)
     except AssertionError as e:
         print(f"WRONG: {e}", flush=True)
         return False
     done = work(training, NODES * args.workers)
-    print("the right result, every epoch saved once, nothing left over on the nodes")
+    print("the right result, each epoch saved once, nothing left over, all journals replayed")
     print(
         f"goodput {done.rate / usual.rate:.0%} of {done.seconds / 60:.1f} min with {number} faults "
         f"({done.shares / done.seconds / usual.rate:.0%} of the work of all nodes); "
