@@ -54,7 +54,7 @@ class Endless:
 
     def all_take_part(self) -> None:
         """Wait until all nodes do that are left."""
-        self.progress(1)
+        self.progress(2)  # so the first of them is noted
         world = self._workers * (len(self.cluster.nodes) - len(self.lost))
         self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == world)
 
@@ -71,9 +71,9 @@ class Endless:
     def wrong(self, ended: Ended) -> list[str]:
         """What is, in words."""
         found = []
-        hosts = list(self.cluster.nodes)
-        if any(code for task, code in self.job.codes.items() if hosts[task] not in self.lost):
-            found.append(f"the agents' exit codes are {self.job.codes}")
+        codes = {host: self.job.codes.get(task) for task, host in enumerate(self.cluster.nodes)}
+        if any(code != 0 for host, code in codes.items() if host not in self.lost):
+            found.append(f"the agents' exit codes are {codes}")
         times = Counter(epoch for epoch, _, _ in saves(self.saved))
         if twice := [epoch for epoch, number in times.items() if number > 1]:
             found.append(f"epochs {twice} were saved more than once")

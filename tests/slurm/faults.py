@@ -1,7 +1,4 @@
-"""Random faults of one job: those of `make soak` and of `bench/chaos.py`.
-
-They strike an `Endless` training, whose agents can be started anew.
-"""
+"""Random faults for an `Endless` training: those of `make soak` and of `bench/chaos.py`."""
 
 from __future__ import annotations
 
@@ -40,6 +37,7 @@ time.sleep(600)
 
 @contextmanager
 def unkillable(pid: int) -> Iterator[None]:
+    """SIGKILL does not end the process meanwhile."""
     command = [sys.executable, "-c", TRACER, str(pid)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracer:
         assert tracer.stdout is not None
@@ -52,7 +50,10 @@ def unkillable(pid: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """It strikes when `during` is entered, and is healed when that is left."""
+    """It strikes when `during` is entered, and is healed when that is left.
+
+    A process that it would strike may not be there at that moment: then nothing happens.
+    """
 
     words: str
     during: AbstractContextManager[None]
@@ -110,7 +111,9 @@ class Faults:
         return Fault(f"{host}: the keeper of MPS killed", self._killed(host, MPS_KEEPER))
 
     def agent(self, host: str) -> Fault:
-        """Of the first agent there is no second one: it would not know that others train."""
+        """The first agent is never started anew, as it is not by Slurm: as the head of a new job
+        it would not know that the others train.
+        """
         if host == self.hosts[0]:
             self._targets.remove(host)
             return Fault(f"{host}: the agent killed for good", self._lost(host))
@@ -242,8 +245,8 @@ class Faults:
         target = [self.cluster.nodes[host].address, str(port), str(STRANGERS)]
         stranger = self.cluster.nodes[self.hosts[number - 1]]
         command = stranger.command([sys.executable, str(CROWD), *target])
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-        with subprocess.Popen(command, **pipes) as crowd:  # type: ignore[call-overload]
+        pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL  # they go at the end of their input
+        with subprocess.Popen(command, stdin=pipe, stdout=nowhere, stderr=nowhere) as crowd:
             try:
                 yield
             finally:
