@@ -260,11 +260,8 @@ class Faults:
         return Fault(f"the job suspended for {lasts:.1f} s", self._suspended(), lasts, network=True)
 
     def disk(self, host: str) -> Fault:
-        """On the first node a worker is killed, and no more: see `agent`."""
-        if host == self.hosts[0]:
-            return self.worker(host)
         lasts = self._lasting(6)
-        words = f"{host}: no log can be begun for {lasts:.1f} s; a worker killed, then the agent"
+        words = f"{host}: no room for logs for {lasts:.1f} s, and a worker killed"
         return Fault(words, self._full(host), lasts)
 
     @contextmanager
@@ -277,9 +274,7 @@ class Faults:
 
     @contextmanager
     def _full(self, host: str) -> Iterator[None]:
-        """A disk without room for a file. A node on which a round could not begin is cordoned for
-        good, so its agent is started anew, as an administrator would.
-        """
+        """Not even for an empty file."""
         options = ["-t", "tmpfs", "-o", "size=4k,nr_inodes=1"]
         self.cluster.on(host, ["mount", *options, "small", str(self.training.logs)])
         try:
@@ -287,8 +282,6 @@ class Faults:
                 yield
         finally:
             self.cluster.on(host, ["umount", "--lazy", str(self.training.logs)])
-            with self._started_anew(host, 0.5):
-                pass
 
 
 def _send(process: Process, signum: int) -> None:
