@@ -14,7 +14,7 @@ SHORT := not horovod and not compiles
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-horovod test-torch
-.PHONY: sim soak test-kills bench test-gpu bench-gpu system clean
+.PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -54,6 +54,9 @@ test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every 
 
 soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root
 	$(BIN)/pytest -s tests/slurm/soak.py
+
+chaos: $(VENV)/ready system     ## faults of all kinds in one job for half an hour, as root; its goodput
+	$(BIN)/python bench/chaos.py
 
 bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/help_text.py

@@ -21,6 +21,7 @@ SMALLEST = {
     "on_slurm": "--help",
     "on_slurm_losses": "--help",
     "false_alarms": "--help",
+    "chaos": "--help",
 }
 
 

@@ -13,71 +13,20 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nvml
 import pytest
-from nvml import LOST, Driver, Gpu
+from nvml import LOST, Gpu
 
 from surroundings import SHORT
 
-from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, ROOT, SCRIPTS
+from .cluster import Cluster, eventually
+from .conftest import AGENT, SCRIPTS
+from .stand_in_gpus import OF_MPS, Gpus
 
-STAND_INS = ROOT / "tests" / "stand_ins"
 CLIENT = SCRIPTS / "client.py"
 TELL = SCRIPTS / "tell.py"
 DAEMON = r"nvidia-cuda-mps-control -[df]"
-OF_MPS = r"nvidia-cuda-mps|hpclaunch\.worker\.mps"
-
-
-class Gpus:
-    """Jobs with `--gres=gpu:N`, whose nodes all have the same GPUs unless said otherwise."""
-
-    def __init__(self, cluster: Cluster, directory: Path, temporary: Path) -> None:
-        self.cluster, self.directory, self.temporary = cluster, directory, temporary
-
-    def driver(self, gpus: list[Gpu], host: str = "all") -> Driver:
-        place = self.directory / f"driver-{host}"
-        place.mkdir()
-        driver = Driver(place, gpus)
-        (self.directory / f"nvml.{host}").symlink_to(driver.state)
-        return driver
-
-    def launch(
-        self, *args: object, gres: str = "gpu:2", srun: str = "", path: bool = True, **options: Any
-    ) -> Job:
-        """`path`: NVIDIA's control daemon is in it."""
-        env = {
-            "LD_LIBRARY_PATH": str(nvml.library()),
-            "PYTHONPATH": str(STAND_INS),
-            "TMP_OF_TEST": str(self.temporary),
-        }
-        if path:
-            env["PATH"] = f"{STAND_INS}:{self.cluster.env['PATH']}"
-        if not (self.directory / "nvml.all").exists():
-            self.driver([Gpu() for _ in range(int(gres[-1]))])
-        command = f"srun {srun} {SCRIPTS}/gpus.sh {shlex.join(map(str, args))}"
-        more = [f"--gres={gres}", *options.pop("options", ())]
-        return self.cluster.sbatch(
-            command, directory=self.directory, env=env, options=more, **options
-        )
-
-    def told(self, number: int = 0) -> dict[int, dict[str, Any]]:
-        """By the ranks of a round, see `scripts/client.py`."""
-        found = self.directory.glob(f"told-*.{number}.json")
-        return {int(p.stem[5:].partition(".")[0]): json.loads(p.read_text()) for p in found}
-
-    def until_all_run(self, world: int, number: int = 0) -> list[dict[str, Any]]:
-        eventually(f"{world} workers", lambda: len(self.told(number)) == world, timeout=60)
-        told = self.told(number)
-        return [told[rank] for rank in sorted(told)]
-
-    def go(self) -> None:
-        (self.directory / "go").touch()
-
-    def left(self) -> list[Path]:
-        return [path for path in self.temporary.glob("*/*") if "mps" in path.name]
 
 
 @pytest.fixture

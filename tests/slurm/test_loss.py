@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from .cluster import Cluster, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
+from .faults import unkillable
 
 TELL = SCRIPTS / "tell.py"
 ANY = f"{WORKER}|^sleep 1000"  # the workers and the children that they left behind
@@ -99,30 +98,6 @@ def test_a_node_without_network_is_survived_and_comes_back(
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert job.codes == {0: 0, 1: 0, 2: 0}
-
-
-# Run beside a process: what it traces cannot be reaped by its parent, not even after SIGKILL.
-TRACER = """
-import ctypes, sys, time
-PTRACE_SEIZE = 0x4206
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
-    sys.exit(f"ptrace: errno {ctypes.get_errno()}")
-print("traced", flush=True)
-time.sleep(600)
-"""
-
-
-@contextlib.contextmanager
-def unkillable(pid: int) -> Iterator[None]:
-    command = [sys.executable, "-c", TRACER, str(pid)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tracer:
-        assert tracer.stdout is not None
-        assert tracer.stdout.readline() == "traced\n"
-        try:
-            yield
-        finally:
-            tracer.kill()
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:

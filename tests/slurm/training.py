@@ -49,8 +49,18 @@ def progress(job: Job, epoch: int, there: Path | None = None) -> None:
 
 def writers(saved: Path) -> list[tuple[int, str]]:
     """Every epoch that was saved and the host that did, in the order of the saving."""
+    return [(epoch, host) for epoch, host, _ in saves(saved)]
+
+
+def saves(saved: Path) -> list[tuple[int, str, int]]:
+    """The same, with the number of workers."""
     lines = (saved / "writers").read_text().splitlines()
-    return [(int(epoch), host) for epoch, host in map(str.split, lines)]
+    return [(int(epoch), host, int(world)) for epoch, host, world in map(str.split, lines)]
+
+
+def newest(saved: Path) -> int:
+    """The last epoch that was saved, -1 for none."""
+    return max((int(p.stem.partition("-")[2]) for p in saved.glob("epoch-*.pt")), default=-1)
 
 
 def assert_right(ended: Ended, epochs: int = EPOCHS) -> None:

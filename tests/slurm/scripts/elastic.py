@@ -1,15 +1,18 @@
 """Training whose result is the same for any number of workers, however often it is interrupted.
 
-    elastic.py --dir DIR --epochs N
+    elastic.py --dir DIR (--epochs N | --until FILE)
 
-Each epoch takes half a second. Rank 0 saves after every one, adds "epoch host" to `writers` there,
-and says at the end how it came out.
+Each epoch takes half a second. Rank 0 saves after every one, adds "epoch host workers" to `writers`
+there, and says at the end how it came out. A worker that finds `raise.<host>` there removes it and
+raises what it says.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
 import argparse
+import itertools
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -27,11 +30,22 @@ def after(state: int, total: int) -> int:
     return (3 * state + total) % PRIME
 
 
+def obey(wish: Path) -> None:
+    """Raise what it says; of several workers only one does."""
+    with suppress(FileNotFoundError):
+        words = wish.read_text()
+        wish.unlink()
+        raise RuntimeError(words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
+    length = parser.add_mutually_exclusive_group(required=True)
+    length.add_argument("--epochs", type=int)
+    length.add_argument("--until", type=Path)
     args = parser.parse_args()
+    host = os.uname().nodename
 
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -40,18 +54,22 @@ def main() -> None:
         saved = torch.load(checkpoint)
         state, first = saved["state"], saved["epoch"] + 1
     args.dir.mkdir(exist_ok=True)
-    for epoch in range(first, args.epochs):
+    for epoch in itertools.count(first) if args.epochs is None else range(first, args.epochs):
         time.sleep(0.5)
-        total = torch.tensor(share(epoch, rank, world))
+        obey(args.dir / f"raise.{host}")
+        over = rank == 0 and args.until is not None and args.until.exists()
+        total = torch.tensor([share(epoch, rank, world), over])
         dist.all_reduce(total)
-        state = after(state, int(total))
+        state = after(state, int(total[0]))
         if rank == 0:
             draft = args.dir / f"epoch-{epoch}.tmp"
             torch.save({"state": state, "epoch": epoch}, draft)
             draft.rename(draft.with_suffix(".pt"))
             with (args.dir / "writers").open("a") as f:
-                f.write(f"{epoch} {os.uname().nodename}\n")
+                f.write(f"{epoch} {host} {world}\n")
         dist.barrier()
+        if total[1]:
+            break
     if rank == 0:
         print(f"final {state}")
     dist.destroy_process_group()

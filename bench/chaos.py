@@ -1,0 +1,210 @@
+"""Faults of all kinds in one job on a real Slurm cluster, one every 10 s, and its goodput.
+
+    python bench/chaos.py [--minutes 30] [--every 10] [--seed N] [--plain 90] [--workers 1]
+
+Six nodes. The faults are those of tests/slurm/faults.py; they begin at random moments, whatever the
+job is doing, and last for up to 12 s, so that several may be there at the same time. At the end all
+nodes that are left have to take part, the result has to be right, each epoch saved once, nothing
+left over, and what the agents decided has to follow from their journals.
+
+The goodput is the number of epochs that were saved, divided by how many the same job saves in that
+time without faults, which is measured first. An epoch takes the same time however many workers take
+part; the second figure counts it only as far as the nodes did. As root only; the nodes are network
+namespaces of this machine and share its CPUs.
+"""
+
+import argparse
+import heapq
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from on_slurm import CPUS, TOOLS, Cluster, remove_stale
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "stand_ins"))
+
+from slurm.cluster import eventually
+from slurm.endless import PATIENCE, Endless
+from slurm.faults import Fault, Faults
+from slurm.training import newest, saves
+
+NODES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job has done in `seconds`, from its first epoch to its last."""
+
+    seconds: float
+    epochs: int
+    shares: float  # the same, each counted as far as all workers took part
+    longest: float  # seconds without a checkpoint
+
+    @property
+    def rate(self) -> float:
+        return self.epochs / self.seconds
+
+
+def work(training: Endless, world: int) -> Work:
+    files = [training.file(epoch) for epoch in range(newest(training.saved) + 1)]
+    times = [file.stat().st_mtime for file in files]
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    share = sum(workers for _, _, workers in saves(training.saved)[1:]) / world
+    return Work(times[-1] - times[0], len(pauses), share, max(pauses))
+
+
+class Chaos:
+    """The faults of one job, which may overlap; their moments are those of `rng`."""
+
+    def __init__(self, training: Endless, rng: random.Random, every: float) -> None:
+        self._training, self._rng, self._every = training, rng, every
+        self._faults = Faults(training, rng)
+        self._order = itertools.count(1)
+        self._healing: list[tuple[float, int, Fault, ExitStack]] = []
+        self._began = time.monotonic()
+
+    def strike(self, seconds: float) -> int:
+        """Until this time is over, and all are healed. Returns how many there were."""
+        end, at, number = self._began + seconds, self._began, 0
+        try:
+            while (at := at + self._rng.expovariate(1 / self._every)) < end:
+                fault = self._faults.draw()
+                self._wait(at)
+                while fault.network and any(other.network for _, _, other, _ in self._healing):
+                    self._heal_next()
+                number += 1
+                self._begin(number, fault)
+            self._wait(end)
+            return number
+        finally:
+            while self._healing:
+                self._heal_next()
+
+    def _begin(self, number: int, fault: Fault) -> None:
+        epoch = newest(self._training.saved)
+        passed = time.monotonic() - self._began
+        now = time.strftime("%H:%M:%S")
+        print(f"{now} {passed:6.1f} s {number:4}. epoch {epoch}: {fault.words}", flush=True)
+        stack = ExitStack()
+        stack.enter_context(fault.during)
+        heapq.heappush(
+            self._healing, (time.monotonic() + fault.lasts, next(self._order), fault, stack)
+        )
+
+    def _wait(self, until: float) -> None:
+        """Faults are healed meanwhile. AssertionError if the job does not go on."""
+        while True:
+            heal = self._healing[0][0] if self._healing else until
+            time.sleep(max(0.0, min(heal, until, time.monotonic() + 1) - time.monotonic()))
+            if self._healing and heal <= time.monotonic():
+                self._heal_next()
+            elif until <= time.monotonic():
+                return
+            self._watch()
+
+    def _heal_next(self) -> None:
+        at, _, _, stack = heapq.heappop(self._healing)
+        time.sleep(max(0.0, at - time.monotonic()))
+        stack.close()
+
+    def _watch(self) -> None:
+        last = self._training.file(newest(self._training.saved))
+        silent = time.time() - last.stat().st_mtime
+        assert silent < PATIENCE, f"no checkpoint for {silent:.0f} s"
+        assert self._training.job.id in map(int, self._training.cluster.jobs()), "the job is over"
+
+
+def is_gone(training: Endless) -> None:
+    """AssertionError if a process of the job is left on a node."""
+    cluster = training.cluster
+    try:
+        eventually("nodes with nothing of ours", lambda: not cluster.processes())
+    except AssertionError as e:
+        raise AssertionError(f"{e}: {cluster.processes()}") from None
+
+
+def finish(training: Endless) -> None:
+    """AssertionError if anything is not as it should be at the end of the job."""
+    training.all_take_part()
+    ended = training.end()
+    assert not (wrong := training.wrong(ended)), "; ".join(wrong)
+    is_gone(training)
+    replay = [sys.executable, "-m", "hpclaunch", "replay", training.logs]
+    done = subprocess.run(replay, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"the journals cannot be replayed: {done.stdout[-1000:]}"
+
+
+def plain(cluster: Cluster, directory: Path, workers: int, seconds: float) -> Work:
+    """Of a job without faults."""
+    training = Endless(cluster, directory, workers)
+    training.all_take_part()
+    time.sleep(seconds)
+    finish(training)
+    return work(training, NODES * workers)
+
+
+def chaos(cluster: Cluster, directory: Path, args: argparse.Namespace) -> bool:
+    """Whether all came out as it should."""
+    usual = plain(cluster, make(directory / "plain"), args.workers, args.plain)
+    print(f"without faults: {usual.rate:.2f} epochs/s in {usual.seconds:.0f} s", flush=True)
+    training = Endless(cluster, make(directory / "faults"), args.workers)
+    number = 0
+    try:
+        training.all_take_part()
+        number = Chaos(training, random.Random(args.seed), args.every).strike(60 * args.minutes)
+        finish(training)
+    except AssertionError as e:
+        print(f"WRONG: {e}", flush=True)
+        return False
+    done = work(training, NODES * args.workers)
+    print("the right result, each epoch saved once, nothing left over, all journals replayed")
+    print(
+        f"goodput {done.rate / usual.rate:.0%} of {done.seconds / 60:.1f} min with {number} faults "
+        f"({done.shares / done.seconds / usual.rate:.0%} of the work of all nodes); "
+        f"{done.longest:.1f} s at most without a checkpoint"
+    )
+    return True
+
+
+def make(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--every", type=float, default=10, help="seconds, on average")
+    parser.add_argument("--seed", type=int, default=random.randrange(10000))
+    parser.add_argument("--plain", type=float, default=90, help="seconds without faults")
+    parser.add_argument("--workers", type=int, default=1, help="on each node")
+    args = parser.parse_args()
+    missing = [tool for tool in (*TOOLS, "g++") if shutil.which(tool) is None]
+    if os.geteuid() or missing:
+        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+        return
+    again = f"--minutes {args.minutes:g} --every {args.every:g} --workers {args.workers}"
+    print(f"python bench/chaos.py --seed {args.seed} {again}", flush=True)
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    remove_stale()
+    cluster = Cluster(open_to_all=[])
+    try:
+        cluster.up(nodes=NODES, gpus=1, cpus=CPUS)
+        right = chaos(cluster, directory, args)
+    finally:
+        cluster.down()
+    if not right:
+        sys.exit(f"its journals and its output are in {directory}/faults")
+    shutil.rmtree(directory)
+
+
+if __name__ == "__main__":
+    main()
