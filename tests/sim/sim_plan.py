@@ -317,6 +317,9 @@ def draw(seed: int) -> Plan:
         unproven = (_unproven(more, span, plan) for _ in range(more.choice((1, 1, 2, 3))))
         faults = sorted((*plan.faults, *unproven), key=lambda fault: fault.at)
         return replace(plan, faults=tuple(faults))
+    more = Random(f"{seed} the first one anew")
+    if job.nodes > 1 and more.random() < 0.05:
+        return _first_anew(more, plan)
     more = Random(f"{seed} suspensions")
     if more.random() < 0.15:
         return _suspended(more, plan)
@@ -335,6 +338,25 @@ def _unproven(rng: Random, span: float, plan: Plan) -> Fault:
         agent=rng.choice((0, rng.randrange(len(plan.starts)))),
         lasts=rng.choice((rng.uniform(1.0, 8.0), rng.uniform(5.0, 40.0), 1e6)),
         groups=tuple(rng.randrange(2) for _ in range(plan.job.nodes)),
+    )
+
+
+def _first_anew(rng: Random, plan: Plan) -> Plan:
+    """The first agent is started again in its place, while the job goes on without it and all can
+    reach one another. It cannot know of a job that is over.
+    """
+    job = replace(plan.job, fewest=1, most=0, preflight=False)
+    at, again = rng.uniform(2.0, 10.0), rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 30.0)))
+    return replace(
+        plan,
+        job=timed(job, wait=10.0, stuck=1.0),
+        starts=tuple(rng.uniform(0.0, 1.0) for _ in plan.starts),
+        faults=(Fault(at, Kind.RESTART_AGENT, 0, again),),
+        crashes=0,
+        work=rng.uniform(60.0, 100.0),
+        slow=0.0,
+        drop=0.0,
+        broken=0.0,
     )
 
 

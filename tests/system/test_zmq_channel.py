@@ -182,6 +182,7 @@ def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
         head_secret=stranger.head_secret,
         member_public=stranger.member_public,
         member_secret=stranger.member_secret,
+        death_secret=b"",
         ports=(head.port,),
     )
     intruder = wiring.member(aimed, 1)
@@ -196,7 +197,7 @@ def test_who_has_other_keys_does_not_get_in(keys, wiring, stranger):
 def test_who_knows_only_the_heads_public_key_does_not_get_in(keys, wiring):
     head = wiring.head(keys, 2)
     public, secret = zmq.curve_keypair()
-    aimed = zmq_channel.Keys(keys.head_public, b"", public, secret, (head.port,))
+    aimed = zmq_channel.Keys(keys.head_public, b"", public, secret, b"", (head.port,))
     intruder = wiring.member(aimed, 1)
     assert (
         wiring.until(head, zmq_channel.Arrived, 1, speak=lambda: intruder.send(0, b"let me in"))

@@ -86,6 +86,7 @@ class Control:
         if self.head is None and self.member.verdict is None:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
+        self._deliver(self._ask_around(now), outside, now)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -179,6 +180,17 @@ class Control:
             follower.depose()
             return []
         return follower.reinstate() if follower.is_deposed else []
+
+    def _ask_around(self, now: float) -> list[Effect]:
+        """The first agent leads when it is started. If it was started anew, another one may lead by
+        now: before anything begins without some of the agents, these are asked.
+        """
+        follower = self.member.follower
+        if self.head is None or not follower.is_new:
+            return []
+        follower.is_new = self.head.current is None
+        asked = self.head.whom_to_ask(now)
+        return follower.ask(asked) if bool(asked) != bool(follower.asked) else []
 
     def _lead_if_elected(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)

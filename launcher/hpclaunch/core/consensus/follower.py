@@ -33,7 +33,8 @@ STANDINGS = {
     Standing.WAITING: {Standing.FOLLOWING},  # one that knows no configuration cannot be elected
     Standing.FOLLOWING: {Standing.HEADLESS},
     Standing.HEADLESS: {Standing.FOLLOWING, Standing.LEADING},
-    Standing.LEADING: {Standing.DEPOSED},
+    # FOLLOWING: a first agent that was started anew, while another one leads.
+    Standing.LEADING: {Standing.DEPOSED, Standing.FOLLOWING},
     Standing.DEPOSED: {Standing.LEADING, Standing.FOLLOWING},
 }
 
@@ -51,6 +52,8 @@ class Follower:
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
         self.configuration: Configuration | None = None  # the newest one from a head
         self.seeking = NOBODY
+        self.is_new = self.leads  # it leads since it was started, and nothing has begun under it
+        self.asked: tuple[int, ...] = ()  # by a new head: agents that may follow another one
         self.dead: set[int] = set()  # agents that are proven dead
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
@@ -75,10 +78,9 @@ class Follower:
 
     @property
     def report_to(self) -> tuple[int, ...]:
-        """The agents that get our reports: the head, and the agent that we ask to lead."""
-        if self.seeking == NOBODY:
-            return (self.head,)
-        return tuple(dict.fromkeys((self.head, self.rotation.head_of(self.seeking))))
+        """The agents that get our reports: the head, and those that we ask something."""
+        asked = self.asked if self.seeking == NOBODY else (self.rotation.head_of(self.seeking),)
+        return tuple(dict.fromkeys((self.head, *asked)))
 
     @property
     def is_deposed(self) -> bool:
@@ -115,7 +117,7 @@ class Follower:
         """
         if sender != self.rotation.head_of(beat.term) or beat.term < self.term:
             return False
-        if sender != self.head and not self.is_free(now):
+        if sender != self.head and not (self.is_free(now) or self.is_new):
             return False  # our own head still holds our vote lease
         if beat.tenure != self.tenure:
             self.link = LeaderLink(self.timing)
@@ -139,6 +141,7 @@ class Follower:
         """There is a head: stop asking other agents to lead."""
         if not self.leads:
             self._enter(Standing.FOLLOWING)
+            self.is_new, self.asked = False, ()
         elif self.standing is not Standing.DEPOSED:
             self._enter(Standing.LEADING)
         self._lost_at = self._ask_next_at = self._notice_at = math.inf
@@ -153,6 +156,8 @@ class Follower:
         asks for a later term than we do. If it comes from our own head, then that follows another
         head now and releases us from our vote lease.
         """
+        if self.is_new and hint.led and hint.term > self.term:
+            return self.ask((self.rotation.head_of(hint.term),))
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
             return self._lose_head(hint.term, "it leads no more", now)
@@ -175,6 +180,13 @@ class Follower:
         if self.seeking != NOBODY and self.rotation.head_of(self.seeking) == agent:
             return self.seek(self.seeking + 1, now)
         return [] if free else self.tick(now)
+
+    # A new head
+
+    def ask(self, agents: tuple[int, ...]) -> list[Effect]:
+        """Report to these agents as well: whoever leads, or follows another head, will say so."""
+        self.asked = agents
+        return self._dial()
 
     # A head without a quorum
 

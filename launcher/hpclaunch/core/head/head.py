@@ -44,6 +44,7 @@ from .roster import Peer, Roster, Stragglers, all_in
 from .round import End, Round
 from .takeover import Takeover, next_unused_round
 
+MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
 
@@ -80,6 +81,7 @@ class Head:
         self._explanations = Explanations(self.budget)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
+        self._asked_at = -math.inf  # when it was last told whom to ask
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Stragglers()
@@ -105,6 +107,8 @@ class Head:
             deadlines.append(self._choosing.next_deadline(self._rendezvous.paused_until))
         if self.stage is Stage.RENDEZVOUS:
             deadlines.append(self._rendezvous.next_deadline())
+            if self._asked_at < self._asks_until and self._unasked:
+                deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
             deadlines.append(self.lease.renewable_until)
         if self.stage is Stage.ENDING:
@@ -320,8 +324,31 @@ class Head:
         """
         if not self._rendezvous.is_ready(self._next_groups):
             return False, []
+        if now < self._asks_until and self._unasked:
+            return False, []
         effects = [] if self.lease.will_hold(now) else self._renew(now)
         return self.lease.will_hold(now), effects
+
+    # Whether another agent leads already
+
+    @property
+    def _unasked(self) -> list[int]:
+        """Before the first round: agents that are not here, and may follow another head."""
+        if self.current is not None or self._takeover is not None or self.job.one_head:
+            return []
+        return sorted(self.roster.absent.intersection(self.rotation.agents))
+
+    def whom_to_ask(self, now: float) -> tuple[int, ...]:
+        self._asked_at = now
+        return tuple(self._unasked[:MOST_ASKED]) if now >= self._asks_at else ()
+
+    @property
+    def _asks_at(self) -> float:
+        return self._tenure_since + self.timing.election
+
+    @property
+    def _asks_until(self) -> float:
+        return self._asks_at + 2 * self.timing.election
 
     def _next_groups(self) -> list[int]:
         return next_groups(self.groups, sorted(self.roster.nodes), self.job.most)
