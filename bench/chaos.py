@@ -4,7 +4,7 @@
 
 Six nodes. The faults are those of tests/slurm/faults.py; they begin at random moments, whatever the
 job is doing, and last for up to 12 s, so that several may be there at the same time. At the end all
-nodes that are left have to take part, the result has to be right, each epoch saved once, nothing
+nodes have to take part, the result has to be right, each epoch saved once, nothing
 left over, and what the agents decided has to follow from their journals.
 
 The goodput is the number of epochs that were saved, divided by how many the same job saves in that

@@ -354,6 +354,7 @@ def _first_anew(rng: Random, plan: Plan) -> Plan:
         faults=(Fault(at, Kind.RESTART_AGENT, 0, again),),
         crashes=0,
         work=rng.uniform(60.0, 100.0),
+        coupled=True,
         slow=0.0,
         drop=0.0,
         broken=0.0,

@@ -28,7 +28,6 @@ class Endless:
         self.saved, self.logs = directory / "saved", directory / "logs"
         self._over = directory / "over"
         self._workers = workers
-        self.lost: set[str] = set()  # hosts whose agent is dead for good
         for path in (self.saved, self.logs):
             path.mkdir()
         self._gpus = Gpus(cluster, directory, Path(mkdtemp(prefix="gpu-", dir=cluster.directory)))
@@ -53,9 +52,9 @@ class Endless:
         self._eventually("progress", lambda: newest(self.saved) >= wanted)
 
     def all_take_part(self) -> None:
-        """Wait until all nodes do that are left."""
+        """Wait until all nodes do."""
         self.progress(2)  # so the first of them is noted
-        world = self._workers * (len(self.cluster.nodes) - len(self.lost))
+        world = self._workers * len(self.cluster.nodes)
         self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == world)
 
     def _eventually(self, what: str, found: Callable[[], bool]) -> None:
@@ -72,7 +71,7 @@ class Endless:
         """What is, in words."""
         found = []
         codes = {host: self.job.codes.get(task) for task, host in enumerate(self.cluster.nodes)}
-        if any(code != 0 for host, code in codes.items() if host not in self.lost):
+        if any(code != 0 for code in codes.values()):
             found.append(f"the agents' exit codes are {codes}")
         times = Counter(epoch for epoch, _, _ in saves(self.saved))
         if twice := [epoch for epoch, number in times.items() if number > 1]:

@@ -66,7 +66,6 @@ class Faults:
         self.training, self.rng = training, rng
         self.job, self.cluster = training.job, training.cluster
         self.hosts = list(self.cluster.nodes)
-        self._targets = list(self.hosts)  # those that have an agent
         self.kinds: list[Callable[[str], Fault]] = [
             self.worker,
             self.error,
@@ -89,7 +88,7 @@ class Faults:
     def draw(self) -> Fault:
         """The next one. Which that is depends on `rng` alone, and not on what the job does."""
         self._drawn += 1
-        host = self.rng.choice(self._targets)
+        host = self.rng.choice(self.hosts)
         return self.rng.choice(self.kinds)(host)
 
     def _lasting(self, most: float) -> float:
@@ -111,12 +110,6 @@ class Faults:
         return Fault(f"{host}: the keeper of MPS killed", self._killed(host, MPS_KEEPER))
 
     def agent(self, host: str) -> Fault:
-        """The first agent is never started anew, as it is not by Slurm: as the head of a new job
-        it would not know that the others train.
-        """
-        if host == self.hosts[0]:
-            self._targets.remove(host)
-            return Fault(f"{host}: the agent killed for good", self._lost(host))
         after = self._lasting(20)
         words = f"{host}: the agent killed, and started anew after {after:.1f} s"
         return Fault(words, self._started_anew(host, after))
@@ -141,12 +134,6 @@ class Faults:
         for process in self._youngest(host, pattern):
             _send(process, signal.SIGKILL)
         yield
-
-    @contextmanager
-    def _lost(self, host: str) -> Iterator[None]:
-        self.training.lost.add(host)
-        with self._killed(host, AGENT):
-            yield
 
     @contextmanager
     def _started_anew(self, host: str, after: float) -> Iterator[None]:

@@ -54,6 +54,28 @@ def test_a_killed_head_is_survived(
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.parametrize("after", [0.5, 4], ids=["at once", "later"])
+def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
+    after: float, cluster: Cluster, launch: Launch
+) -> None:
+    """It leads only if nobody else does. Here the others have gone on, and it takes part again."""
+    again = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
+    options = ("--nproc", 1, "--nnodes", "1:3", "--grow", "now")
+    job = launch(*options, TELL, "--until", "go", srun=again)
+    job.until_all_run(3)
+    job.forget()
+    (job.directory / "again.n1").write_text(f"{after}\n")
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    job.says("n2 leads now")
+    job.says("n1 leads no more: n2 does")
+    job.says("going on with n1: 3 nodes")
+    job.until_all_run(3)
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+
+
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 2, TELL, "--until", "never", "--child")
     job.until_all_run(6)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from story import a_job
+from story import a_job, tell
 
 from hpclaunch.core.consensus.rotation import Rotation
+from hpclaunch.core.control import Control
 from hpclaunch.core.protocol.configuration import NOBODY
-from hpclaunch.core.protocol.effects import Send
-from hpclaunch.core.protocol.events import Received, SearchFailed, WorkerExited
+from hpclaunch.core.protocol.effects import ChooseCheckpoint, Dial, Send
+from hpclaunch.core.protocol.events import (
+    HealthFound,
+    Received,
+    SearchFailed,
+    Started,
+    StoreListening,
+    Tick,
+    WorkerExited,
+)
 from hpclaunch.core.protocol.messages import Hint, Order
 from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Trouble, Verdict
 
@@ -474,3 +483,33 @@ def test_whoever_follows_a_new_head_can_vote_for_the_next_one_at_once():
     crew.until(DIED + 0.3)
     assert crew.heads == [1]
     assert all(crew.agents[a].member.follower.configuration for a in (1, 2, 3))
+
+
+# A first agent that is started anew
+
+
+def test_before_anything_begins_those_who_are_not_here_are_asked():
+    control = Control(a_job("n0 n1 n2", fewest=1), 0, 1, "10.0.0.1", "b0", port=7000)
+    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    assert Dial((1, 2), ("", "")) in tell(control, 1.0, Tick())
+    hint = Received(1, Hint(2, led=True), "10.0.0.2")
+    assert Dial((2,), ("",)) in tell(control, 1.5, hint)
+    order = Order(term=2, serial=1, incarnation="b0", goal=Goal.WAIT, round=3)
+    tell(control, 1.6, Received(2, order, "10.0.0.3"))
+    assert control.head is None
+    assert control.member.follower.head == 2
+
+
+def test_if_nobody_says_anything_it_leads():
+    control = Control(a_job("n0 n1 n2", fewest=1, last_call=1.5), 0, 1, "10.0.0.1", "b0", port=7000)
+    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    for now in (1.0, 1.5, 2.9):
+        assert not any(isinstance(e, ChooseCheckpoint) for e in tell(control, now, Tick()))
+    assert any(isinstance(e, ChooseCheckpoint) for e in tell(control, 3.0, Tick()))
+
+
+def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():
+    crew = at_work("n0 n1 n2")
+    order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2)
+    crew.agents[0].handle(Received(1, order, "10.0.0.2"), 2.1)
+    assert crew.heads == [0]
