@@ -451,3 +451,19 @@ def test_a_signal_that_the_user_wants_handled_ends_the_job_in_order(tmp_path):
     code, out, err = end(process, signal.SIGXCPU)
     assert (code, out) == (128 + signal.SIGXCPU, "saved\n")
     assert "ended by SIGXCPU" in err
+
+
+def test_the_process_that_shows_the_output_is_killed(tmp_path):
+    """Another one goes on, and the workers notice nothing."""
+    path = script(tmp_path, "import time\nfor i in range(30): print('line', i); time.sleep(0.1)\n")
+    agent = start("--nproc=1", path, cwd=tmp_path)
+    assert agent.stdout.readline() == "line 0\n"
+    children = psutil.Process(agent.pid).children()
+    (shows,) = [p for p in children if any("log_service" in word for word in p.cmdline())]
+    shows.kill()
+    out, err = agent.communicate(timeout=LIMIT)
+    assert agent.returncode == 0, out + err
+    assert "line 29\n" in out
+    assert "the process that shows the workers' output was killed: lines may be missing" in err
+    (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.out")
+    assert log.read_text() == "".join(f"line {i}\n" for i in range(30))

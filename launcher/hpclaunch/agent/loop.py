@@ -313,6 +313,8 @@ class Agent:
             self._poller.unregister(service.fileno())
             service.close()
             self.output.replace_service()
+            if self._disk_until < math.inf:
+                self._ask_for_disk()
 
     def _ask_for_disk(self) -> Iterable[events.Event]:
         """Before the health of this node is checked, which a hung file system is not to hold up."""
@@ -367,6 +369,7 @@ class Agent:
                 self.forkserver.signal(signum)
             case effects.StopWorkers() | effects.KillWorkers() if self._starting is not None:
                 self._starting = None
+                self.resuming.ended()
                 self._events.append(events.WorkersGone())
             case effects.StopWorkers():
                 self.resuming.ended()

@@ -15,6 +15,7 @@ from ..system.logs.log_client import LogServiceClient, StreamFile, TapTo
 from ..system.processes.fork_server_client import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
+MOST_REPLACED = 20  # processes that were killed
 PARTIAL = 0.1  # seconds after which an unfinished line is shown
 
 
@@ -30,6 +31,7 @@ class Output:
         self._label = label
         self._host = harmless(host)
         self._shown: dict[str, Any] | None = None  # the request of the round that is shown
+        self._replaced = 0
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
         """For each rank of this agent, the streams that the user watches on a terminal."""
@@ -92,7 +94,12 @@ class Output:
         self.service.prepare(**self._shown)
 
     def replace_service(self) -> None:
-        """The process was killed: another one goes on where the files end by now."""
+        """The process was killed: another one goes on where the files end by now. RuntimeError if
+        none can live.
+        """
+        self._replaced += 1
+        if self._replaced > MOST_REPLACED:
+            raise RuntimeError("the process that shows the workers' output ends again and again")
         self.service = self.service.successor()
         self.say(
             "the process that shows the workers' output was killed: lines may be missing here, and "
