@@ -31,6 +31,13 @@ _UNSHARE = (
 )
 
 
+def why_no_firewall() -> str:
+    """Why a host can have none; "" if it can."""
+    trial = ["unshare", "--net", "nft", "list", "ruleset"]
+    done = subprocess.run(trial, capture_output=True, text=True)
+    return done.stderr.strip() if done.returncode else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """A living process on a host; `pid` is the one that the tests see."""

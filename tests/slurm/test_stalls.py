@@ -24,6 +24,9 @@ STEPS = 150
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
+needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no FUSE in this kernel")
+
+
 @contextmanager
 def stalling(
     cluster: Cluster, host: str, directory: Path, spared: str = ""
@@ -57,6 +60,7 @@ def assert_nobody_waited(*logs: Path) -> None:
         assert not HELD_UP.search(told), told
 
 
+@needs_fuse
 @pytest.mark.parametrize(
     ("host", "spared"),
     [("n1", "write flush"), ("n2", "write flush"), ("n1", "")],
@@ -86,6 +90,7 @@ def test_a_log_directory_that_stalls(
     assert_nobody_waited(*directories)
 
 
+@needs_fuse
 def test_a_checkpoint_directory_that_stalls(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
