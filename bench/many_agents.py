@@ -58,7 +58,10 @@ class Crowd:
     def joined(self) -> float:
         """When the head heard the last one for the first time."""
         first: dict[int, float] = {}
-        for line in (self.directory / "logs" / "journal.jsonl").read_text().splitlines():
+        journal = self.directory / "logs" / "journal.jsonl"
+        while not journal.exists():  # a process of its own writes it
+            time.sleep(0.05)
+        for line in journal.read_text().splitlines():
             entry = json.loads(line)
             if entry.get("event") == "Received":
                 first.setdefault(entry["with"]["sender"], entry["time"])

@@ -156,7 +156,7 @@ class Follower:
         asks for a later term than we do. If it comes from our own head, then that follows another
         head now and releases us from our vote lease.
         """
-        if self.is_new and hint.led and hint.term > self.term:
+        if self.is_new and not self.is_deposed and hint.led and hint.term > self.term:
             return self.ask((self.rotation.head_of(hint.term),))
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
