@@ -250,13 +250,15 @@ class Agent:
                 self.lease = until
                 left = (until - self.clock) / self.sim.plan.rates[self.index]
                 self.sim.after(max(0.0, left), self._fence)
-                if self._held and not self.lease_is_over:
+                # Those that were asked to stop while they are held are killed, and go on no more.
+                if self._held and not (self._stopping or self.lease_is_over):
                     self._held = False
                     self._move_on()
                     if self._ordered is not None:
                         part, self._ordered = self._ordered, None
                         self._begin(part)
             case effects.StopWorkers() if self._held:
+                self._stopping = True
                 self._answer(events.LeaseOver())
                 self._kill_workers()
             case effects.StopWorkers():
