@@ -467,3 +467,11 @@ def test_the_process_that_shows_the_output_is_killed(tmp_path):
     assert "the process that shows the workers' output was killed: lines may be missing" in err
     (log,) = tmp_path.glob("hpclaunch-logs/*/round-0/rank-0.out")
     assert log.read_text() == "".join(f"line {i}\n" for i in range(30))
+
+
+def test_more_workers_than_the_user_may_have_open_files(tmp_path):
+    """Two files of each are followed, by a process that raises its limit for them."""
+    path = script(tmp_path, "print('hi')\n")
+    limited = ("sh", "-c", 'ulimit -Sn 40; exec "$@"', "sh")
+    done = hpclaunch("--nproc=30", "--cold", path, cwd=tmp_path, before=limited)
+    assert (done.returncode, done.stdout) == (0, "hi\n" * 30), done.stderr

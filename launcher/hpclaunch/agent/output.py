@@ -16,7 +16,6 @@ from ..system.processes.fork_server_client import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
 MOST_REPLACED = 20  # processes that were killed
-PARTIAL = 0.1  # seconds after which an unfinished line is shown
 
 
 class Output:
@@ -69,7 +68,7 @@ class Output:
         """
         streams = Streams() if part.preflight else self._streams
         # A single worker's lines cannot be torn, so its prompts are shown at once.
-        patience = 0.0 if part.local_world_size == 1 and os.isatty(1) else PARTIAL
+        at_once = part.local_world_size == 1 and os.isatty(1)
         files, duplicates = [], []
         for stream, (kind, console) in CONSOLES.items():
             needles = streams.filters(stream)
@@ -84,7 +83,7 @@ class Output:
                 taps = []
                 if shown is not Shown.HIDDEN:
                     prefix = name if shown is Shown.PREFIXED else ""
-                    taps.append(TapTo(console, prefix, patience=patience))
+                    taps.append(TapTo(console, prefix, at_once=at_once))
                 if matches:
                     taps.append(TapTo(matches, name, needles))
                 path = worker.out if stream is Std.OUT else worker.err

@@ -23,7 +23,7 @@ class TapTo:
     to: int | str
     prefix: str
     needles: Sequence[str] = ()
-    patience: float = 0.0
+    at_once: bool = False  # also lines without an end
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ before; nothing waits for a console.
                                                      {"event": "draining"}   at the end
 
 A tap is {"to": 1 or 2, the console, or the PATH of a file for duplicated lines, "prefix",
-"needles", "patience"}. When the agent is gone, in order or not, this process shows what is left and
+"needles", "at_once"}. When the agent is gone, in order or not, this process shows what is left and
 ends.
 """
 
@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.core.protocol.wording import for_console
-from hpclaunch.system.shared import disk
+from hpclaunch.system.shared import disk, open_file_limit
 from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 from .console import Console
 from .log_directory import size, tail
-from .mirror import Duplicates, Mirror, Tap
+from .mirror import PARTIAL, Duplicates, Mirror, Tap
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -116,6 +116,7 @@ class LogService:
         private_files.make_directory(directory)
         for error in errors:  # left by an earlier launch, not by a worker of this round
             Path(error).unlink(missing_ok=True)
+        open_file_limit.raise_to(2 * len(streams))  # the last round's may be open
         files = [Path(stream["path"]) for stream in streams] + [Path(store)]
         self._begins = {file: size(file) for file in files}
         self.mirror.forget()
@@ -125,8 +126,9 @@ class LogService:
         for stream in streams:
             self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
 
-    def _tap(self, to: int | str, prefix: str, needles: list[str], patience: float) -> Tap:
+    def _tap(self, to: int | str, prefix: str, needles: list[str], at_once: bool) -> Tap:
         sink = self.consoles[to] if isinstance(to, int) else self._duplicates[to]
+        patience = 0.0 if at_once else PARTIAL
         return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
 
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
