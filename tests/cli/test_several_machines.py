@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launching import crowd, free_port, script
+from launching import crowd, free_port, script, until
 from launching import start as start_agent
 
 import hpclaunch
@@ -40,6 +40,16 @@ elif rank == "0":
     torch.save({}, f"{run}.tmp")
     os.rename(f"{run}.tmp", f"{run}.pt")
     sys.exit(3)
+"""
+
+
+WAIT = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+open(f"of-{dist.get_world_size()}-{dist.get_rank()}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.1)
+dist.destroy_process_group()
 """
 
 
@@ -87,6 +97,28 @@ def test_machines_that_come_in_any_order(tmp_path):
     common.append(f"--rdzv-endpoint=localhost:{free_port()}")
     agents = [start(*common, path, cwd=tmp_path) for _ in range(3)]
     assert finish(agents) == [f"{r} 3 1 0 {r} 77 3" for r in range(3)]
+
+
+@pytest.mark.parametrize("nnodes", ["2:3", "1:3"])
+def test_numbered_machines_lose_their_head(tmp_path, nnodes):
+    """They go on where no two groups of them could be large enough."""
+    path = script(tmp_path, WAIT)
+    common = [f"--nnodes={nnodes}", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
+    common += [f"--master_port={free_port()}", "--wait-for-nodes=3", "--max-restarts=0"]
+    agents = [start(*common, f"--node_rank={r}", path, cwd=tmp_path) for r in range(3)]
+    until(lambda: len(list(tmp_path.glob("of-3-*"))) == 3)
+    agents[0].kill()
+    agents[0].communicate()
+    if nnodes == "2:3":
+        until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
+    (tmp_path / "go").touch()
+    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents[1:]]
+    if nnodes == "2:3":
+        assert [code for _, code in ended] == [0, 0]
+        assert "the head on 127.0.0.1 was lost: " in ended[0][0] + ended[1][0]
+    else:
+        assert [code for _, code in ended] == [1, 1]
+        assert "the head on 127.0.0.1 was lost" in ended[0][0]
 
 
 OLD_NAME = os.fsdecode(b"gr\xf6\xdfe")  # in Latin-1

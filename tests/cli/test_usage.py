@@ -29,7 +29,8 @@ def cwd(tmp_path):
         (["missing.py"], "no script missing.py in "),
         (
             ["status"],
-            ", and no such command: the commands are checkpoints, doctor, replay, sbatch, shim",
+            ", and no such command: the commands are checkpoints, doctor, prune, replay, sbatch, "
+            "shim",
         ),
         (["--nproc", "2", "status"], "no script status in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),

@@ -60,10 +60,10 @@ class Crew:
 
     # What befalls them
 
-    def start(self, *agents: int) -> None:
+    def start(self, *agents: int, anew: bool = False) -> None:
         for i in agents:
-            address = f"10.0.0.{i + 1}"
-            self.agents[i] = Control(self.job, i, 2, address, f"a{i}", port=7000 + i)
+            address, name = f"10.0.0.{i + 1}", f"{'b' if anew else 'a'}{i}"
+            self.agents[i] = Control(self.job, i, 2, address, name, port=7000 + i, anew=anew)
             self.tell(i, events.Started())
 
     def kill(self, *agents: int, down: bool = False) -> None:

@@ -82,7 +82,8 @@ class Agent:
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
         self.control = Control(
-            plan.job, index, plan.nprocs[index], address, self.name, plan.gpus[index]
+            *(plan.job, index, plan.nprocs[index], address, self.name, plan.gpus[index]),
+            anew=again,
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then
 

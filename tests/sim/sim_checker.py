@@ -56,7 +56,7 @@ class Checker:
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
-        self.done = False  # an agent has left with success
+        self.done: set[int] = set()  # agents that have left with success
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
         self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
@@ -119,7 +119,7 @@ class Checker:
         for effect in todo:
             if isinstance(effect, effects.Exit):
                 self._exits(agent, effect.verdict.reason)
-                self.done = self.done or effect.verdict.code == 0
+                self.done |= {agent.index} if effect.verdict.code == 0 else set()
             elif isinstance(effect, effects.KillIdleWorkers):
                 lost = control.member.round in self.lost or self.sim.plan.losses
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
@@ -146,7 +146,9 @@ class Checker:
     def begins(self, agent: Agent, part: Assignment) -> None:
         """The fork server of an agent starts its workers."""
         plan, index = self.sim.plan, agent.index
-        self._require(not self.done, agent, f"starts round {part.round} after the job's success")
+        # It cannot know what those have told nobody from whom it was cut off ever since.
+        told = [i for i in self.done if not self.sim.network.is_cut(i, index)]
+        self._require(not told, agent, f"starts round {part.round} after the job's success")
         running = self._running_but(part.round)
         self._require(not running, agent, f"starts round {part.round} while {running} run")
         self._require(not agent.living_workers(), agent, "starts over living workers")
@@ -397,7 +399,8 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
 def _is_alone(verdict: Verdict) -> bool:
     """It was cut off from the others, and does not know how the job ended for them."""
     said = verdict.reason.rpartition("; ")[2]  # after the signal that has asked it to end
-    return said.startswith("the head on") or "may have gone on without" in said
+    unsure = ("may have gone on without", "may go on without")
+    return said.startswith("the head on") or any(words in said for words in unsure)
 
 
 def _is_hint(effect: effects.Effect) -> bool:

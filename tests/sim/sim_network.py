@@ -42,13 +42,13 @@ class Network:
 
     def connect(self, client: int, server: int) -> None:
         pair, agents = (client, server), self.sim.agents
-        if pair in self.up or pair not in self.wanted or self._is_cut(*pair):
+        if pair in self.up or pair not in self.wanted or self.is_cut(*pair):
             return
         if agents[client].living and agents[server].living:
             self.up.add(pair)
             agents[client].deliver(HeadReached(server))
 
-    def _is_cut(self, one: int, other: int) -> bool:
+    def is_cut(self, one: int, other: int) -> bool:
         return (one, other) in self.cut or (other, one) in self.cut
 
     def send(self, sender: int, to: int, message: Message) -> None:
@@ -100,14 +100,14 @@ class Network:
                 self.sim.after(wait, lambda to=to, event=event: self._tell_close(pair, to, event))
 
     def _tell_close(self, pair: tuple[int, int], to: int, event: HeadClosed | PeerClosed) -> None:
-        if not self._is_cut(*pair):
+        if not self.is_cut(*pair):
             self.sim.agents[to].deliver(event)
 
     def probe(self, asker: int, about: int) -> None:
         """Its fork server says so, once it is dead. That others refuse for it says nothing."""
 
         def look() -> None:
-            if self.sim.agents[about].is_mourned and not self._is_cut(asker, about):
+            if self.sim.agents[about].is_mourned and not self.is_cut(asker, about):
                 self.sim.agents[asker].deliver(AgentGone(about))
 
         for wait in LOOKS:

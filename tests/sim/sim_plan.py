@@ -342,18 +342,21 @@ def _unproven(rng: Random, span: float, plan: Plan) -> Fault:
 
 
 def _first_anew(rng: Random, plan: Plan) -> Plan:
-    """The first agent is started again in its place, while the job goes on without it and all can
-    reach one another. It cannot know of a job that is over.
+    """The first agent is started again in its place, while the job goes on without it, or is over,
+    or cannot be reached.
     """
     job = replace(plan.job, fewest=1, most=0, preflight=False)
     at, again = rng.uniform(2.0, 10.0), rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 30.0)))
+    begins = at + again - rng.uniform(0.0, 1.0)
+    alone = Fault(begins, Kind.CUT, 0, rng.choice((rng.uniform(1.0, 10.0), 1e6)))
+    cut = (alone,) if rng.random() < 0.4 else ()
     return replace(
         plan,
         job=timed(job, wait=10.0, stuck=1.0),
         starts=tuple(rng.uniform(0.0, 1.0) for _ in plan.starts),
-        faults=(Fault(at, Kind.RESTART_AGENT, 0, again),),
+        faults=tuple(sorted((Fault(at, Kind.RESTART_AGENT, 0, again), *cut), key=lambda f: f.at)),
         crashes=0,
-        work=rng.uniform(60.0, 100.0),
+        work=rng.choice((rng.uniform(60.0, 100.0), rng.uniform(8.0, 30.0))),
         coupled=True,
         slow=0.0,
         drop=0.0,

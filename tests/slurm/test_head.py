@@ -54,26 +54,44 @@ def test_a_killed_head_is_survived(
     assert "Traceback" not in ended.output
 
 
-@pytest.mark.parametrize("after", [0.5, 4], ids=["at once", "later"])
-def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
-    after: float, cluster: Cluster, launch: Launch
-) -> None:
-    """It leads only if nobody else does. Here the others have gone on, and it takes part again."""
+def with_a_first_agent_killed(cluster: Cluster, launch: Launch, after: float, *options: str) -> Job:
+    """Another one leads, and it is started anew after so many seconds."""
     again = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
-    options = ("--nproc", 1, "--nnodes", "1:3", "--grow", "now")
-    job = launch(*options, TELL, "--until", "go", srun=again)
+    options = ("--nnodes", "1:3", *options)
+    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=again)
     job.until_all_run(3)
     job.forget()
     (job.directory / "again.n1").write_text(f"{after}\n")
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     job.says("n2 leads now")
+    return job
+
+
+@pytest.mark.parametrize("after", [0.5, 4], ids=["at once", "later"])
+def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
+    after: float, cluster: Cluster, launch: Launch
+) -> None:
+    """It leads only if nobody else does. Here the others have gone on, and it takes part again."""
+    job = with_a_first_agent_killed(cluster, launch, after, "--grow", "now")
     job.says("n1 leads no more: n2 does")
     job.says("going on with n1: 3 nodes")
     job.until_all_run(3)
     (job.directory / "go").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
+
+
+def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
+    cluster: Cluster, launch: Launch
+) -> None:
+    job = with_a_first_agent_killed(cluster, launch, 20, "--rdzv-conf", "join_timeout=8")
+    job.until_all_run(2)
+    (job.directory / "go").touch()
+    ended = job.wait()
+    assert (job.codes[0], job.codes[1], job.codes[2]) == (1, 0, 0), str(ended)
+    assert "the agent on n1 was started anew, and n2, n3 did not answer within 8 s" in ended.output
+    assert len(job.told()) == 2, "nobody has trained a second time"
 
 
 def test_a_killed_head_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:

@@ -71,6 +71,8 @@ class Config:
     checkpoints: Checkpoints | None
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
+    anew: bool  # the first agent of this launch was started before, and was killed
+    log_limit: int  # bytes that this agent's workers may write there; 0: any number
     streams: Streams  # which of the workers' output the console shows
     as_torchrun: bool  # started in its place: every failure is exit code 1
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user

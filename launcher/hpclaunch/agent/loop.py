@@ -68,7 +68,14 @@ class Agent:
         self.forkserver = server
         label = config.allocation.label
         host = self.place.host
-        self.output = Output(logs, config.streams, role=config.role, label=label, host=host)
+        self.output = Output(
+            logs,
+            config.streams,
+            limit=config.log_limit,
+            role=config.role,
+            label=label,
+            host=host,
+        )
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
@@ -79,7 +86,7 @@ class Agent:
         port = 0 if self.channels is None else self.channels.port
         made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
         made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
-        made["networks"] = self.joined.networks
+        made |= {"networks": self.joined.networks, "anew": config.anew}
         self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.journal.began(made)
@@ -119,6 +126,8 @@ class Agent:
                 ends.callback(self.journal.close)  # last: it may take a while
                 if self.channels is not None and self._in_order:
                     ends.callback(self.channels.close)
+                if self.config.logs is not None and self._in_order and self.place.index == HEAD:
+                    self.output.service.remove(self.config.logs.first)
                 ends.callback(self.health.close)
                 ends.callback(self.sharing.close)  # after the workers, which its daemons serve
                 ends.callback(self.forkserver.close, in_order=self._in_order)

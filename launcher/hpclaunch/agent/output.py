@@ -22,10 +22,18 @@ class Output:
     """What of the workers' output one agent shows, and where; its log service does it."""
 
     def __init__(
-        self, service: LogServiceClient, streams: Streams, *, role: str, label: str, host: str
+        self,
+        service: LogServiceClient,
+        streams: Streams,
+        *,
+        limit: int,
+        role: str,
+        label: str,
+        host: str,
     ) -> None:
         self.service = service
         self._streams = streams
+        self._limit = limit
         self._role = role
         self._label = label
         self._host = harmless(host)
@@ -89,6 +97,7 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 files.append(StreamFile(path, taps))
         self._shown = {"duplicates": duplicates, "errors": errors, "store": store}
+        self._shown |= {"limit": self._limit}
         self._shown |= {"directory": directory, "streams": files, "number": number}
         self.service.prepare(**self._shown)
 

@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.wording import for_console
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("checkpoints", "doctor", "replay", "sbatch", "shim")
+COMMANDS = ("checkpoints", "doctor", "prune", "replay", "sbatch", "shim")
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -100,3 +100,16 @@ def say(text: str) -> None:
         sys.stderr.flush()
         sys.stderr.buffer.write(for_console(f"hpclaunch: {text}\n"))
         sys.stderr.buffer.flush()
+
+
+def write(text: str) -> None:
+    """Write what a command prints to standard output."""
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    # A file may have any bytes in its name.
+    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
+    try:
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except OSError as e:
+        raise UsageError(f"cannot write to standard output: {e.strerror}") from e

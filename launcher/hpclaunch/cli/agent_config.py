@@ -89,6 +89,8 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         checkpoints=_checkpoints(options),
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=task.logs,
+        anew=_is_anew(where, task.logs),
+        log_limit=options.log_limit or 0,
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),
         trouble=task.trouble,
@@ -116,7 +118,7 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=_grow(options),
-        one_head=where.endpoint is not None,
+        one_head=not _may_elect(where, fewest),
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
@@ -125,6 +127,16 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
             loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )
+
+
+def _may_elect(where: Allocation, fewest: int) -> bool:
+    """Whether another agent may lead in place of the first one.
+
+    Without Slurm only the first one has an address that all know from the start. If it is started
+    anew, it cannot ask the others whether they have gone on, and could begin with machines that
+    are not with them. So no two groups may be large enough.
+    """
+    return where.endpoint is None or (where.numbered and 2 * fewest > where.nodes)
 
 
 def _isolate(options: argparse.Namespace) -> bool:
@@ -254,6 +266,12 @@ def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory,
         except OSError:
             raise e from None
         return logs, f"{e}: those of {where.places[where.index].host} are in {logs.path}"
+
+
+def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
+    """Only Slurm's steps have a name that tells them from all others."""
+    is_first = where.index == HEAD and not where.alone and where.endpoint is None
+    return is_first and logs is not None and logs.was_begun(where.identity)
 
 
 # What the user is told

@@ -22,6 +22,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless
 
 from . import options as launch
+from . import write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     except KeyboardInterrupt:
         return 130
     text = _json(found, chosen) if options.json else _table(found, chosen, options.dir)
-    _write(text)
+    write(text)
     return 0
 
 
@@ -176,15 +177,3 @@ def _age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return "now"
-
-
-def _write(text: str) -> None:
-    if sys.stdout is None:
-        raise UsageError("standard output is closed")
-    # A file may have any bytes in its name.
-    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except OSError as e:
-        raise UsageError(f"cannot write to standard output: {e.strerror}") from e

@@ -25,6 +25,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch checkpoints DIR                   list the checkpoints in DIR
     hpclaunch replay LOG_DIR                    show what happened in a job
+    hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              make tools that call torchrun
                                                 use hpclaunch
@@ -306,6 +307,13 @@ def _add_output(add: Callable[..., None]) -> None:
         metavar="DIR",
         help="directory for the workers' output and the journal (default: a directory in "
         "hpclaunch-logs/; torchrun: a temporary directory)",
+    )
+    add(
+        "--log-limit",
+        type=values.log_limit,
+        metavar="SIZE",
+        help="what the output files of each launcher's workers may take together, in all rounds, "
+        "such as 500M or 10G: beyond it, the oldest part is dropped (default: no limit)",
     )
     add(
         "-r",

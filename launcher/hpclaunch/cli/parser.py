@@ -24,6 +24,7 @@ OURS = frozenset(
         "--mps",
         "--mps-threads",
         "--mps-memory",
+        "--log-limit",
         "--loss-timeout",
         "--wait-for-nodes",
         "--grow",

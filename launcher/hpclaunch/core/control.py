@@ -48,11 +48,14 @@ class Control:
         gpus: tuple[str, ...] = (),
         port: int = 0,
         networks: tuple[str, ...] = (),
+        *,
+        anew: bool = False,
     ) -> None:
+        """`anew`: an agent of this job was started in this place before, and was killed."""
         self.job = job
         self.index = index
         self.member = Member(job, index, nproc, address, incarnation, gpus, port, networks)
-        self.head = Head(job) if index == HEAD else None
+        self.head = Head(job, anew=anew) if index == HEAD else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._handled_at: float | None = None  # the last event, on that clock

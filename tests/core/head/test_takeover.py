@@ -508,6 +508,22 @@ def test_if_nobody_says_anything_it_leads():
     assert any(isinstance(e, ChooseCheckpoint) for e in tell(control, 3.0, Tick()))
 
 
+@pytest.mark.parametrize(("nodes", "enough"), [(3, 2), (4, 3), (4, 2), (2, 1)])
+def test_one_that_was_killed_begins_nothing_with_half_of_the_nodes(nodes, enough):
+    """The others may go on without it, or have ended."""
+    hosts = " ".join(f"n{n}" for n in range(nodes))
+    crew = Crew(hosts, fewest=1, last_call=1.0, join=30.0)
+    crew.start(*range(enough), anew=True)
+    crew.until(29.0)
+    assert bool(crew.running) == (2 * enough > nodes)
+    crew.until(50.0)
+    if not crew.running:
+        missing = ", ".join(f"n{n}" for n in range(enough, nodes))
+        why = f"the agent on n0 was started anew, and {missing} did not answer within 30 s: "
+        why += "they may go on without it, or the job is over"
+        assert {verdict.reason for verdict in crew.verdicts.values()} == {why}
+
+
 def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():
     crew = at_work("n0 n1 n2")
     order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2)

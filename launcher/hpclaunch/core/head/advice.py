@@ -13,7 +13,7 @@ from ..protocol.model import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Advice:
     """`advice` for a worker that wrote any of `words` among its last lines."""
 
     words: tuple[str, ...]
@@ -22,20 +22,20 @@ class Lesson:
 
 LESSONS = (
     # Backends that this torch does not have
-    Lesson(
+    Advice(
         ("have MPI built in",),
         "this torch has no MPI backend; only one that was built from source beside an MPI library "
         'does. Write init_process_group("nccl") for GPUs or init_process_group("gloo") for CPUs: '
         "neither needs MPI or mpirun.",
     ),
-    Lesson(
+    Advice(
         ("have NCCL built in", "Torch not compiled with CUDA enabled", "'_cuda_setDevice'"),
         "the workers' torch is a build for CPUs only. Install one with CUDA into the environment "
         'that the job activates, or write init_process_group("gloo") and leave out .cuda() to '
         "train on CPUs.",
     ),
     # GPUs
-    Lesson(
+    Advice(
         (
             "no GPUs found!",
             "No CUDA GPUs are available",
@@ -46,21 +46,21 @@ LESSONS = (
         "CUDA_VISIBLE_DEVICES is set to nothing in the job script, and whether a container is "
         'started with --nv; on CPUs write init_process_group("gloo").',
     ),
-    Lesson(
+    Advice(
         ("Duplicate GPU detected", "Multiple Ranks are using the same GPU"),
         "two ranks use the same GPU. Before init_process_group, every worker has to call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])): LOCAL_RANK, neither 0 nor RANK. If '
         "it does, there are more workers than GPUs on the host: lower --nproc, or start with "
         "--shared-backend gloo, which changes nothing in the script.",
     ),
-    Lesson(
+    Advice(
         ("invalid device ordinal",),
         "the script asks for a GPU with a number that this worker does not have: its own are "
         "numbered from 0. Use LOCAL_RANK, not RANK; start no more workers than GPUs (--nproc gpu); "
         "do not set CUDA_VISIBLE_DEVICES in the job script; where Slurm gives each task one GPU "
         "(--gpus-per-task=1), start one worker per task (--nproc 1).",
     ),
-    Lesson(
+    Advice(
         (
             "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
             "cudaErrorMpsMaxClientsReached",
@@ -70,14 +70,14 @@ LESSONS = (
         "worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
         "moves tensors to the GPU. Start fewer workers (--nproc), or use CUDA in them only.",
     ),
-    Lesson(
+    Advice(
         ("is free. Process ", "memory in use. Process "),
         "the GPU's memory is full, and another process uses it as well (see the last lines): "
         "several workers share this GPU. Start one worker per GPU (--nproc gpu) that calls "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first, and load checkpoints with '
         'torch.load(..., map_location="cpu").',
     ),
-    Lesson(
+    Advice(
         ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "error: out of memory"),
         "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
         "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
@@ -85,7 +85,7 @@ LESSONS = (
         "somebody else is on the GPU.",
     ),
     # The memory of the host, and what it is limited to
-    Lesson(
+    Advice(
         (
             "unable to allocate shared memory(shm)",
             "insufficient shared memory (shm)",
@@ -95,100 +95,100 @@ LESSONS = (
         "it more room (a container's --shm-size or --ipc=host), or lower num_workers, "
         "prefetch_factor or the batch size. hpclaunch doctor shows its size.",
     ),
-    Lesson(
+    Advice(
         ("is killed by signal: Killed", "DataLoader worker (pid(s)"),
         "a process of the DataLoader was killed, most likely because the job's memory was used up: "
         "sacct -j JOBID -o JobID,MaxRSS,State. Ask for more (#SBATCH --mem=...), or lower "
         "num_workers, of which every training worker has its own.",
     ),
-    Lesson(
+    Advice(
         ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "MemoryError"),
         "the host's memory, or the job's share of it, is used up. Ask for more (#SBATCH --mem=...; "
         "--mem=0 is all of a node), or lower --nproc or num_workers.",
     ),
-    Lesson(
+    Advice(
         ("Too many open files",),
         "the limit of open files is reached (ulimit -n). Raise it in the job script: ulimit -n "
         "$(ulimit -Hn); or call torch.multiprocessing.set_sharing_strategy('file_system').",
     ),
-    Lesson(
+    Advice(
         ("No space left on device", "Disk quota exceeded"),
         "a file system is full, or your quota on it is used up: df -h and quota -s on that host. "
         "Old checkpoints and a cache below $HOME or /tmp are the usual reasons.",
     ),
     # Programs and their environment
-    Lesson(
+    Advice(
         ("No module named",),
         "the workers' Python has no such module. It is the one that hpclaunch runs with, unless "
         "PYTHON_EXEC names another: activate the environment in the job script before srun, on a "
         "file system that all nodes see, and install the module there. For a module of your own, "
         "start in its directory or set PYTHONPATH.",
     ),
-    Lesson(
+    Advice(
         ("KeyError: 'SLURM_", 'KeyError: "SLURM_'),
         "the script reads a variable of Slurm's that is not set here. Many exist only where their "
         "option was given (SLURM_CPUS_PER_TASK with --cpus-per-task, SLURM_NTASKS_PER_NODE with "
         "--ntasks-per-node), and none outside of a job. Give #SBATCH that option, or write "
         "os.environ.get(NAME, DEFAULT). RANK, WORLD_SIZE and LOCAL_RANK are always set.",
     ),
-    Lesson(
+    Advice(
         ("version `GLIBC", "cannot open shared object file", "undefined symbol"),
         "a library does not fit the workers' environment. Load the same modules as when it was "
         "installed (module load ... in the job script, before srun), build extensions again for "
         "this torch, and look whether all nodes have the same system.",
     ),
     # Finding each other
-    Lesson(
+    Advice(
         ("EADDRINUSE", "ddress already in use"),
         "the script listens on a port of its own choice, and it is taken: by another job on that "
         "host, or by another rank of this one. For init_process_group, write "
         'init_method="env://" and do not set MASTER_PORT: a free port is chosen at every start. '
         "For a server of your own, bind to port 0.",
     ),
-    Lesson(
+    Advice(
         ("rank parameter missing", "size parameter missing", "world_size parameter missing"),
         'init_method="tcp://..." needs rank= and world_size= as well. Simpler: leave init_method '
         "out; the environment that hpclaunch sets has everything.",
     ),
-    Lesson(
+    Advice(
         ("expected, but not set",),
         "a variable that hpclaunch gives to every worker did not arrive here. The process is one "
         "that the script started itself, or a container cleans the environment (leave out "
         "--cleanenv, or pass the variable on with --env).",
     ),
-    Lesson(
+    Advice(
         ("Unable to find address for", "no socket interface found"),
         "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names a network interface that this host does "
         "not have. Remove the export from the job script, or set it to a name that ip -br addr "
         "shows on every node.",
     ),
-    Lesson(
+    Advice(
         ("client socket has timed out", "TCP client failed to connect"),
         "this worker could not reach the address where the ranks meet. Do not set MASTER_ADDR or "
         "MASTER_PORT in the script or job script, because hpclaunch chooses both; if it does not, "
         "srun hpclaunch doctor tells whether the hosts reach each other.",
     ),
-    Lesson(
+    Advice(
         ("connectFullMesh failed", "socketPollConnect", "No route to host"),
         "the ranks have met, but cannot connect to each other: a firewall between the nodes, or "
         "the wrong network. Set GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (NCCL) to the "
         "interface that joins the nodes; ip -br addr lists them, srun hpclaunch doctor names ours.",
     ),
     # Waiting for each other
-    Lesson(
+    Advice(
         ("doesn't match expected size", "Mismatch between collective operation types"),
         "the ranks called different collectives, or with tensors of different sizes. Look for a "
         "collective below an `if rank == 0`, and for a last batch that differs from rank to rank "
         "(DistributedSampler(drop_last=True)). TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
     ),
-    Lesson(
+    Advice(
         ("waiting for clients", "wait timeout after", "barrier timeout after"),
         "not all ranks came to the same point before the timeout. One of them is late (a first "
         "import or download: init_process_group(timeout=timedelta(hours=1))), "
         "never gets there (init_process_group, new_group or a collective below an `if`), or hangs: "
         "look at the last lines of every rank in the log directory.",
     ),
-    Lesson(
+    Advice(
         (
             "Watchdog caught collective operation timeout",
             "WorkNCCL::checkTimeout",
@@ -200,7 +200,7 @@ LESSONS = (
         "of every rank in the log directory tell which. If it is only late, raise "
         "init_process_group(timeout=...); TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
     ),
-    Lesson(
+    Advice(
         (
             "Connection closed by peer",
             "Connection closed by remote peer",
@@ -212,7 +212,7 @@ LESSONS = (
         "others were done, is named nowhere else.",
     ),
     # The end
-    Lesson(
+    Advice(
         ("terminate called without an active exception", "FATAL: exception not rethrown"),
         "the script came to its end while torch's threads were still communicating. Make "
         "torch.distributed.destroy_process_group() its last call, after the last collective is "

@@ -60,6 +60,7 @@ class Head:
         me: int = 0,
         term: int = 0,
         configuration: Configuration | None = None,
+        anew: bool = False,
     ) -> None:
         self.job, self.timing = job, job.timing
         self.me = me
@@ -75,7 +76,7 @@ class Head:
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
         self._orders = Orders(self.lease)
-        self._rendezvous = Rendezvous(job, self.roster, self.lease)
+        self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
         self._cordon = Cordon(job)
         self._explanations = Explanations(self.budget)
@@ -123,6 +124,14 @@ class Head:
         return elected and not self.job.one_head and len(left) >= self._rendezvous.fewest
 
     @property
+    def knows_rounds(self) -> bool:
+        """Whether it has begun rounds, or has taken over from a head that may have. If not, and an
+        agent tells of one, then this agent was started anew. Others may elect a head at this very
+        moment, so it answers nobody of theirs, and waits until that head is heard.
+        """
+        return self.current is not None or self._takeover is not None
+
+    @property
     def deposed_at(self) -> float:
         """When another agent may begin to lead, because this head has had no quorum for so long."""
         return max(self.lease.until, self._tenure_since + self.timing.loss)
@@ -160,6 +169,8 @@ class Head:
                 self._rendezvous.begin(now)
                 effects += self._renew(now)
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
+            case Received(message=Report(round=number)) if number >= 0 and not self.knows_rounds:
+                pass  # from the time of another head: see knows_rounds
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)

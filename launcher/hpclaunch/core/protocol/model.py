@@ -47,6 +47,7 @@ class Allocation:
     places: tuple[Place, ...]
     index: int
     endpoint: tuple[str, int] | None = None  # the head's host and port, if the user named them
+    numbered: bool = True  # all agents know their places before they meet
     seated: bool = True  # False: `index` is a stand-in until the head assigns one
 
     @property

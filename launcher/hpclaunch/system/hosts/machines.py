@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from dataclasses import replace
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place
@@ -16,7 +17,7 @@ def fixed(rank: int, machines: int, host: str, port: int, *, run_id: str, name: 
     """For machines that the user has numbered; number 0 is at `host`."""
     if rank >= machines:
         raise UsageError(f"--node-rank {rank}, but --nnodes {machines}: ranks begin at 0")
-    return _allocation(rank, machines, host, port, run_id=run_id, name=name, seated=True)
+    return _allocation(rank, machines, host, port, run_id=run_id, name=name)
 
 
 def first_come(
@@ -29,18 +30,19 @@ def first_come(
     """
     is_head = (is_local(host) if head is None else head) and _claim(f"{port} {run_id}")
     index = HEAD if is_head else 1
-    return _allocation(index, machines, host, port, run_id=run_id, name=name, seated=is_head)
+    where = _allocation(index, machines, host, port, run_id=run_id, name=name)
+    return replace(where, numbered=False, seated=is_head)
 
 
 def _allocation(
-    index: int, machines: int, host: str, port: int, *, run_id: str, name: str, seated: bool
+    index: int, machines: int, host: str, port: int, *, run_id: str, name: str
 ) -> Allocation:
     # The others' names are known once they report. Nobody needs them to find the head.
     names = [host, *(f"machine {i}" for i in range(1, machines))]
     names[index] = socket.gethostname()
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
     identity = f"machines {machines} {run_id} {port}"
-    return Allocation(name, identity, places, index, (host, port), seated)
+    return Allocation(name, identity, places, index, (host, port))
 
 
 def is_local(host: str) -> bool:

@@ -84,9 +84,11 @@ class LogServiceClient(Helper):
         duplicates: Sequence[str],
         errors: Sequence[str],
         store: Path,
+        limit: int = 0,
     ) -> None:
         """Make a round's directory, files and duplicates, and show what is written there. `errors`
-        are removed. Answered by "prepared" or "refused".
+        are removed. All rounds together may take `limit` bytes, if it is not 0. Answered by
+        "prepared" or "refused".
         """
         self.ask(
             op="prepare",
@@ -96,6 +98,7 @@ class LogServiceClient(Helper):
             duplicates=list(duplicates),
             errors=list(errors),
             store=str(store),
+            limit=limit,
         )
 
     def tail(self, number: int, files: Sequence[Path]) -> None:
@@ -111,6 +114,9 @@ class LogServiceClient(Helper):
             self._unsaid += 1
         else:
             self.ask(op="say", text=text)
+
+    def remove(self, file: Path) -> None:
+        self.ask(op="remove", file=str(file))
 
     def finish(self) -> None:
         self.ask(op="finish")

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
+FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
 MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
@@ -47,6 +48,25 @@ class LogDirectory:
     def round(self, number: int) -> Path:
         """Where the files of a round are going to be."""
         return self.path / f"round-{number}"
+
+    def was_begun(self, launch: str) -> bool:
+        """Whether a first agent of this launch was here before, and was killed. From now on, there
+        is one.
+        """
+        try:
+            fd = private_files.open_file(self.first, os.O_RDWR | os.O_CREAT)
+        except OSError:
+            return False
+        with open(fd, "r+b") as f:
+            before, said = f.read(), os.fsencode(launch)
+            f.seek(0)
+            f.truncate()
+            f.write(said)
+        return before == said
+
+    @property
+    def first(self) -> Path:
+        return self.path / FIRST
 
     def elsewhere(self, number: int) -> Path:
         """The same on this host's own disk, where this directory takes no more files."""
@@ -141,21 +161,26 @@ def size(path: Path) -> int:
         return 0
 
 
-def tail(begins: Mapping[Path, int]) -> str:
+def tail(files: Iterable[Sequence[tuple[Path, int]]]) -> str:
     """The last lines of the first file that has any, without colours: what a worker wrote before it
     ended.
 
-    `begins` has the sizes of the files at the start of the round: what is before, an earlier launch
-    has written.
+    A file comes in one or more parts, each with its size at the start of the round: what is before,
+    an earlier launch has written.
     """
-    for path, begin in begins.items():
-        try:
-            with open(path, "rb", opener=private_files.open_file) as f:
-                f.seek(0, os.SEEK_END)
-                f.seek(max(begin, f.tell() - TAIL_BYTES))
-                text = _COLOURS.sub("", f.read().decode(errors="replace")).strip("\n")
-        except OSError:
-            continue
+    for parts in files:
+        found = b"".join(_end(path, begin) for path, begin in parts)
+        text = _COLOURS.sub("", found[-TAIL_BYTES:].decode(errors="replace")).strip("\n")
         if text:
             return "\n".join(text.splitlines()[-TAIL_LINES:])
     return ""
+
+
+def _end(path: Path, begin: int) -> bytes:
+    try:
+        with open(path, "rb", opener=private_files.open_file) as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(begin, f.tell() - TAIL_BYTES))
+            return f.read()
+    except OSError:
+        return b""

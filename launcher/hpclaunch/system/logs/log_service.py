@@ -8,10 +8,12 @@ before; nothing waits for a console.
     {"op": "prepare", "id": N, "directory": PATH,    {"event": "prepared", "id": N}
         "streams": [{"path", "taps"}, ...],          {"event": "refused", "id": N, "why": W,
         "duplicates": [PATH, ...],                       "file": PATH}
-        "errors": [PATH, ...], "store": PATH}
+        "errors": [PATH, ...], "store": PATH,
+        "limit": BYTES}
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "say", "text": T}
+    {"op": "remove", "file": PATH}
     {"op": "finish"}   the workers of the round are gone: show the rest
                                                      {"event": "draining"}   at the end
 
@@ -39,6 +41,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from .console import Console
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
+from .volume import LOOKS, Volume
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -52,6 +55,10 @@ class LogService:
         self.consoles = {1: Console(1), 2: Console(2)}
         self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
+        self._segments: dict[Path, Path] = {}  # the newest of each of them
+        self._volume = Volume()
+        self._volume_at = math.inf  # when to look whether it is above its limit
+        self._limited = False  # and the user knows that something was dropped
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
@@ -69,6 +76,9 @@ class LogService:
                         console.flush()
                 now = time.monotonic()
                 self.mirror.wake(now)
+                if now >= self._volume_at:
+                    self._volume_at = now + LOOKS
+                    self._limit_volume()
                 if now >= self._room_at:
                     self._room_at = now + ROOM
                     self._look_for_room()
@@ -85,7 +95,7 @@ class LogService:
         for console in self.consoles.values():
             if console.wanting:
                 poll.register(console.fd, select.POLLOUT)
-        left = min(self.mirror.next_deadline(), self._room_at) - time.monotonic()
+        left = min(self.mirror.next_deadline(), self._room_at, self._volume_at) - time.monotonic()
         return {fd for fd, _ in poll.poll(None if left > 1e6 else 1000 * max(0.0, left) + 1)}
 
     # Requests
@@ -106,6 +116,7 @@ class LogService:
         duplicates: list[str],
         errors: list[str],
         store: str,
+        limit: int = 0,
     ) -> None:
         """Make a round's directory and files, and show from now on what is written to these. The
         output of the last round is shown by now. Raises OSError.
@@ -119,6 +130,9 @@ class LogService:
         open_file_limit.raise_to(2 * len(streams))  # the last round's may be open
         files = [Path(stream["path"]) for stream in streams] + [Path(store)]
         self._begins = {file: size(file) for file in files}
+        self._segments = {}
+        self._volume.follow([*files, *map(Path, duplicates)], limit)
+        self._volume_at = time.monotonic() if limit else math.inf
         self.mirror.forget()
         self._release()
         self._directory, self._room_at = directory, time.monotonic() + ROOM
@@ -132,11 +146,19 @@ class LogService:
         return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
 
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
-        text = tail({Path(file): self._begins.get(Path(file), 0) for file in files})
-        self._channel.tell("tail", id=id, text=text)
+        self._channel.tell("tail", id=id, text=tail(map(self._parts, map(Path, files))))
+
+    def _parts(self, file: Path) -> list[tuple[Path, int]]:
+        """Where the end of a file is that may just have been emptied."""
+        before = [(self._segments[file], 0)] if file in self._segments else []
+        return [*before, (file, self._begins.get(file, 0))]
 
     def _look(self, id: int, directory: str) -> None:  # noqa: A002
         self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))
+
+    def _remove(self, file: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(file)
 
     def _say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
@@ -147,9 +169,29 @@ class LogService:
         errors.write(start + for_console(f"hpclaunch: {text}\n"))
 
     def _finish(self) -> None:
+        if self._volume_at < math.inf:
+            self._limit_volume()
         self.mirror.finish(time.monotonic())
         self._look_for_room()
-        self._room_at = math.inf
+        self._room_at = self._volume_at = math.inf
+
+    def _limit_volume(self) -> None:
+        cuts = self._volume.cut()
+        skipped = 0
+        for cut in cuts:
+            self._begins[cut.file] = 0
+            if cut.segment is not None:
+                self._segments[cut.file] = cut.segment
+            skipped += self.mirror.cut(cut.file, cut.begin, cut.segment)
+            if cut.lost:
+                self._say(f"--log-limit: {cut.lost} bytes are lost in {cut.file}: too many at once")
+        dropped = [cut.file for cut in cuts if cut.begin] + self._volume.prune()
+        skipped += self.mirror.skip_removed()
+        if dropped and not self._limited:
+            self._limited = True
+            self._say(f"--log-limit: from now on the oldest output is dropped ({dropped[0]})")
+        if skipped:
+            self._say(f"--log-limit: {skipped} bytes were dropped before they could be shown here")
 
     def _look_for_room(self) -> None:
         """Workers go on when their files cannot grow (`site/_hpclaunch_output.py`)."""

@@ -1,0 +1,111 @@
+"""The log directories of launches that are long over, and their removal.
+
+Only files that a launch makes are removed, by their names, and directories that are empty then: a
+user may keep other things beside them. A run that somebody uses stays as it is: one that still
+runs, or that another process of this user reads on this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpclaunch.worker import private_files
+
+from .log_directory import FIRST, LOCK
+from .volume import open_files
+
+JOURNALS = re.compile(r"journal(-agent-[\w.-]+)?\.jsonl\S*")
+ROUNDS = re.compile(r"round-\d+")
+OURS = re.compile(
+    r"rank-\d+\.(out|err)(\.\d+)?|rank-\d+\.error\.json|filtered-agent-\S+|store\.err(\.\d+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    path: Path
+    files: tuple[Path, ...]
+    size: int  # bytes on the disk
+    changed: float  # seconds since the epoch; the newest of its files
+
+
+def runs(directory: Path, before: float) -> Iterator[Run | None]:
+    """Those in `directory` in which nothing has changed since `before`, seconds since the epoch;
+    None for each of the others. Raises OSError.
+    """
+    with os.scandir(directory) as entries:
+        paths = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    for path in paths:
+        with contextlib.suppress(OSError):  # it is gone by now, or another user's
+            names = os.listdir(path)
+            journals = [path / name for name in names if JOURNALS.fullmatch(name)]
+            if not journals:
+                continue
+            private_files.check_directory(path)
+            newest = max(os.lstat(journal).st_mtime for journal in journals)
+            yield _run(path, names, before) if newest < before else None
+
+
+def _run(path: Path, names: list[str], before: float) -> Run | None:
+    files = [path / name for name in names if JOURNALS.fullmatch(name) or name in (FIRST, LOCK)]
+    files += [path / name for name in names if OURS.fullmatch(name)]
+    for name in names:
+        if ROUNDS.fullmatch(name) and not (path / name).is_symlink():
+            files += [
+                path / name / file for file in os.listdir(path / name) if OURS.fullmatch(file)
+            ]
+    found = [os.lstat(file) for file in files]
+    changed = max(each.st_mtime for each in found)
+    if changed >= before:
+        return None
+    return Run(path, tuple(files), sum(each.st_blocks * 512 for each in found), changed)
+
+
+class Removal:
+    """Removes runs; `used` are the files that somebody has open."""
+
+    def __init__(self) -> None:
+        self._used = open_files()
+
+    def is_used(self, run: Run) -> bool:
+        above = os.path.realpath(run.path.parent)
+        names = (os.path.join(above, file.relative_to(run.path.parent)) for file in run.files)
+        return not self._used.isdisjoint(names) or _is_locked(run.path / LOCK)
+
+    def remove(self, run: Run) -> None:
+        """Raises OSError."""
+        for file in run.files:
+            file.unlink(missing_ok=True)
+        for directory in {file.parent for file in run.files} | set(run.path.glob("round-*")):
+            if directory != run.path:
+                _remove_empty(directory)
+        _remove_empty(run.path)
+
+
+def _remove_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # something else is there
+        if stat.S_ISDIR(os.lstat(directory).st_mode):
+            directory.rmdir()
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        fd = private_files.open_file(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(fd)
+    return False
