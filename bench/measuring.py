@@ -24,6 +24,7 @@ import psutil
 
 BIN = Path(sys.executable).parent
 WORKER = Path(__file__).parent / "worker.py"
+SOCKET = "BENCH_SOCKET"  # the variable that tells a worker where the benchmark listens
 LOGS = "logs"  # hpclaunch's, with its journals, in the directory of a run
 LIMIT = 60.0  # seconds until a start or a restart counts as hung
 
@@ -78,7 +79,8 @@ class Report:
 class Run:
     """A launcher at work on `worker.py` in a directory of its own.
 
-    `where` puts a command line somewhere else than onto this machine; there must be the same files.
+    The `script` with its arguments is `worker.py`, or tells of itself as that does. `where` puts a
+    command line somewhere else than onto this machine; there must be the same files.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Run:
         commands: Sequence[Command],
         workers: int,
         where: Callable[[list[str], Path], list[str]] = lambda argv, _: argv,
+        script: Sequence[object] = (WORKER,),
     ) -> None:
         self.workers = workers
         self.directory = Path(tempfile.mkdtemp(prefix="bench-"))
@@ -100,9 +103,9 @@ class Run:
         with (self.directory / "output").open("wb") as output:
             self.launchers = [
                 subprocess.Popen(
-                    where([*c.argv, str(WORKER), path], self.directory),
+                    where([*c.argv, *map(str, script)], self.directory),
                     cwd=self.directory,
-                    env={**os.environ, **c.env},
+                    env={**os.environ, **c.env, SOCKET: path},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -115,6 +115,12 @@ def place(directory, name, file="probe.py", start="cold"):
     return path
 
 
+@pytest.fixture(autouse=True)
+def _unknown_script(tmp_path, monkeypatch):
+    """Or the template would import what the script has imported after it had told what there is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def here(tmp_path):
     cwd = tmp_path / "the project"

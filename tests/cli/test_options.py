@@ -170,7 +170,7 @@ def written(default):
     if default is False:
         return "off"
     if isinstance(default, tuple):
-        return f"`{','.join(s.name for s in default)}`"
+        return f"`{','.join(getattr(s, 'name', s) for s in default)}`"
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 

@@ -157,19 +157,49 @@ def test_preload(run):
     assert told == f"hpclaunch: --preload nowhere: {reason}\n"
 
 
-def test_preload_learns_what_the_script_imports(run, tmp_path):
-    """For the rounds after the first."""
-    source = (
-        "import os, sys, pathlib, torch.distributed as dist\n"
-        "print(os.environ['TORCHELASTIC_RESTART_COUNT'], 'sklearn' in sys.modules)\n"
-        "import sklearn\n"
-        "dist.init_process_group('gloo')\n"
-        "dist.barrier()\n"
-        "dist.destroy_process_group()\n"
-        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
-    )
-    assert run(source, "--preload", "auto")[0] == ["0 False", "0 False", "1 True", "1 True"]
-    assert run(source)[0] == ["0 False", "0 False", "1 False", "1 False"]
+LEARNS = """
+import os, sys, torch, torch.distributed as dist
+known = ['torch._dynamo' in sys.modules, 'wave' in sys.modules]
+print(os.environ['TORCHELASTIC_RESTART_COUNT'], *known)
+dist.init_process_group('gloo')
+import wave
+{}
+if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':
+    dist.barrier()
+    sys.exit(1)
+"""
+STEPS = """
+optimizer = torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())
+for _ in range(3):
+    optimizer.step()
+"""
+
+
+def renewed(journal):
+    return [entry for entry in journal if entry.get("note") == "renewed"]
+
+
+def test_what_a_script_imports_is_there_when_it_starts_again(run, tmp_path):
+    """What its text shows at once; the rest at the restart, and when it is launched again."""
+    wait = "\nimport time; time.sleep(15)"
+    source = LEARNS.format(STEPS + wait)
+    env = {"XDG_CACHE_HOME": tmp_path / "cache"}
+    said, _, journal = run(source, env=env)
+    assert said == ["0 True False"] * 2 + ["1 True True"] * 2
+    assert len(renewed(journal)) == 2
+    (file,) = (tmp_path / "cache" / "hpclaunch" / "lessons").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    said, _, _ = run(source, env=env)
+    assert said == ["0 True True"] * 2 + ["1 True True"] * 2
+
+
+def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run, tmp_path):
+    env = {"XDG_CACHE_HOME": tmp_path / "cache"}
+    said, _, journal = run(LEARNS.format(STEPS), "--preload", "none", env=env)
+    assert said == ["0 False False"] * 2 + ["1 False False"] * 2
+    assert not renewed(journal)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):

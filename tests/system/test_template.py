@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serving import LIMIT, Client, free_port, gone, python, sh, wait_for
+from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.system.processes.fork_server_client import SITE
 
@@ -21,11 +21,18 @@ PATH = {"PYTHONPATH": SITE}
 class Warm(Client):
     """Whose template is for one script."""
 
-    def prepare(self, source, *modules, now=True, env=None):
+    def prepare(self, source, *modules, now=True, env=None, steps=()):
         self.script = self.tmp_path / "app" / "train.py"
         self.script.parent.mkdir(exist_ok=True)
         self.script.write_text(source)
-        self.server.prepare(self.command(), {**PATH, **(env or {})}, modules, now=now)
+        self.server.prepare(
+            self.command(),
+            {**PATH, **(env or {})},
+            modules,
+            now=now,
+            own=["LOCAL_RANK"],
+            steps=steps,
+        )
 
     def command(self, *args):
         return [sys.executable, "-u", str(self.script), *args]
@@ -50,6 +57,22 @@ class Warm(Client):
         self.start(*[self.command(*args)] * workers, warm=True, env=PATH, **more)
         self.until("gone")
         return [path.read_text() for path in paths[::2]]
+
+
+def installed(client, **sources):
+    """The variables of a program that finds these modules beside other installed ones."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    for name, source in sources.items():
+        (packages / f"{name}.py").write_text(source)
+    return {"PYTHONPATH": f"{SITE}:{packages}"}
+
+
+def eventually(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -146,43 +169,205 @@ def test_a_module_that_no_fork_may_have_seen(client, source):
     assert UNFIT[source] in told["why"]
 
 
-def test_what_the_script_imports_is_learned(client):
+# What workers tell of their imports
+
+
+def test_a_lesson_whose_successor_was_killed_is_not_forgotten(client):
+    packages, once = client.tmp_path / "site-packages", client.tmp_path / "once"
+    packages.mkdir()
+    (packages / "slow.py").write_text(
+        "import os, time\n"
+        f"if 'RANK' not in os.environ and not os.path.exists({str(once)!r}):\n"
+        f"    os.mkdir({str(once)!r}); time.sleep(1000)\n"
+    )
     client.prepare(
-        "import sys, torch.distributed as dist\n"
-        "print('sklearn' in sys.modules, file=sys.stderr)\n"
-        "import sklearn\n"
-        f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1)\n"
+        "import sys; print('slow' in sys.modules)\nimport slow\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
     )
     client.ready()
-    for expected in ("False\n", "True\n"):
-        client.round(learn=True)  # gloo of some torches writes to standard output
-        assert client.path(0, "err").read_text() == expected
-        if expected == "False\n":
-            client.ready()
+    template = client.template()
+    client.round(learn=True)
+    eventually(once.exists)
+    (successor,) = set(client.others()) - {template}
+    successor.kill()
+    client.round(learn=True)
+    client.until("renewed")
+    assert client.round() == ["True\n"]
 
 
-def test_more_modules_than_can_be_told(client):
-    """The last name is not cut off, least of all within a character; and any name may be there."""
+STEPS = """
+import torch
+optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+for _ in range(2):
+    optimizer.step()
+"""
+TELLS = "print('wave' in sys.modules, file=sys.stderr)\n"
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["after the first steps", "at its end"])
+def test_what_the_script_imports_is_learned(client, ends):
+    """In the midst of the round, unless it makes no steps."""
+    wait = "" if ends else "import time; time.sleep(1000)\n"
+    client.prepare(f"import sys\n{TELLS}import wave\n{'' if ends else STEPS}{wait}")
+    client.ready()
+    client.start(client.command(), warm=True, env=PATH, learn=True)
+    client.until("renewed")
+    client.server.kill()
+    client.until("gone")
+    client.start(client.command(), warm=True, env=PATH)
+    eventually(lambda: client.path(0, "err").read_text() == "False\nTrue\n")
+
+
+def test_a_lesson_is_what_two_workers_have_in_common(client):
+    client.prepare(
+        "import os, sys\n"
+        "print(*('wave' in sys.modules, 'sndhdr' in sys.modules), file=sys.stderr)\n"
+        "import wave\n"
+        "if os.environ['RANK'] == '0': import sndhdr\n"
+    )
+    client.ready()
+    client.round(workers=2, learn=True)
+    client.until("renewed")
+    client.round(workers=2)
+    assert client.path(1, "err").read_text() == "True False\n"
+
+
+def test_variables_that_the_script_sets_before_it_imports(client):
+    """The module has what it had in the script; the next worker sets it again."""
     packages = client.tmp_path / "site-packages"
     packages.mkdir()
-    names = [f"größe_{'ß' * 90}_{number}".encode() for number in range(30)]
-    names.insert(1, b"odd\xff")
-    for name in names:
-        (packages / f"{os.fsdecode(name)}.py").touch()
+    (packages / "library.py").write_text("import os; mode = os.environ.get('MODE')")
+    (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
-        "import os, sys, torch.distributed as dist\n"
-        f"names = list(map(os.fsdecode, {names!r}))\n"
-        "print(*(name in sys.modules for name in names[:2]), file=sys.stderr)\n"
-        f"sys.path.append({str(packages)!r})\n"
-        "for name in names: __import__(name)\n"
-        f"dist.init_process_group('gloo', 'tcp://127.0.0.1:{free_port()}', rank=0, world_size=1)\n",
+        "import os, sys\n"
+        "del os.environ['HOME']\n"
+        "known = 'library' in sys.modules\n"
+        "print(known, os.environ.get('MODE'), end=' ', file=sys.stderr)\n"
+        "import library\n"
+        "os.environ['MODE'] = 'fast'\n"
+        "import later\n"
+        "print(library.mode, later.mode, file=sys.stderr)\n",
         env={"PYTHONPATH": f"{SITE}:{packages}"},
     )
     client.ready()
     client.round(learn=True)
-    client.ready()
+    assert client.path(0, "err").read_text() == "False None None fast\n"
+    client.until("renewed")
     client.round()
-    assert client.path(0, "err").read_text() == "True True\n"
+    assert client.path(0, "err").read_text() == "True None None fast\n"
+
+
+NOT_FOR_ALL = {
+    "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()":
+        "starts threads",
+    "import os; os.environ.get('LOCAL_RANK')": "reads LOCAL_RANK",
+    "import random; random.seed(1)": "seeds the generator of random",
+    "import torch; torch.manual_seed(1)": "seeds the generator of torch",
+    "import random; random.random()": "",
+    "print('hello')": "writes to the standard output",
+    "import os; os.cpu_count = lambda: 1": "replaces os.cpu_count",
+    "import textwrap; textwrap.dedent = lambda text: text": "replaces textwrap.dedent",
+    "import tempfile; f = tempfile.TemporaryFile()": "opens",
+    "raise ValueError('not today')": "ValueError: not today",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", NOT_FOR_ALL)
+def test_what_is_left_to_each_worker(client, source):
+    """The rest is learned all the same."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "awkward.py").write_text(source)
+    client.prepare(
+        "import sys, textwrap\n"
+        "print('awkward' in sys.modules, 'wave' in sys.modules, file=sys.stderr)\n"
+        "try: import awkward\n"
+        "except ValueError: sys.modules['awkward'] = sys\n"
+        "import wave\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    if (why := NOT_FOR_ALL[source]) and not why.startswith("ValueError"):
+        told = client.until("passed-over")
+        assert (told["module"], why in told["why"]) == ("awkward", True), told
+    client.until("renewed")
+    client.round()
+    assert client.path(0, "err").read_text().endswith(f"{not why} True\n")
+
+
+def test_a_number_that_a_module_draws_after_the_script_has_seeded(client):
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "drawing.py").write_text("import random; random.random()")
+    client.prepare(
+        "import random; random.seed(7)\nimport drawing\nprint(random.random())\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    first = client.round(learn=True)
+    assert "which the script has seeded" in client.until("passed-over")["why"]
+    assert client.round() == first
+
+
+def test_modules_of_the_scripts_own_are_not_learned(client):
+    """They may have changed when it is started the next time."""
+    client.prepare("import sys\nprint('own' in sys.modules)\nimport own, wave\n")
+    (client.script.parent / "own.py").write_text("")
+    client.ready()
+    assert client.round(learn=True) == ["False\n"]
+    client.until("renewed")
+    assert client.round() == ["False\n"]
+
+
+def test_what_a_renewed_template_holds(client):
+    """It is one like the first, and that is gone."""
+    client.prepare("import wave\n")
+    client.ready()
+    old = client.template()
+    client.round(learn=True)
+    client.until("renewed")
+    eventually(lambda: old not in client.others())
+    (new,) = client.others()
+    assert new.name() == "hpclaunch-torch"
+    assert new.num_threads() == 1
+    client.round(learn=True)
+    new.kill()
+    assert client.until("template")["state"] == "none"
+    client.ready()
+    client.until("renewed")  # the next one knows it as well
+    assert client.round() == [""]
+
+
+def test_nobody_waits_for_a_successor_of_a_round_that_runs(client):
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "slow.py").write_text("import time; time.sleep(1000)")
+    client.prepare(
+        "import sys; sys.modules['time'].sleep = lambda seconds: None\nimport time, slow\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    template = client.template()
+    client.round(learn=True)
+    eventually(lambda: len(client.others()) == 2)
+    assert template in client.others()
+    assert client.round() == [""]  # a start takes what there is
+
+
+def test_a_start_does_not_wait_for_ever(client):
+    """For a module that hangs in the template; the worker imports it itself, or hangs as well."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "slow.py").write_text(
+        "import os, time\nif 'RANK' not in os.environ: time.sleep(1000)"
+    )
+    client.prepare(
+        "import sys; print('slow' in sys.modules)\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+        steps=[["import", "slow", str(packages / "slow.py")]],
+    )
+    assert client.round() == ["False\n"]
 
 
 def test_a_module_that_fails_and_leaves_a_thread(client):

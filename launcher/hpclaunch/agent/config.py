@@ -9,6 +9,7 @@ from ..core.placement.binding import Mode
 from ..core.placement.devices import Gpu
 from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
+from ..system.lessons import NO_LESSON, Lesson
 from ..system.logs.log_directory import LogDirectory
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ class Start:
     warm: bool
     ahead: bool  # the template imports torch now, even if it may only serve the store
     modules: tuple[str, ...] = ()  # what it imports beside torch
-    learn: bool = False  # from the second round on, also what the script was seen to import
+    learn: bool = False  # the workers tell what they import, for the templates of later rounds
+    lesson: Lesson = NO_LESSON  # what the script is known to import
+    memory: str = ""  # the file for the lesson of its next launch; "": this agent writes none
 
 
 @dataclass(frozen=True, slots=True)

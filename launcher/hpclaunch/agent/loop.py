@@ -258,9 +258,11 @@ class Agent:
                     )
                 elif why and self.config.start.warm and self.place.index == HEAD:
                     self.output.say(f"cold start: {why}")
-            case {"event": "passed-over", "module": module, "why": why}:
+            case {"event": "renewed"}:
+                self._note("renewed", reply)
+            case {"event": "passed-over", "module": module, "why": why, "learned": learned}:
                 self._note("passed-over", reply)
-                if self.place.index == HEAD:
+                if self.place.index == HEAD and not learned:
                     self.output.say(f"--preload {module}: passed over, {why}")
             case {"event": "copier", "pid": pid}:
                 self.forkserver.spare(pid)

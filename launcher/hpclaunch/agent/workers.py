@@ -90,7 +90,14 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
     command = config.command if start.warm else (config.python, "-c", "")
     env = _at_load(config, environ) | _path(environ)
     server.prepare(
-        command, env, start.modules, own=worker_environment.OWN, now=start.warm or start.ahead
+        command,
+        env,
+        start.modules,
+        own=worker_environment.OWN,
+        now=start.warm or start.ahead,
+        steps=start.lesson.steps,
+        avoided=start.lesson.avoided,
+        memory=start.memory,
     )
 
 

@@ -147,11 +147,11 @@ def _add_start(add: Callable[..., None]) -> None:
     add(
         "--preload",
         type=values.modules,
-        default=(),
+        default=("auto",),
         metavar="MODULES",
-        help="modules to import before workers are forked, in addition to torch, separated by "
-        "commas; auto: those that the script has imported, from the first restart on (default: "
-        "none)",
+        help="modules to import before workers are forked, separated by commas, in addition to "
+        "torch and to those that the script was seen to import; none: only torch and those that "
+        "are named here (default: auto)",
     )
 
 

@@ -9,7 +9,7 @@ from hpclaunch.agent.config import Start
 
 from .program import Program
 
-AUTO = "auto"
+AUTO, NONE = "auto", "none"
 
 
 def start(
@@ -26,5 +26,12 @@ def start(
     cold = what.cold or found.cold
     if cold:
         return Start(warm=False, ahead=head), f"cold start: {cold}"
-    modules = tuple(name for name in options.preload if name != AUTO)
-    return Start(True, ahead=True, modules=modules, learn=AUTO in options.preload), ""
+    modules = tuple(name for name in options.preload if name not in (AUTO, NONE))
+    if NONE in options.preload:
+        return Start(True, ahead=True, modules=modules), ""
+    from hpclaunch.system import lessons
+
+    lesson, file = lessons.of_command(what.command, environ)
+    memory = str(file) if file is not None and head else ""
+    warm = Start(True, ahead=True, modules=modules, learn=True, lesson=lesson, memory=memory)
+    return warm, ""

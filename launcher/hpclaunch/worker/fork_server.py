@@ -7,7 +7,9 @@ blocked.
     from the agent                                 to the agent
     {"op": "prepare", "argv": [...],               {"event": "template", "state": S, "why": W}
         "env": {...}, "modules": [...],            {"event": "passed-over", "module": M, "why": W}
-        "own": [...], "now": BOOL}
+        "own": [...], "now": BOOL,                 {"event": "renewed"}
+        "lesson": {"steps", "avoided"},
+        "memory": PATH}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
         "store": PATH, "peers": [...],             {"event": "copier", "pid": P}
@@ -40,8 +42,9 @@ interpreters otherwise. "store" is where the process that holds the round's TCPS
 errors, "" when another node has it; the template forks it as well, and is started on its first
 connection if not before. "peers" are the networks from which the nodes of the round connect to it.
 "store-exit" says that there is none any more; "why" is empty where the process itself has written
-it. With "learn" the template imports what the script did, for the next round. This process itself
-is one thread without torch, CUDA or ZeroMQ.
+it. With "lesson", and with "learn" for the next round, a successor of the template imports what the
+script did; a start waits for the first one only. This process itself is one thread without torch,
+CUDA or ZeroMQ.
 
 At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
 agent does: others may be about to go on without this node. If they do not, because all have been
@@ -143,8 +146,9 @@ class ForkServer:
                 poll.register(self.template, select.POLLIN)
             elif self.store.wanted:
                 poll.register(self.store, select.POLLIN)
-            for awaited in (self.lessons, self.terminals):
-                if awaited.fileno() >= 0:
+            others = (*self.lessons.pipes, self.terminals, self.template.successor)
+            for awaited in others:
+                if awaited is not None and awaited.fileno() >= 0:
                     poll.register(awaited, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self.time_left())}
             if self.terminals.fileno() in ready:
@@ -159,8 +163,8 @@ class ForkServer:
                 self.hear_template()
             elif self.store.wanted and self.store.fileno() in ready:
                 self.on_store_wanted()
-            if self.lessons.fileno() in ready:
-                self.learn()
+            self.learn(ready)
+            self.attend_to_successor(ready)
             if self.wakeup.fileno() in ready:
                 self.wakeup.drain()
                 self.reap()
@@ -173,6 +177,9 @@ class ForkServer:
         """Milliseconds for poll(), None without an end."""
         ends = [self.lease.left()] if self.running else []
         ends += [1000 * HOLD] if self.held else []
+        successor = self.template.successor
+        if successor is not None:
+            ends += [max(0, 1000 * (successor.limit - time.monotonic()))]
         ends += [max(0, 1000 * (self.kept[0][0] - time.monotonic()))] if self.kept else []
         return min((end for end in ends if end is not None), default=None)
 
@@ -182,8 +189,8 @@ class ForkServer:
 
     # Requests
 
-    def on_prepare(self, argv, env, modules, own, now):
-        self.template.prepare(argv, os.environ | env, modules, own)
+    def on_prepare(self, argv, env, modules, own, now, lesson, memory):
+        self.template.prepare(argv, os.environ | env, modules, own, lesson, memory)
         if now:
             self.template.start()
 
@@ -288,10 +295,12 @@ class ForkServer:
         state = self.template.state
         if self.request is not None and not (self.asked or self.held):
             warm = self.warm and self.template.fits(self.request["workers"])
-            if warm and state is State.READY:
+            if warm and (state is State.STARTING or self.template.awaits_successor):
+                pass
+            elif warm and state is State.READY:
                 self.asked = True
                 self.fork("workers", learn=self.curious, **self.request)
-            elif not (warm and state is State.STARTING):
+            else:
                 self.spawn(**self.request)
                 self.request = None
                 self.settle()
@@ -306,15 +315,12 @@ class ForkServer:
     def fork(self, what, learn=False, **request):
         errors = self.store.errors if self.store.wanted else ""
         fds = [self.store.fileno()] if errors else []
-        if learn:
-            fds.append(self.lessons.begin())
         request = {"workers": (), "env": {}, **request}
-        self.template.ask("fork", fds, what=what, store=errors, learn=learn, **request)
+        pipes = self.lessons.begin(len(request["workers"])) if learn else []
+        self.template.ask("fork", fds, what=what, store=errors, learn=pipes, **request)
         if errors:
             self.store.close()
             self.store.asked = True
-        if learn:
-            os.close(fds[-1])
 
     def lose_store(self, why="", code=1, signum=0):
         """Told at once: a rank that connects to the store later would wait in vain."""
@@ -331,10 +337,28 @@ class ForkServer:
         else:
             self.template.start()
 
-    def learn(self):
-        names = self.lessons.take()
-        if self.template.state is State.READY and self.template.learn(names):
-            self.template.load()
+    def learn(self, ready):
+        lesson = self.lessons.take(ready)
+        if lesson is not None:
+            self.template.learn(*lesson)
+
+    def attend_to_successor(self, ready):
+        template, before = self.template, self.template.successor
+        if before is not None and before.fileno() in ready:
+            for module, why in template.hear_successor():
+                self.tell("passed-over", module=module, why=why, learned=True)
+        if template.successor is None:
+            pass
+        elif not template.successor.ready:
+            if time.monotonic() >= template.successor.limit:
+                template.drop_successor()  # it takes too long
+        elif template.successor.pid not in children():  # a sweep has ended it
+            template.drop_successor()
+        elif not (self.asked or self.store.asked):
+            template.succeed()
+            self.tell("renewed")
+        if self.request is not None and template.successor is not before:
+            self.proceed()
 
     def spawn(self, workers, env):
         for worker in workers:
@@ -364,11 +388,12 @@ class ForkServer:
                 self.on_forked(**reply)
             elif event in ("failed", "unsafe"):
                 self.template.unlearn(reply["module"])
-                self.tell("passed-over", **reply)
+                self.tell("passed-over", learned=False, **reply)
             else:
                 self.template.state = State.READY if event == "ready" else State.UNFIT
                 self.template.words = reply["words"]
                 self.tell("template", state=event, why=reply["why"])
+                self.template.renew(idle=False)
                 self.proceed()
 
     def on_forked(self, what, pids, store, why, code=126, signum=0):
@@ -478,7 +503,9 @@ class ForkServer:
 
     def others(self):
         """The children of this process that belong to no round's workers."""
-        return {self.terminals.pid, self.store.pid, self.template.pid}
+        successor = self.template.successor
+        made = {successor.pid} if successor is not None else set()
+        return {self.terminals.pid, self.store.pid, self.template.pid} | made
 
     def sweep(self, everything=False):
         """SIGKILL until no child is left but the store, the template and the copier of terminals.

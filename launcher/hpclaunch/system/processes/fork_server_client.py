@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..shared.helper import GONE_LIMIT, Helper, numbers
 
@@ -43,13 +44,22 @@ class ForkServerClient(Helper):
         *,
         own: Iterable[str] = (),
         now: bool,
+        steps: Sequence[Sequence[Any]] = (),
+        avoided: Sequence[str] = (),
+        memory: str = "",
     ) -> None:
         """How to start the template: `now`, or on the first connection to a store.
 
         `own` are variables that differ between workers: a module that depends on one of them when
         it is imported cannot be imported for all.
+
+        The first successor of the template does the `steps` of a lesson, without the modules that
+        are `avoided`. What workers tell then, to whose round `start` says so, is written to the
+        file `memory` for the next launch.
         """
-        self.ask(op="prepare", argv=argv, env=env, modules=modules, own=sorted(own), now=now)
+        lesson = {"steps": steps, "avoided": avoided}
+        more = {"own": sorted(own), "now": now, "lesson": lesson, "memory": memory}
+        self.ask(op="prepare", argv=argv, env=env, modules=modules, **more)
 
     def listen(self, *, loopback: bool) -> None:
         self.ask(op="listen", loopback=loopback)
@@ -69,7 +79,7 @@ class ForkServerClient(Helper):
         """`store` is the file for the errors of the round's store, "" if another node has it;
         `peers` are the networks from which the nodes of the round connect to it.
 
-        With `learn` the template imports what the first worker has imported, for the next round.
+        With `learn`, workers tell what they have imported, for the templates of the next rounds.
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
         this `size` (rows, columns); what it writes there is copied to its file.
         """

@@ -26,7 +26,6 @@ HOROVOD = "horovod.common.basics"  # which all its bindings import
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
 _loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its module
-pipe = None  # of a worker that was forked to tell what it imports
 
 
 class Finder:
@@ -103,7 +102,6 @@ def own_stores(rendezvous):
 
     @functools.wraps(create)
     def create_store(hostname, port, *args, **kwargs):
-        tell_modules()
         # The port is enough to tell: no other server can have it on rank 0's host, whatever the
         # script calls that host.
         if not (use_agent_store() and in_round()) or str(port) == launchers_port():
@@ -120,25 +118,6 @@ def own_stores(rendezvous):
 
     rendezvous._torchelastic_use_agent_store = use_agent_store_here
     rendezvous._create_c10d_store = create_store
-
-
-def tell_modules():
-    """Tell the fork server, if it has asked, what was imported beside Python's own modules."""
-    global pipe
-    if pipe is None:
-        return
-    names = [
-        name
-        for name, module in list(sys.modules.items())
-        if "." not in name
-        and "-packages" in (getattr(getattr(module, "__spec__", None), "origin", None) or "")
-    ]
-    writing, pipe = pipe, None
-    try:
-        said = (" ".join(names) + " ").encode("utf-8", "surrogatepass")[: 1 << 12]
-        os.write(writing, said[: said.rfind(b" ") + 1])  # whole names only
-    finally:
-        os.close(writing)
 
 
 def own_files(rendezvous):

@@ -16,12 +16,21 @@ server, with one JSON object per line, and the files with what was written to st
                                                     {"event": "ready" or "unfit", "words": [...],
                                                         "why": W}
     {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
-        "learn": BOOL, "env": {...}, "workers":         "pids": {rank: pid}, "store": PID}
+        "learn": [FD], "env": {...}, "workers":         "pids": {rank: pid}, "store": PID}
         [{"rank", "argv", "env", "out", "err",
         "cpus"}, ...]}
+    {"op": "renew", "steps": [...], "own": [...],
+        "avoided": [...], "idle": BOOL,
+        "memory": PATH}
 
-With "store" the listening socket comes along, and one child holds the round's TCPStore; with
-"learn" a pipe, to which the first worker writes what it has imported once it meets the others.
+With "store" the listening socket comes along, and one child holds the round's TCPStore. "learn" has
+the fork server's descriptors, one or two, to which the first and the last worker write their
+lessons (`_hpclaunch_lesson.py`).
+
+With "renew" come a channel and two files for output. A fork of the template imports what a lesson
+says (`_hpclaunch_renewal.py`), as the fork server's child like the workers. It says {"event":
+"begun", "pid": P} on its channel, and is a template like this one once it is "ready", unless a
+module is "unsafe". This one goes on until then.
 
 Workers are forked by a child of this process that ends at once. So they become children of the fork
 server, which is the nearest subreaper: it alone waits for them and ends them.
@@ -93,7 +102,10 @@ class Template:
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
         self.name = name()
-        set_name(NAME)  # its command line is that of a worker
+        set_name(NAME)
+        # Whoever looks for workers by their command line is not to find this process.
+        self.command = command_line()
+        set_command_line(NAME)
 
     def run(self):
         """None at the end; in a worker that was forked, what `become` needs.
@@ -103,7 +115,7 @@ class Template:
         buffer = b""
         fds = []
         while True:
-            data, more, _, _ = socket.recv_fds(self.channel, 1 << 16, 2)
+            data, more, _, _ = socket.recv_fds(self.channel, 1 << 16, 4)
             if not data:
                 return None
             fds += more
@@ -115,11 +127,17 @@ class Template:
                     self.load(**request)
                 elif op == "fork":
                     listener = fds.pop(0) if request["store"] else None
-                    pipe = fds.pop(0) if request["learn"] else None
-                    worker = self.fork(request, listener, pipe)
+                    worker = self.fork(request, listener)
                     if worker is not None:
                         return worker
-                    close(listener, pipe)
+                    close(listener)
+                elif op == "renew":
+                    given, fds = fds[:3], fds[3:]
+                    if self.renew(given, **request):
+                        lines.clear()
+                        buffer, fds = b"", []
+                        break
+                    close(*given)
 
     def take_name(self):
         """Older torches give the process that imports them another name: the workers have that."""
@@ -187,23 +205,68 @@ class Template:
             if not is_of_torch(reader := self.startup.asked[name]):
                 raise Unfit(f"{reader} reads {name}, of which each worker has a value of its own")
 
-    def check_shadows(self, imported):
+    def check_shadows(self, imported, known=AT_START):
         """The script would find modules beside it first; they were not searched here."""
         first = script_directory()
         if first is None:
             return
         from importlib.machinery import PathFinder
 
-        names = {name.partition(".")[0] for name in sys.modules.keys() - AT_START}
+        names = {name.partition(".")[0] for name in sys.modules.keys() - known}
         for name in sorted(names.difference(OURS)):
             spec = PathFinder.find_spec(name, [first])
             if spec is not None and spec.loader is not None:
                 raise Unfit(f"{spec.origin} stands in for the {name} that {imported} imports")
         sys.path_importer_cache.pop(first, None)
 
+    # The next template
+
+    def renew(self, fds, steps, own, avoided, idle, memory):
+        """True in the fork that is the next template."""
+        brood = fork_through()
+        if not brood:
+            return False
+        self.adopted(brood)
+        channel, out, err = fds
+        for stream, new in enumerate((out, err), start=1):
+            os.dup2(new, stream)
+        close(*self.output)
+        self.output = (out, err)
+        self.channel = socket.socket(fileno=channel)
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self.mine = self.startup.descriptors().keys()
+        self.tell("begun", pid=os.getpid())
+        self.replay(steps, own, avoided, idle, memory)
+        return True
+
+    def replay(self, steps, own, avoided, idle, memory):
+        renewal = _hpclaunch_hooks.beside("_hpclaunch_renewal")
+        often = gc.get_threshold()
+        gc.set_threshold(0)
+        known = frozenset(sys.modules)
+        replayed = renewal.Renewal(self, Unfit, steps, own)
+        name = ""
+        try:
+            replayed.run(careful=idle)
+            self.check_shadows("the script", known)
+        except renewal.NotForAll as e:
+            name, why = e.args
+        except Unfit as e:
+            name, why = "*", str(e)
+        if name:
+            self.tell("unsafe", module=name, why=why)
+            os._exit(0)
+        self.take_name()
+        if memory:
+            renewal.remember(memory, replayed.lasting(), avoided)
+        gc.set_threshold(*often)
+        gc.freeze()
+        self.tell("ready", words=self.words, why="")
+
     # Forking
 
-    def fork(self, request, listener, pipe):
+    def fork(self, request, listener):
         what = request["what"]
         try:
             brood = os.fork()
@@ -223,18 +286,25 @@ class Template:
             if listener is not None:
                 store = os.fork()
                 if not store:
-                    close(pipe)
                     self.hold_store(brood, listener, request["store"])
             for worker in request["workers"]:
                 pid = os.fork()
                 if not pid:
-                    close(listener, pipe if pids else None)
-                    return self, brood, worker, request["env"], None if pids else pipe
+                    close(listener)
+                    return self, brood, worker, request["env"], self.lesson_of(worker, request)
                 pids[worker["rank"]] = pid
         except OSError as e:
             why = str(e.strerror)
         self.tell("forked", what=what, pids=pids, store=store, why=why)
         os._exit(0)
+
+    def lesson_of(self, worker, request):
+        """Where the worker writes its lesson; None for most."""
+        tellers = dict(zip((0, -1), request["learn"], strict=False))
+        for place, fd in tellers.items():
+            if worker is request["workers"][place]:
+                return f"/proc/{self.server}/fd/{fd}"
+        return None
 
     def adopted(self, brood):
         """Wait until the fork server is our parent, whose death then ends us."""
@@ -300,10 +370,11 @@ def serve_store(listener):
         return serve(use_libuv=False)
 
 
-def become(template, brood, worker, env, pipe):
+def become(template, brood, worker, env, lesson):
     """Turn a fork of the template into an interpreter that is about to run its script."""
     template.adopted(brood)
     set_name(template.name)
+    set_command_line(template.command)
     redirect(worker["out"], worker["err"])
     for stream, fd in enumerate(template.output, start=1):
         copy(fd, stream)
@@ -326,8 +397,9 @@ def become(template, brood, worker, env, pipe):
     sys.orig_argv[:] = worker["argv"]
     sys.argv[1:] = worker["argv"][len(template.words) :]
     forget()
-    _hpclaunch_hooks.pipe = pipe
     _hpclaunch_hooks.keep_writing()
+    if lesson is not None:
+        _hpclaunch_hooks.beside("_hpclaunch_lesson").Telling(lesson)
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)
 
 
@@ -346,6 +418,18 @@ def forget():
     atexit.register(gc.unfreeze)  # or nothing that __main__ still holds would be finalized
 
 
+def fork_through():
+    """Fork a grandchild, whose parent ends at once: returns that parent's pid there, and 0 here."""
+    brood = os.fork()
+    if brood:
+        os.waitpid(brood, 0)
+        return 0
+    brood = os.getpid()
+    if os.fork():
+        os._exit(0)
+    return brood
+
+
 def name():
     """As ps and top show it."""
     with open("/proc/self/comm", "rb") as f:
@@ -355,6 +439,28 @@ def name():
 def set_name(new):
     with open("/proc/self/comm", "wb") as f:
         f.write(new)
+
+
+def arguments():
+    """Where the command line is in the memory of this process: proc(5)."""
+    with open("/proc/self/stat", "rb") as f:
+        fields = f.read().rpartition(b")")[2].split()
+    return int(fields[45]), int(fields[46])
+
+
+def command_line():
+    with open("/proc/self/cmdline", "rb") as f:
+        return f.read()
+
+
+def set_command_line(new):
+    begin, end = arguments()
+    try:
+        with open("/proc/self/mem", "r+b", 0) as f:
+            f.seek(begin)
+            f.write(new[: end - begin].ljust(end - begin, b"\0"))
+    except OSError:
+        pass  # a kernel that does not allow it: the name is only for people
 
 
 def threads():

@@ -1,0 +1,100 @@
+"""What people wait for: launch to the first optimizer step, and SIGKILL of a worker to the next.
+
+    python bench/first_step.py [--workers 1 2 4 8] [--kinds light heavy transformers] [--runs 3]
+
+A DDP script with AdamW and a scheduler, under hpclaunch and torchrun in turn on this machine; heavy
+also imports pandas and scikit-learn, and transformers trains a tiny BERT that is made on the spot.
+hpclaunch is measured twice: launched for the first time, with an empty cache directory, and for the
+second time. The worker is killed some seconds after the first step; the job goes on meanwhile. The
+last column is the memory of all workers and their launcher, each shared page counted once.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from measuring import HPCLAUNCH, TORCHRUN, Command, alone, median, running
+
+WORKER = Path(__file__).parent / "first_step_worker.py"
+KINDS = {
+    "light": "",
+    "heavy": "import pandas\nimport sklearn.linear_model\n",
+    "transformers": "from transformers import BertConfig, BertForSequenceClassification\n",
+}
+FIRST_LINES = "from time import monotonic\nbegan = monotonic()\n"
+REST = 4.0  # seconds from the first step to the kill
+FIRST, SECOND = f"{HPCLAUNCH}, first launch", f"{HPCLAUNCH}, second launch"
+
+
+@dataclass
+class Figures:
+    """Of one launcher, a value for each run; times in seconds, memory in MB."""
+
+    launch: list[float] = field(default_factory=list)
+    restart: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+
+    def add(self, command: Command, workers: int, script: Path) -> None:
+        with running([command], workers, script=[script]) as run:
+            launched = run.met(run.began)
+            if launched is None:
+                return
+            self.launch.append(max(r.met for r in launched) - run.began)
+            time.sleep(REST)
+            self.memory.append(memory([p.pid for p in run.launchers]))
+            killed = run.kill_worker(workers - 1)
+            restarted = run.met(killed)
+            if restarted is not None:
+                self.restart.append(max(r.met for r in restarted) - killed)
+
+
+def memory(launchers: Sequence[int]) -> float:
+    processes = [psutil.Process(pid) for pid in launchers]
+    processes += [child for p in processes for child in p.children(recursive=True)]
+    found = 0
+    for process in processes:
+        try:
+            found += process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+    return found / 1e6
+
+
+def measure(kind: str, workers: int, runs: int) -> None:
+    figures = {name: Figures() for name in (FIRST, SECOND, TORCHRUN)}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+            script = Path(cache) / "train.py"
+            script.write_text(FIRST_LINES + KINDS[kind] + WORKER.read_text())
+            for name, each in figures.items():
+                command = alone(TORCHRUN if name == TORCHRUN else HPCLAUNCH, workers)
+                env = {**command.env, "XDG_CACHE_HOME": cache}
+                each.add(Command(command.argv, env), workers, script)
+    print(f"\n{kind}, {workers} worker{'s' if workers > 1 else ''}; medians of {runs}")
+    print(f"{'':28}{'launch':>10}{'ratio':>8}{'restart':>10}{'ratio':>8}{'memory':>11}")
+    usual = figures[TORCHRUN]
+    for name, each in figures.items():
+        line = f"{name:28}"
+        for theirs, ours in ((usual.launch, each.launch), (usual.restart, each.restart)):
+            ratio = "" if name == TORCHRUN else f"{median(theirs) / median(ours):.1f}"
+            line += f"{median(ours):8.2f} s{ratio:>8}"
+        print(f"{line}{median(each.memory):8.0f} MB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
+    parser.add_argument("--runs", type=int, default=3)
+    args = parser.parse_args()
+    for kind in args.kinds:
+        for workers in args.workers:
+            measure(kind, workers, args.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""What a script has imported the last time that it was launched, in the user's cache directory.
+
+    ~/.cache/hpclaunch/lessons/<key>.json     {"version": 1, "steps": [...], "avoided": [...]}
+
+A worker tells it (`worker/site/_hpclaunch_lesson.py`), and the template that has imported it
+without harm writes the file (`_hpclaunch_renewal.py`). The key stands for the script's text, its
+arguments but for numbers in them, the interpreter and its torch: another text or another option may
+mean other imports. A file that is damaged, or somebody else's, counts as none.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from hpclaunch.core.source.first_imports import first_imports
+from hpclaunch.worker import private_files
+
+VERSION = 1
+KINDS = ("import", "from", "set", "seed")  # of steps
+MOST_BYTES = 1 << 20
+KEPT = 200  # files, each for a script and its arguments
+TEXT_BYTES = 1 << 20
+NUMBER = re.compile(r"(?<![^=,:])[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?(?![^,:])", re.I)
+DIGITS = re.compile(r"\d+")  # of a date, or the number of a job
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """`steps` as `_hpclaunch_lesson.py` has them, and ["from", module, name], which a text shows: a
+    package may import the name's module only then. `avoided` are modules to do without.
+    """
+
+    steps: list[list[Any]] = field(default_factory=list)
+    avoided: list[str] = field(default_factory=list)
+
+
+NO_LESSON = Lesson()
+
+
+def directory(environ: Mapping[str, str]) -> Path | None:
+    """None where the user has no home."""
+    cache = environ.get("XDG_CACHE_HOME") or ""
+    if not os.path.isabs(cache):
+        home = environ.get("HOME") or ""
+        if not os.path.isabs(home):
+            return None
+        cache = os.path.join(home, ".cache")
+    return Path(cache, "hpclaunch", "lessons")
+
+
+def of_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple[Lesson, Path | None]:
+    """The lesson for a command that begins with this process's interpreter, and where the one for
+    its next launch belongs. For a script that was never launched, what its text shows.
+    """
+    text = _text(command)
+    if text is None:
+        return NO_LESSON, None
+    above = directory(environ)
+    if above is None:
+        return _from_text(text), None
+    path = above / f"{_key(command, text)}.json"
+    found = _load(path)
+    _prune(above)
+    return (_from_text(text) if found is None else found), path
+
+
+def _text(command: Sequence[str]) -> bytes | None:
+    """The script's; None where there is no file to read."""
+    try:
+        fd = os.open(_script(command), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as f:
+            return f.read(TEXT_BYTES)
+    except OSError:
+        return None
+
+
+def _script(command: Sequence[str]) -> str:
+    """Of PYTHON -u SCRIPT, PYTHON -u -m MODULE, or PYTHON -u -c CODE SCRIPT."""
+    script, first, second = (*command[2:5], "", "", "")[:3]
+    if script == "-m":
+        return _file_of(first)
+    return second if script == "-c" else script
+
+
+def _file_of(module: str) -> str:
+    """Without importing its packages; "" if there is none."""
+    path: list[str] | None = [os.getcwd(), *sys.path[1:]]
+    spec = None
+    for part in (*module.split("."), "__main__"):
+        found = PathFinder.find_spec(part, path)
+        if found is None:
+            break
+        spec, path = found, found.submodule_search_locations and [*found.submodule_search_locations]
+        if path is None:
+            break
+    return "" if spec is None else spec.origin or ""
+
+
+def _key(command: Sequence[str], text: bytes) -> str:
+    script = _script(command)  # a copy of it elsewhere is the same script
+    words = [DIGITS.sub("", NUMBER.sub("", word)) for word in command[2:] if word != script]
+    spec = PathFinder.find_spec("torch", sys.path[1:])
+    version = ""
+    if spec is not None and spec.origin:
+        try:
+            found = os.stat(Path(spec.origin).with_name("version.py"))
+            version = f"{spec.origin} {found.st_mtime_ns} {found.st_size}"
+        except OSError:
+            version = spec.origin
+    said = json.dumps([VERSION, os.path.realpath(command[0]), sys.version, version, *words])
+    return hashlib.sha256(said.encode() + b"\n" + text).hexdigest()[:32]
+
+
+def _load(path: Path) -> Lesson | None:
+    try:
+        with open(path, "rb", opener=private_files.open_file) as f:
+            data = f.read(MOST_BYTES + 1)
+        found = json.loads(data) if len(data) <= MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        return None
+    steps, avoided = found.get("steps"), found.get("avoided")
+    if not isinstance(steps, list) or not isinstance(avoided, list):
+        return None
+    if not all(map(_is_step, steps)) or not all(isinstance(name, str) for name in avoided):
+        return None
+    return Lesson(steps, avoided)
+
+
+def _is_step(step: object) -> bool:
+    if not isinstance(step, list) or len(step) != 3 or step[0] not in KINDS:
+        return False
+    is_value = isinstance(step[2], str) or (step[0] in ("set", "seed") and step[2] is None)
+    return isinstance(step[1], str) and is_value and "\0" not in step[1] + (step[2] or "")
+
+
+def _prune(above: Path) -> None:
+    """Keep those that were written last."""
+    try:
+        names = os.listdir(above)
+        if len(names) <= KEPT:
+            return
+        files = sorted((os.lstat(above / name).st_mtime, name) for name in names)
+        for _, name in files[: len(files) - KEPT]:
+            os.unlink(above / name)
+    except OSError:
+        pass  # another launch does the same
+
+
+def _from_text(text: bytes) -> Lesson:
+    """Installed modules only, as this interpreter finds them."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns the user, when it runs it
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return NO_LESSON
+    steps = []
+    for name, taken in first_imports(tree):
+        spec = PathFinder.find_spec(name.partition(".")[0], sys.path[1:])
+        origin = "" if spec is None else spec.origin or ""
+        if "-packages/" in origin:
+            found = origin if "." not in name else ""
+            steps.append(["from", name, taken] if taken else ["import", name, found])
+    return Lesson(steps)

@@ -1,0 +1,123 @@
+"""In a worker: tells what its script has imported until the first optimizer steps are done.
+
+The lesson is what a later template has to do to be where the script was: a list of steps in order,
+["import", name, origin], ["set", variable, value or null] or ["seed", generator, null]. Only
+modules that the script shares with others are in it, Python's own and installed ones. The script's
+own may change until it is started the next time, and are imported by the workers themselves.
+
+One line to the fork server, and then nothing of this is left in the process but a hook that does
+nothing.
+"""
+
+import atexit
+import functools
+import json
+import os
+import sys
+
+STEPS = 2  # of an optimizer; the first may import what only the second needs
+MOST = 1 << 20  # bytes of that line
+STDLIB = os.path.dirname(os.__file__) + os.sep
+INSTALLED = ("/site-packages/", "/dist-packages/")
+SEEDS = (
+    ("random", "random", "seed"),
+    ("numpy", "numpy.random", "seed"),
+    ("torch", "torch", "manual_seed"),
+    ("torch", "torch.random", "manual_seed"),
+)
+PYTHONS_OWN = ("built-in", "frozen")
+
+
+class Telling:
+    def __init__(self, path):
+        self.path = path
+        self.pid = os.getpid()
+        self.known = frozenset(sys.modules)
+        self.changes = []  # (the last module by then, a step)
+        self.left = STEPS
+        self.replaced = []  # (module, name, function, ours)
+        self.replace("os", "putenv", self.putenv)
+        self.replace("os", "unsetenv", self.unsetenv)
+        for generator, module, name in SEEDS:
+            self.replace(module, name, functools.partial(self.seed, generator))
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register:
+            register(self.stepped)  # for good: torch is iterating over its hooks when it is told
+        atexit.register(self.tell)
+
+    def replace(self, module, name, noting):
+        """A function by one that notes its call, until the lesson is told."""
+        module = sys.modules.get(module)
+        function = getattr(module, name, None)
+        if function is None:
+            return
+
+        @functools.wraps(function)
+        def ours(*args, **kwargs):
+            result = function(*args, **kwargs)
+            noting(*args)
+            return result
+
+        setattr(module, name, ours)
+        self.replaced.append((module, name, function, ours))
+
+    def note(self, *step):
+        self.changes.append((next(reversed(sys.modules)), [*step]))
+
+    def putenv(self, name, value):
+        self.note("set", os.fsdecode(name), os.fsdecode(value))
+
+    def unsetenv(self, name):
+        self.note("set", os.fsdecode(name), None)
+
+    def seed(self, generator, *_args):
+        self.note("seed", generator, None)
+
+    def stepped(self, _optimizer, _args, _kwargs):
+        self.left -= 1
+        if not self.left:
+            self.tell()
+
+    def tell(self):
+        atexit.unregister(self.tell)
+        for module, name, function, ours in self.replaced:
+            if getattr(module, name) is ours:
+                setattr(module, name, function)
+        if os.getpid() != self.pid:  # a process that the script has forked
+            return
+        try:
+            line = self.message()
+            with open(self.path, "wb", buffering=0) as f:
+                while line:
+                    line = line[f.write(line) :]
+        except (OSError, RuntimeError):
+            pass  # the fork server wants it no more, or another thread imports something
+
+    def message(self):
+        steps = self.steps()
+        while True:
+            message = json.dumps(steps).encode("utf-8", "surrogatepass") + b"\n"
+            if len(message) <= MOST:
+                return message
+            del steps[len(steps) * 9 // 10 :]
+
+    def steps(self):
+        changes = {}  # type: ignore[var-annotated]
+        for last, step in self.changes:
+            changes.setdefault(last, []).append(step)
+        steps = []
+        for name, module in list(sys.modules.items()):
+            spec = getattr(module, "__spec__", None)
+            if spec is not None and name not in self.known and spec.name == name:
+                origin = spec.origin or ""
+                if is_shared(origin):
+                    # Those in a package are where the package is.
+                    steps.append(["import", name, "" if "." in name else origin])
+            steps += changes.pop(name, ())
+        return steps
+
+
+def is_shared(origin):
+    installed = any(part in origin for part in INSTALLED)
+    return installed or origin.startswith(STDLIB) or origin in PYTHONS_OWN
