@@ -51,4 +51,4 @@ def test_most_of_it_is_imported_in_advance(launched):
     assert lesson is not None
     known = {name for kind, name, _ in lesson["steps"] if kind == "import"}
     known -= {name for name in known if set(lesson["avoided"]) & {name, name.partition(".")[0]}}
-    assert {"numpy", "scipy.optimize"} <= known, passed
+    assert {"scipy.optimize", "pandas", "sklearn.linear_model", "datasets"} <= known, passed

@@ -257,6 +257,46 @@ def test_variables_that_the_script_sets_before_it_imports(client):
     assert client.path(0, "err").read_text() == "True None None fast\n"
 
 
+def test_variables_that_a_library_sets(client):
+    """They are no matter of the script's, and what reads them may be imported in advance."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "library.py").write_text("import os; os.environ.setdefault('MODE', 'fast')")
+    (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
+    client.prepare(
+        "import os, sys\n"
+        "print('later' in sys.modules, os.environ.get('MODE'), end=' ', file=sys.stderr)\n"
+        "import library, later\n"
+        "print(later.mode, file=sys.stderr)\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    assert client.path(0, "err").read_text() == "False None fast\n"
+    client.until("renewed")
+    client.round()
+    assert client.path(0, "err").read_text() == "True fast fast\n"
+
+
+def test_variables_that_are_away_for_a_while(client):
+    """Some scripts do something in an empty environment."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "later.py").write_text("import os; home = os.environ.get('HOME')")
+    client.prepare(
+        "import os, sys\n"
+        "print('later' in sys.modules, file=sys.stderr)\n"
+        "kept = dict(os.environ); os.environ.clear(); os.environ.update(kept)\n"
+        "import later\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}", "HOME": "/somewhere"},
+    )
+    client.ready()
+    client.round(learn=True)
+    client.until("renewed")
+    client.round()
+    assert client.path(0, "err").read_text() == "True\n"
+
+
 NOT_FOR_ALL = {
     "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()":
         "starts threads",
@@ -269,6 +309,7 @@ NOT_FOR_ALL = {
     "import textwrap; textwrap.dedent = lambda text: text": "replaces textwrap.dedent",
     "import tempfile; f = tempfile.TemporaryFile()": "opens",
     "raise ValueError('not today')": "ValueError: not today",
+    "import os\nif 'RANK' not in os.environ: raise SystemExit(3)": "SystemExit: 3",
 }  # fmt: skip
 
 

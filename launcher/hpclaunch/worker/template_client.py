@@ -13,7 +13,7 @@ from .json_lines import JsonLines
 
 MOST_ENDS = 10  # of templates, which only fork: then something keeps killing them
 MOST_RENEWALS = 6  # attempts to import a lesson, each without what the one before came to grief on
-LIMIT = 10.0  # seconds that a start waits for a successor
+LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
 IDLE_LIMIT = 120.0  # seconds for one for which nobody waits
 UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
 NO_TORCH = "exit code 3"
@@ -318,6 +318,8 @@ def in_common(one, other):
     to values of their own.
     """
     both = {tuple(step) for step in other}
-    differ = {step[1] for step in one + other if step[0] == "set"}
-    differ -= {step[1] for step in one if step[0] == "set" and tuple(step) in both}
-    return [step for step in one if tuple(step) in both], sorted(differ)
+    sets = [[step[1:] for step in steps if step[0] == "set"] for steps in (one, other)]
+    names = {name for steps in sets for name, _ in steps}
+    values = [{name: [v for n, v in steps if n == name] for name in names} for steps in sets]
+    differ = sorted(name for name in names if values[0][name] != values[1][name])
+    return [step for step in one if tuple(step) in both], differ

@@ -54,13 +54,15 @@ def runs(directory: Path, before: float) -> Iterator[Run | None]:
 
 
 def _run(path: Path, names: list[str], before: float) -> Run | None:
-    files = [path / name for name in names if JOURNALS.fullmatch(name) or name in (FIRST, LOCK)]
-    files += [path / name for name in names if OURS.fullmatch(name)]
+    files = []
     for name in names:
         if ROUNDS.fullmatch(name) and not (path / name).is_symlink():
             files += [
                 path / name / file for file in os.listdir(path / name) if OURS.fullmatch(file)
             ]
+    files += [path / name for name in names if OURS.fullmatch(name)]
+    # Last, or nobody would find again what an interrupted removal has left.
+    files += [path / name for name in names if JOURNALS.fullmatch(name) or name in (FIRST, LOCK)]
     found = [os.lstat(file) for file in files]
     changed = max(each.st_mtime for each in found)
     if changed >= before:

@@ -6,7 +6,8 @@ starts. With these hooks it applies to the launcher's store only, and rank 0 ser
 other address, as usual. A file:// store gets a new file in every round, since the old file has the
 addresses of processes that are dead. Both take the worker's rank if the script gives none.
 
-A worker's output goes on when its files cannot grow (`_hpclaunch_output`).
+A worker's output goes on when its files cannot grow (`_hpclaunch_output`), and it can end its
+process groups right after a collective.
 
 Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group. Where
 Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
@@ -171,6 +172,46 @@ def own_backends(c10d):
             setattr(c10d, name, choosing(create))
 
 
+def ends_in_order(c10d):
+    """Before a group is destroyed, its threads have done what they need the interpreter's lock for.
+
+    gloo's threads take it to let go of a collective's tensors. If DDP's reducer then has the last
+    reference to the group, it waits for these threads with the lock held, for ever. With torch 2.13
+    about every fourth script hangs that ends right after a collective, whoever launches it.
+    """
+    import functools
+    import time
+
+    destroy = getattr(c10d, "destroy_process_group", None)
+    if destroy is None:
+        return
+
+    @functools.wraps(destroy)
+    def destroy_group(*args, **kwargs):
+        limit = time.monotonic() + 1
+        while in_round() and (states := states_of(b"pt_gloo_runloop")):
+            time.sleep(0.001)  # without the lock
+            if b"R" not in states or time.monotonic() > limit:
+                break
+        return destroy(*args, **kwargs)
+
+    c10d.destroy_process_group = destroy_group
+
+
+def states_of(name):
+    """Of this process's threads with that name, as in proc(5)."""
+    states = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat", "rb") as f:
+                _, _, rest = f.read().partition(b"(" + name + b") ")
+        except OSError:
+            continue  # it has ended
+        if rest:
+            states.append(rest[:1])
+    return states
+
+
 def own_horovod(basics):
     """Decides in every call, as above. Whatever the binding, its `init` is a method of this."""
     import functools
@@ -253,7 +294,7 @@ def remove_earlier(stem, restarts):
 
 PATCHES = {
     RENDEZVOUS: (own_stores, own_files, own_ranks),
-    C10D: (own_backends,),
+    C10D: (own_backends, ends_in_order),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

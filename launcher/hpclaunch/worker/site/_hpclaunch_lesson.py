@@ -34,6 +34,7 @@ class Telling:
         self.pid = os.getpid()
         self.known = frozenset(sys.modules)
         self.changes = []  # (the last module by then, a step)
+        self.environ = dict(os.environ)
         self.left = STEPS
         self.replaced = []  # (module, name, function, ours)
         self.replace("os", "putenv", self.putenv)
@@ -63,7 +64,12 @@ class Telling:
         self.replaced.append((module, name, function, ours))
 
     def note(self, *step):
-        self.changes.append((next(reversed(sys.modules)), [*step]))
+        """Also called later, by what a script has taken with `from random import seed`."""
+        if self.left:
+            try:
+                self.changes.append((next(reversed(sys.modules)), [*step]))
+            except RuntimeError:
+                pass  # another thread imports something right now
 
     def putenv(self, name, value):
         self.note("set", os.fsdecode(name), os.fsdecode(value))
@@ -76,10 +82,11 @@ class Telling:
 
     def stepped(self, _optimizer, _args, _kwargs):
         self.left -= 1
-        if not self.left:
+        if self.left == 0:
             self.tell()
 
     def tell(self):
+        self.left = 0
         atexit.unregister(self.tell)
         for module, name, function, ours in self.replaced:
             if getattr(module, name) is ours:
@@ -114,8 +121,20 @@ class Telling:
                 if is_shared(origin):
                     # Those in a package are where the package is.
                     steps.append(["import", name, "" if "." in name else origin])
-            steps += changes.pop(name, ())
+            steps += lasting(changes.pop(name, ()), self.environ)
         return steps
+
+
+def lasting(changes, environ):
+    """Without variables that are as before in the end: some take all away for a while."""
+    last = {step[1]: step for step in changes if step[0] == "set"}
+    changes = [
+        step
+        for step in changes
+        if step[0] != "set" or (last[step[1]] is step and environ.get(step[1]) != step[2])
+    ]
+    environ.update((name, value) for _, name, value in last.values())
+    return changes
 
 
 def is_shared(origin):

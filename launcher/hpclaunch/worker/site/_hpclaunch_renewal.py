@@ -16,6 +16,9 @@ import os
 import random
 import sys
 
+BEHIND = 5  # niceness: a third of a worker's share of a CPU that both want, or it would never end
+IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+ONLY_IDLE_DISKS = 3 << 13
 FUNCTIONS = (type(lambda: 0), type(len), type)
 OWN_BUSINESS = {"sys", "__main__"}
 
@@ -43,8 +46,11 @@ class Renewal:
         before = dict(os.environ)
         if careful:
             self.note_functions()
-        for kind, name, value in self.steps:
-            if kind == "set":
+        for step in [*self.steps]:
+            kind, name, value = step
+            if kind == "set" and self.is_set(name, value) and before.get(name) != value:
+                self.steps.remove(step)
+            elif kind == "set":
                 self.set(name, value)
             elif kind == "seed":
                 self.seeded.add(name)
@@ -56,6 +62,10 @@ class Renewal:
             if os.environ.get(name) == value:
                 self.set(name, before.get(name))
 
+    def is_set(self, name, value):
+        """By a module, and not by the script."""
+        return value is not None and os.environ.get(name) == value and name not in self.set_here
+
     def set(self, name, value):
         self.set_here[name] = value
         if value is None:
@@ -66,27 +76,28 @@ class Renewal:
     def load(self, name, origin, taken=""):
         self.asked.clear()
         package = name.partition(".")[0]
-        compares = self.functions and package not in sys.modules
+        is_new = package not in sys.modules
+        blamed = package if is_new else name  # a package is complete after the modules it imports
         before = Moment()
         try:
             module = importlib.import_module(name)
             if taken:
                 getattr(module, taken, None)
-        except Exception as e:
-            raise NotForAll(name, f"{type(e).__name__}: {e}") from e
+        except (Exception, SystemExit) as e:
+            raise NotForAll(blamed, f"{type(e).__name__}: {e}") from e
         try:
             found = getattr(getattr(sys.modules.get(name), "__spec__", None), "origin", None)
             if origin and found != origin:
-                raise NotForAll(name, f"it is found at {found} here")
+                raise NotForAll(blamed, f"it is found at {found} here")
             self.template.check_state(f"importing {name}")
             if why := before.differs(self.seeded):
-                raise NotForAll(name, why)
-            if compares and (why := self.replaced(package)):
-                raise NotForAll(name, why)
+                raise NotForAll(blamed, why)
+            if is_new and self.functions and (why := self.replaced(package)):
+                raise NotForAll(blamed, why)
         except self.unfit as e:
-            raise NotForAll(name, str(e)) from e
+            raise NotForAll(blamed, str(e)) from e
         if read := sorted(self.set_here.keys() & self.asked.keys()):
-            raise NotForAll(name, f"it reads {read[0]}, which the script sets")
+            raise NotForAll(blamed, f"it reads {read[0]}, which the script sets")
 
     def note_functions(self):
         """Those of modules that are new."""
@@ -165,6 +176,28 @@ def written():
         if stream is not None:
             stream.flush()
     return [os.fstat(fd).st_size for fd in (1, 2)]
+
+
+def stand_back(niceness):
+    """Behind the workers, or 0: beside them again. Without a privilege a process can never lower
+    its own niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup (sched(7)),
+    which it has to itself since setsid(), and with its priority for disks (ioprio_set(2)).
+    """
+    import ctypes
+    import time
+
+    for _ in range(20):
+        try:
+            with open("/proc/self/autogroup", "w") as f:
+                f.write(str(niceness))
+            break
+        except BlockingIOError:  # it can be changed ten times a second, on the whole machine
+            time.sleep(0.02)
+        except OSError:
+            break  # this kernel has none
+    number = IOPRIO_SET.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, ONLY_IDLE_DISKS if niceness else 0)
 
 
 def remember(path, steps, avoided):

@@ -35,10 +35,11 @@ module is "unsafe". This one goes on until then.
 Workers are forked by a child of this process that ends at once. So they become children of the fork
 server, which is the nearest subreaper: it alone waits for them and ends them.
 
-When it forks, nothing may be here that a fork could break: it has one thread, no child, no device,
-no socket or writable file but its own, no module that the script would find elsewhere, and has read
-none of the variables that differ between workers ("own"). Otherwise the template is unfit. A module
-that brings any of this along ends the template, so that the next one does without the module.
+When it forks, nothing may be here that a fork could break: it has one thread (HARMLESS ones apart),
+no child, no device, no socket or writable file but its own, no module that the script would find
+elsewhere, and has read none of the variables that differ between workers ("own"). Otherwise the
+template is unfit. A module that brings any of this along ends the template, so that the next one
+does without the module.
 """
 
 # ruff: noqa: E402
@@ -63,6 +64,8 @@ SHARED = (  # what must not be open
     *("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/infiniband/"),
     *("socket:", "pipe:"),
 )
+# jemalloc, which pyarrow brings along, hears of a fork, and then does that thread's work elsewhere.
+HARMLESS = (b"jemalloc_bg_thd",)
 OURS = ("__main__", "_hpclaunch_hooks")
 STARTUP = "what this Python runs before a script (sitecustomize, usercustomize, .pth files)"
 
@@ -98,6 +101,7 @@ class Template:
         self.env = {}  # with which this process was started
         self.own = frozenset()  # type: ignore[var-annotated]
         self.blocked = ()
+        self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
         self.mine = startup.open
@@ -113,12 +117,11 @@ class Template:
         The lines are those of worker/json_lines.py, of which nothing can be imported here.
         """
         buffer = b""
-        fds = []
         while True:
             data, more, _, _ = socket.recv_fds(self.channel, 1 << 16, 4)
             if not data:
                 return None
-            fds += more
+            self.came += more
             *lines, buffer = (buffer + data).split(b"\n")
             for line in lines:
                 request = json.loads(line)
@@ -126,16 +129,16 @@ class Template:
                 if op == "load":
                     self.load(**request)
                 elif op == "fork":
-                    listener = fds.pop(0) if request["store"] else None
+                    listener = self.came.pop(0) if request["store"] else None
                     worker = self.fork(request, listener)
                     if worker is not None:
                         return worker
                     close(listener)
                 elif op == "renew":
-                    given, fds = fds[:3], fds[3:]
+                    given, self.came = self.came[:3], self.came[3:]
                     if self.renew(given, **request):
                         lines.clear()
-                        buffer, fds = b"", []
+                        buffer = b""
                         break
                     close(*given)
 
@@ -188,13 +191,13 @@ class Template:
 
     def check_state(self, what):
         """A fork loses threads and devices, and shares connections and files."""
-        if threads() > 1:
+        if threads():
             # OpenBLAS ends its threads before a fork, and starts them again when it needs them.
-            pid = os.fork()
+            pid = fork()
             if not pid:
                 os._exit(0)
             os.waitpid(pid, 0)
-        if threads() > 1:
+        if threads():
             raise Unfit(f"{what} starts threads")
         if children():
             raise Unfit(f"{what} starts processes")
@@ -223,7 +226,10 @@ class Template:
 
     def renew(self, fds, steps, own, avoided, idle, memory):
         """True in the fork that is the next template."""
-        brood = fork_through()
+        try:
+            brood = fork_through()
+        except OSError:  # the kernel grants no further process; its channel's end tells
+            return False
         if not brood:
             return False
         self.adopted(brood)
@@ -246,6 +252,8 @@ class Template:
         gc.set_threshold(0)
         known = frozenset(sys.modules)
         replayed = renewal.Renewal(self, Unfit, steps, own)
+        if idle:
+            renewal.stand_back(renewal.BEHIND)
         name = ""
         try:
             replayed.run(careful=idle)
@@ -258,6 +266,8 @@ class Template:
             self.tell("unsafe", module=name, why=why)
             os._exit(0)
         self.take_name()
+        if idle:
+            renewal.stand_back(0)
         if memory:
             renewal.remember(memory, replayed.lasting(), avoided)
         gc.set_threshold(*often)
@@ -269,7 +279,7 @@ class Template:
     def fork(self, request, listener):
         what = request["what"]
         try:
-            brood = os.fork()
+            brood = fork()
         except OSError as e:
             self.tell("forked", what=what, pids={}, store=0, why=str(e.strerror))
             return None
@@ -284,11 +294,11 @@ class Template:
         store, why = 0, ""
         try:
             if listener is not None:
-                store = os.fork()
+                store = fork()
                 if not store:
                     self.hold_store(brood, listener, request["store"])
             for worker in request["workers"]:
-                pid = os.fork()
+                pid = fork()
                 if not pid:
                     close(listener)
                     return self, brood, worker, request["env"], self.lesson_of(worker, request)
@@ -318,6 +328,8 @@ class Template:
         if os.getppid() != self.server:
             os._exit(1)
         self.channel.close()
+        close(*self.came)
+        self.came = []
 
     def hold_store(self, brood, listener, err):
         """Serve the round's store until we are killed; it outlives the workers of the round."""
@@ -420,14 +432,27 @@ def forget():
 
 def fork_through():
     """Fork a grandchild, whose parent ends at once: returns that parent's pid there, and 0 here."""
-    brood = os.fork()
+    brood = fork()
     if brood:
         os.waitpid(brood, 0)
         return 0
     brood = os.getpid()
-    if os.fork():
-        os._exit(0)
+    child = -1
+    try:
+        child = fork()
+    finally:
+        if child:
+            os._exit(0)
     return brood
+
+
+def fork():
+    """From 3.12 on, Python warns of threads, of which only HARMLESS ones are here."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
 
 
 def name():
@@ -464,7 +489,16 @@ def set_command_line(new):
 
 
 def threads():
-    return len(os.listdir("/proc/self/task"))
+    """The names of those beside this one that a fork must not lose."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            if int(thread) != os.getpid():
+                with open(f"/proc/self/task/{thread}/comm", "rb") as f:
+                    names.append(f.read()[:-1])
+        except OSError:
+            pass  # it has ended
+    return [name for name in names if name not in HARMLESS]
 
 
 def children():
