@@ -62,7 +62,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/help_text.py
 	$(BIN)/python bench/checkpoints.py
 	$(BIN)/python bench/launch_and_restart.py
-	$(BIN)/python bench/first_step.py
+	$(BIN)/python bench/first_step.py --shapes 2x4
 	$(BIN)/python bench/on_slurm.py
 	$(BIN)/python bench/on_slurm_losses.py
 	$(BIN)/python bench/false_alarms.py

@@ -1,23 +1,28 @@
 """What people wait for: launch to the first optimizer step, and SIGKILL of a worker to the next.
 
     python bench/first_step.py [--workers 1 2 4 8] [--kinds light heavy transformers] [--runs 3]
+                               [--shapes 2x4]
 
 A DDP script with AdamW and a scheduler, under hpclaunch and torchrun in turn on this machine; heavy
 also imports pandas and scikit-learn, and transformers trains a tiny BERT that is made on the spot.
 hpclaunch is measured twice: launched for the first time, with an empty cache directory, and for the
 second time. The worker is killed some seconds after the first step; the job goes on meanwhile. The
-last column is the memory of all workers and their launcher, each shared page counted once.
+last column is the memory of all workers and their launcher, each shared page counted once. Shapes
+are nodes x workers on each, on a real Slurm cluster on this machine (`on_slurm.py`; as root only);
+their memory is without the launchers'.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from measuring import HPCLAUNCH, TORCHRUN, Command, alone, median, running
+from measuring import HPCLAUNCH, TORCHRUN, Command, Run, alone, median, running
+from on_slurm import Allocation, allocation, cluster_of, why_not
 
 WORKER = Path(__file__).parent / "first_step_worker.py"
 KINDS = {
@@ -27,6 +32,8 @@ KINDS = {
 }
 FIRST_LINES = "from time import monotonic\nbegan = monotonic()\n"
 REST = 4.0  # seconds from the first step to the kill
+# With a launcher, a script and a cache directory.
+Start = Callable[[str, Path, str], AbstractContextManager[Run]]
 FIRST, SECOND = f"{HPCLAUNCH}, first launch", f"{HPCLAUNCH}, second launch"
 
 
@@ -38,23 +45,26 @@ class Figures:
     restart: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
 
-    def add(self, command: Command, workers: int, script: Path) -> None:
-        with running([command], workers, script=[script]) as run:
+    def add(self, started: AbstractContextManager[Run]) -> None:
+        with started as run:
             launched = run.met(run.began)
             if launched is None:
                 return
             self.launch.append(max(r.met for r in launched) - run.began)
             time.sleep(REST)
-            self.memory.append(memory([p.pid for p in run.launchers]))
-            killed = run.kill_worker(workers - 1)
+            self.memory.append(
+                memory([*(p.pid for p in run.launchers), *(r.pid for r in launched)])
+            )
+            killed = run.kill_worker(run.workers - 1)
             restarted = run.met(killed)
             if restarted is not None:
                 self.restart.append(max(r.met for r in restarted) - killed)
 
 
-def memory(launchers: Sequence[int]) -> float:
-    processes = [psutil.Process(pid) for pid in launchers]
-    processes += [child for p in processes for child in p.children(recursive=True)]
+def memory(pids: Sequence[int]) -> float:
+    """Of these processes and all that they have started."""
+    processes = {psutil.Process(pid) for pid in pids}
+    processes |= {child for p in processes for child in p.children(recursive=True)}
     found = 0
     for process in processes:
         try:
@@ -64,17 +74,32 @@ def memory(launchers: Sequence[int]) -> float:
     return found / 1e6
 
 
-def measure(kind: str, workers: int, runs: int) -> None:
+def on_this_machine(workers: int) -> Start:
+    def start(launcher: str, script: Path, cache: str) -> AbstractContextManager[Run]:
+        command = alone(launcher, workers)
+        env = {**command.env, "XDG_CACHE_HOME": cache}
+        return running([Command(command.argv, env)], workers, script=[script])
+
+    return start
+
+
+def on_slurm(held: Allocation, workers: int) -> Start:
+    def start(launcher: str, script: Path, cache: str) -> AbstractContextManager[Run]:
+        return held.launcher(launcher, workers, [script], {"XDG_CACHE_HOME": cache})()
+
+    return start
+
+
+def measure(kind: str, where: str, runs: int, start: Start) -> None:
     figures = {name: Figures() for name in (FIRST, SECOND, TORCHRUN)}
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
             script = Path(cache) / "train.py"
             script.write_text(FIRST_LINES + KINDS[kind] + WORKER.read_text())
             for name, each in figures.items():
-                command = alone(TORCHRUN if name == TORCHRUN else HPCLAUNCH, workers)
-                env = {**command.env, "XDG_CACHE_HOME": cache}
-                each.add(Command(command.argv, env), workers, script)
-    print(f"\n{kind}, {workers} worker{'s' if workers > 1 else ''}; medians of {runs}")
+                launcher = TORCHRUN if name == TORCHRUN else HPCLAUNCH
+                each.add(start(launcher, script, cache))
+    print(f"\n{kind}, {where}; medians of {runs}")
     print(f"{'':28}{'launch':>10}{'ratio':>8}{'restart':>10}{'ratio':>8}{'memory':>11}")
     usual = figures[TORCHRUN]
     for name, each in figures.items():
@@ -87,13 +112,29 @@ def measure(kind: str, workers: int, runs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--shapes", nargs="*", default=[], metavar="NODESxWORKERS")
     args = parser.parse_args()
     for kind in args.kinds:
         for workers in args.workers:
-            measure(kind, workers, args.runs)
+            where = f"{workers} worker{'s' if workers > 1 else ''}"
+            measure(kind, where, args.runs, on_this_machine(workers))
+    shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
+    if shapes and why_not():
+        print(f"not measured on Slurm: needs {why_not()}")
+    elif shapes:
+        measure_on_slurm(shapes, args.kinds, args.runs)
+
+
+def measure_on_slurm(shapes: Sequence[tuple[int, ...]], kinds: Sequence[str], runs: int) -> None:
+    with cluster_of(max(nodes for nodes, _ in shapes)) as cluster:
+        for nodes, workers in shapes:
+            with allocation(cluster, nodes) as held:
+                where = f"{nodes} nodes x {workers} workers"
+                for kind in kinds:
+                    measure(kind, where, runs, on_slurm(held, workers))
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from measuring import COLD, HPCLAUNCH, TORCHRUN, Run, command, running, timed
+from measuring import COLD, HPCLAUNCH, TORCHRUN, WORKER, Run, command, running, timed
 from side_by_side import Launcher, compare
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -48,7 +48,13 @@ class Allocation:
         step += [f"--cpus-per-task={CPUS}", "--overlap"]
         return self._cluster.controller.command([*step, *argv], cwd=directory)
 
-    def launcher(self, name: str, workers: int) -> Launcher:
+    def launcher(
+        self,
+        name: str,
+        workers: int,
+        script: Sequence[object] = (WORKER,),
+        env: dict[str, str] | None = None,
+    ) -> Launcher:
         """`workers` per node."""
 
         @contextmanager
@@ -58,9 +64,9 @@ class Allocation:
                 endpoint = f"--rdzv-endpoint=n1:{next(PORTS)}"
                 more = [f"--nnodes={self._nodes}", "--rdzv-backend=c10d", endpoint]
             start = command(name, workers, more=more)
-            here = replace(start, env=start.env | self.env)
+            here = replace(start, env=start.env | self.env | (env or {}))
             try:
-                with running([here], self._nodes * workers, self.srun) as run:
+                with running([here], self._nodes * workers, self.srun, script) as run:
                     yield run
             finally:  # srun may have been killed; what it started goes on
                 for process in self._cluster.processes():
@@ -83,6 +89,24 @@ def allocation(cluster: Cluster, nodes: int) -> Iterator[Allocation]:
         held.release()
 
 
+def why_not() -> str:
+    """What this machine lacks for a cluster; "" if nothing."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return ", ".join(missing) or ("root" if os.geteuid() else "")
+
+
+@contextmanager
+def cluster_of(nodes: int) -> Iterator[Cluster]:
+    """A cluster that is taken down again."""
+    remove_stale()
+    cluster = Cluster(open_to_all=[])
+    try:
+        cluster.up(nodes=nodes, gpus=1, cpus=CPUS)
+        yield cluster
+    finally:
+        cluster.down()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["2x4", "3x2"], metavar="NODESxWORKERS")
@@ -91,22 +115,16 @@ def main() -> None:
     parser.add_argument("--stages", action="store_true")
     args = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
-    if os.geteuid() or missing:
-        print(f"not measured on Slurm: needs {', '.join(missing) or 'root'}")
+    if why_not():
+        print(f"not measured on Slurm: needs {why_not()}")
         return
     names = [HPCLAUNCH, *([COLD] if args.cold else []), TORCHRUN]
-    remove_stale()
-    cluster = Cluster(open_to_all=[])
-    try:
-        cluster.up(nodes=max(nodes for nodes, _ in shapes), gpus=1, cpus=CPUS)
+    with cluster_of(max(nodes for nodes, _ in shapes)) as cluster:
         for nodes, workers in shapes:
             with allocation(cluster, nodes) as held:
                 launchers = {name: held.launcher(name, workers) for name in names}
                 title = f"{nodes} nodes x {workers} workers"
                 compare(title, launchers, held.import_torch, runs=args.runs, stages=args.stages)
-    finally:
-        cluster.down()
 
 
 if __name__ == "__main__":

@@ -308,6 +308,7 @@ NOT_FOR_ALL = {
     "import os; os.cpu_count = lambda: 1": "replaces os.cpu_count",
     "import textwrap; textwrap.dedent = lambda text: text": "replaces textwrap.dedent",
     "import tempfile; f = tempfile.TemporaryFile()": "opens",
+    "import os; me = os.getpid()": "awkward.me is the process id",
     "raise ValueError('not today')": "ValueError: not today",
     "import os\nif 'RANK' not in os.environ: raise SystemExit(3)": "SystemExit: 3",
 }  # fmt: skip

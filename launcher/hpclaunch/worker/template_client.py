@@ -14,7 +14,7 @@ from .json_lines import JsonLines
 MOST_ENDS = 10  # of templates, which only fork: then something keeps killing them
 MOST_RENEWALS = 6  # attempts to import a lesson, each without what the one before came to grief on
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
-IDLE_LIMIT = 120.0  # seconds for one for which nobody waits
+IDLE_LIMIT = 600.0  # seconds for one for which nobody waits: it stands back behind the workers
 UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
 NO_TORCH = "exit code 3"
 

@@ -3,8 +3,8 @@
 Each import is compared before and after. What would differ in a worker that is forked afterwards is
 not for the template: a thread, a process, a socket, a device; a generator that is seeded, or from
 which a number is drawn after the script has seeded it; a variable read that is each worker's own; a
-function of another module replaced; a line written. Such a module ends this process, which names
-it, so that the next attempt does without.
+function of another module replaced; a line written; the process id kept. Such a module ends this
+process, which names it, so that the next attempt does without.
 
 What a fork hands on as it is may stay: handlers of signals and of the interpreter's end, locks,
 caches, open files that are only read.
@@ -78,7 +78,7 @@ class Renewal:
         package = name.partition(".")[0]
         is_new = package not in sys.modules
         blamed = package if is_new else name  # a package is complete after the modules it imports
-        before = Moment()
+        before, known = Moment(), set(sys.modules)
         try:
             module = importlib.import_module(name)
             if taken:
@@ -90,7 +90,7 @@ class Renewal:
             if origin and found != origin:
                 raise NotForAll(blamed, f"it is found at {found} here")
             self.template.check_state(f"importing {name}")
-            if why := before.differs(self.seeded):
+            if why := before.differs(self.seeded) or keeps_pid(sys.modules.keys() - known):
                 raise NotForAll(blamed, why)
             if is_new and self.functions and (why := self.replaced(package)):
                 raise NotForAll(blamed, why)
@@ -169,6 +169,16 @@ def generators(moved=False):
     generator = modules["torch"].default_generator
     found["torch"] = (generator.initial_seed(), generator.get_state().numpy().tobytes())
     return found
+
+
+def keeps_pid(names):
+    """How one of these modules does, in words; "" if none does."""
+    pid = os.getpid()
+    for name in names:
+        for attribute, value in getattr(sys.modules[name], "__dict__", {}).items():
+            if type(value) is int and value == pid:
+                return f"{name}.{attribute} is the process id"
+    return ""
 
 
 def written():
