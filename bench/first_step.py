@@ -9,7 +9,7 @@ hpclaunch is measured twice: launched for the first time, with an empty cache di
 second time. The worker is killed some seconds after the first step; the job goes on meanwhile. The
 last column is the memory of all workers and their launcher, each shared page counted once. Shapes
 are nodes x workers on each, on a real Slurm cluster on this machine (`on_slurm.py`; as root only);
-their memory is without the launchers'.
+their memory is that of the workers only, with their part of what they share with others.
 """
 
 import argparse

@@ -2,13 +2,17 @@
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import hpclaunch.worker
 from hpclaunch.system import lessons
 from hpclaunch.system.lessons import NO_LESSON, Lesson
 
+SITE = Path(hpclaunch.worker.__file__).parent / "site"
 STEPS = [["import", "wave", "/lib/wave.py"], ["set", "A", None], ["seed", "numpy", None]]
 
 
@@ -139,3 +143,23 @@ def test_what_the_text_of_a_new_script_shows(of, script):
 def test_what_is_no_program_shows_nothing(of, script, text):
     script.write_text(text)
     assert of()[0] == NO_LESSON
+
+
+SEEDS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import random, _hpclaunch_lesson
+telling = _hpclaunch_lesson.Telling(sys.argv[2])
+from random import seed
+for _ in range(5):
+    seed(1)
+    telling.stepped(None, (), ())
+print(len(telling.changes))
+"""
+
+
+def test_seeds_are_noted_until_it_is_told(tmp_path):
+    """Also by what the script has taken from its module."""
+    command = [sys.executable, "-c", SEEDS, SITE, tmp_path / "lesson"]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"2\n"
+    assert json.loads((tmp_path / "lesson").read_text()) != []

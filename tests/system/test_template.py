@@ -297,6 +297,41 @@ def test_variables_that_are_away_for_a_while(client):
     assert client.path(0, "err").read_text() == "True\n"
 
 
+def test_a_variable_that_the_script_sets_to_what_it_was(client):
+    """It may be another at the next launch."""
+    packages = client.tmp_path / "site-packages"
+    packages.mkdir()
+    (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
+    client.prepare(
+        "import os, wave\nos.environ['MODE'] = 'fast'\nimport later\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}", "MODE": "fast"},
+    )
+    client.ready()
+    client.round(learn=True)
+    told = client.until("passed-over")
+    assert (told["module"], told["why"]) == ("later", "it reads MODE, which the script sets")
+
+
+def test_a_module_in_a_package_without_a_file_of_its_own(client):
+    """Others of that name are other people's."""
+    packages = client.tmp_path / "site-packages"
+    (packages / "shared").mkdir(parents=True)
+    (packages / "shared" / "awkward.py").write_text("print('hello')")
+    (packages / "shared" / "good.py").write_text("")
+    client.prepare(
+        "import sys\n"
+        "print('shared.good' in sys.modules, file=sys.stderr)\n"
+        "import shared.awkward, shared.good\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    assert client.until("passed-over")["module"] == "shared.awkward"
+    client.until("renewed")
+    client.round()
+    assert client.path(0, "err").read_text() == "True\n"
+
+
 NOT_FOR_ALL = {
     "import threading, time; threading.Thread(target=time.sleep, args=(100,), daemon=True).start()":
         "starts threads",
@@ -308,7 +343,7 @@ NOT_FOR_ALL = {
     "import os; os.cpu_count = lambda: 1": "replaces os.cpu_count",
     "import textwrap; textwrap.dedent = lambda text: text": "replaces textwrap.dedent",
     "import tempfile; f = tempfile.TemporaryFile()": "opens",
-    "import os; me = os.getpid()": "awkward.me is the process id",
+    "import os; main_pid = os.getpid()": "awkward.main_pid is the process id",
     "raise ValueError('not today')": "ValueError: not today",
     "import os\nif 'RANK' not in os.environ: raise SystemExit(3)": "SystemExit: 3",
 }  # fmt: skip

@@ -131,7 +131,8 @@ class TemplateClient:
     def _give_up(self, module):
         """So much is in the way that the rest is left to the workers."""
         names = [step[1] for step in self._steps]
-        del self._steps[names.index(module) :]
+        if module in names:
+            del self._steps[names.index(module) :]
 
     def succeed(self):
         """The successor is the template from now on."""

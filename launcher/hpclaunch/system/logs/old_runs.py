@@ -61,7 +61,6 @@ def _run(path: Path, names: list[str], before: float) -> Run | None:
                 path / name / file for file in os.listdir(path / name) if OURS.fullmatch(file)
             ]
     files += [path / name for name in names if OURS.fullmatch(name)]
-    # Last, or nobody would find again what an interrupted removal has left.
     files += [path / name for name in names if JOURNALS.fullmatch(name) or name in (FIRST, LOCK)]
     found = [os.lstat(file) for file in files]
     changed = max(each.st_mtime for each in found)
@@ -82,12 +81,15 @@ class Removal:
         return not self._used.isdisjoint(names) or _is_locked(run.path / LOCK)
 
     def remove(self, run: Run) -> None:
-        """Raises OSError."""
+        """Raises OSError. By its journals one is found again: they are the last."""
+        journals = [file for file in run.files if JOURNALS.fullmatch(file.name)]
         for file in run.files:
-            file.unlink(missing_ok=True)
-        for directory in {file.parent for file in run.files} | set(run.path.glob("round-*")):
-            if directory != run.path:
-                _remove_empty(directory)
+            if file not in journals:
+                file.unlink(missing_ok=True)
+        for directory in run.path.glob("round-*"):
+            _remove_empty(directory)
+        for journal in journals:
+            journal.unlink(missing_ok=True)
         _remove_empty(run.path)
 
 

@@ -201,14 +201,14 @@ def ends_in_order(c10d):
 def states_of(name):
     """Of this process's threads with that name, as in proc(5)."""
     states = []
-    for thread in os.listdir("/proc/self/task"):
-        try:
+    try:
+        for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
                 _, _, rest = f.read().partition(b"(" + name + b") ")
-        except OSError:
-            continue  # it has ended
-        if rest:
-            states.append(rest[:1])
+            if rest:
+                states.append(rest[:1])
+    except OSError:
+        pass  # a thread has ended meanwhile, or this process has too many open files
     return states
 
 

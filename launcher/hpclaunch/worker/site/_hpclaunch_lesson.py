@@ -65,7 +65,7 @@ class Telling:
 
     def note(self, *step):
         """Also called later, by what a script has taken with `from random import seed`."""
-        if self.left:
+        if self.left > 0:
             try:
                 self.changes.append((next(reversed(sys.modules)), [*step]))
             except RuntimeError:
@@ -81,9 +81,10 @@ class Telling:
         self.note("seed", generator, None)
 
     def stepped(self, _optimizer, _args, _kwargs):
-        self.left -= 1
-        if self.left == 0:
-            self.tell()
+        if self.left > 0:
+            self.left -= 1
+            if not self.left:
+                self.tell()
 
     def tell(self):
         self.left = 0
@@ -126,15 +127,19 @@ class Telling:
 
 
 def lasting(changes, environ):
-    """Without variables that are as before in the end: some take all away for a while."""
-    last = {step[1]: step for step in changes if step[0] == "set"}
-    changes = [
+    """Of each variable the last value, and none if it was changed and put back: some scripts take
+    all away for a while. One that is only set to what it was stays: the next time it may not be.
+    """
+    sets = [step for step in changes if step[0] == "set"]
+    last = {step[1]: step for step in sets}
+    several = {step[1] for step in sets if step is not last[step[1]]}
+    back = {name for name in several if environ.get(name) == last[name][2]}
+    environ.update((name, value) for _, name, value in last.values())
+    return [
         step
         for step in changes
-        if step[0] != "set" or (last[step[1]] is step and environ.get(step[1]) != step[2])
+        if step[0] != "set" or (step is last[step[1]] and step[1] not in back)
     ]
-    environ.update((name, value) for _, name, value in last.values())
-    return changes
 
 
 def is_shared(origin):

@@ -10,6 +10,7 @@ What a fork hands on as it is may stay: handlers of signals and of the interpret
 caches, open files that are only read.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ import random
 import sys
 
 BEHIND = 5  # niceness: a third of a worker's share of a CPU that both want, or it would never end
-IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+IOPRIO = {"x86_64": (251, 252), "aarch64": (30, 31)}  # numbers of ioprio_set and ioprio_get
 ONLY_IDLE_DISKS = 3 << 13
 FUNCTIONS = (type(lambda: 0), type(len), type)
 OWN_BUSINESS = {"sys", "__main__"}
@@ -34,6 +35,7 @@ class Renewal:
         self.template = template
         self.unfit = unfit  # the template's exception
         self.steps = steps
+        self.names = {name for kind, name, _ in steps if kind not in ("set", "seed")}
         template.own |= frozenset(own)
         self.asked = template.startup.asked
         self.set_here: dict[str, str | None] = {}  # as the script has set them by now
@@ -77,7 +79,8 @@ class Renewal:
         self.asked.clear()
         package = name.partition(".")[0]
         is_new = package not in sys.modules
-        blamed = package if is_new else name  # a package is complete after the modules it imports
+        # A package comes after those of its modules that it imports itself.
+        blamed = package if is_new and package in self.names else name
         before, known = Moment(), set(sys.modules)
         try:
             module = importlib.import_module(name)
@@ -176,7 +179,7 @@ def keeps_pid(names):
     pid = os.getpid()
     for name in names:
         for attribute, value in getattr(sys.modules[name], "__dict__", {}).items():
-            if type(value) is int and value == pid:
+            if type(value) is int and value == pid and "pid" in attribute.lower():
                 return f"{name}.{attribute} is the process id"
     return ""
 
@@ -188,26 +191,42 @@ def written():
     return [os.fstat(fd).st_size for fd in (1, 2)]
 
 
-def stand_back(niceness):
-    """Behind the workers, or 0: beside them again. Without a privilege a process can never lower
-    its own niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup (sched(7)),
-    which it has to itself since setsid(), and with its priority for disks (ioprio_set(2)).
+@contextlib.contextmanager
+def standing_back():
+    """Behind the workers for a while. Without a privilege a process can never lower its own
+    niceness, nor leave SCHED_IDLE; but it can do so with that of its autogroup, which it has to
+    itself since setsid(), and with its priority for disks (ioprio_set(2)). Where cgroups divide the
+    CPUs, there are no autogroups (sched(7)).
     """
     import ctypes
+
+    call = ctypes.CDLL(None).syscall
+    change, get = IOPRIO.get(os.uname().machine, (0, 0))
+    before = call(get, 1, 0) if get else -1
+    set_niceness(BEHIND)
+    if before >= 0:
+        call(change, 1, 0, ONLY_IDLE_DISKS)
+    try:
+        yield
+    finally:
+        set_niceness(0)
+        if before >= 0:
+            call(change, 1, 0, before)
+
+
+def set_niceness(niceness):
+    """Of the autogroup."""
     import time
 
     for _ in range(20):
         try:
             with open("/proc/self/autogroup", "w") as f:
                 f.write(str(niceness))
-            break
-        except BlockingIOError:  # it can be changed ten times a second, on the whole machine
+            return
+        except BlockingIOError:  # one can be changed ten times a second, on the whole machine
             time.sleep(0.02)
         except OSError:
-            break  # this kernel has none
-    number = IOPRIO_SET.get(os.uname().machine)
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, ONLY_IDLE_DISKS if niceness else 0)
+            return  # this kernel has none
 
 
 def remember(path, steps, avoided):

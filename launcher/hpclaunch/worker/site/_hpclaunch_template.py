@@ -137,7 +137,6 @@ class Template:
                 elif op == "renew":
                     given, self.came = self.came[:3], self.came[3:]
                     if self.renew(given, **request):
-                        lines.clear()
                         buffer = b""
                         break
                     close(*given)
@@ -177,7 +176,7 @@ class Template:
     def load_module(self, name):
         try:
             __import__(name)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             self.tell("failed", module=name, why=f"{type(e).__name__}: {e}")
         try:
             self.check(name)
@@ -252,11 +251,13 @@ class Template:
         gc.set_threshold(0)
         known = frozenset(sys.modules)
         replayed = renewal.Renewal(self, Unfit, steps, own)
-        if idle:
-            renewal.stand_back(renewal.BEHIND)
         name = ""
         try:
-            replayed.run(careful=idle)
+            if idle:
+                with renewal.standing_back():
+                    replayed.run(careful=True)
+            else:
+                replayed.run(careful=False)
             self.check_shadows("the script", known)
         except renewal.NotForAll as e:
             name, why = e.args
@@ -266,8 +267,6 @@ class Template:
             self.tell("unsafe", module=name, why=why)
             os._exit(0)
         self.take_name()
-        if idle:
-            renewal.stand_back(0)
         if memory:
             renewal.remember(memory, replayed.lasting(), avoided)
         gc.set_threshold(*often)
@@ -448,6 +447,8 @@ def fork_through():
 
 def fork():
     """From 3.12 on, Python warns of threads, of which only HARMLESS ones are here."""
+    if sys.version_info < (3, 12) or len(os.listdir("/proc/self/task")) == 1:
+        return os.fork()
     import warnings
 
     with warnings.catch_warnings():
