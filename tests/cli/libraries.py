@@ -12,10 +12,11 @@ import time
 
 import torch
 
+# Without pytorch_lightning, which is left to the workers: torchmetrics reads LOCAL_RANK.
 LIBRARIES = (
     *("numpy", "scipy.optimize", "pandas", "sklearn.linear_model", "tqdm", "matplotlib.pyplot"),
     *("pyarrow.parquet", "h5py", "grpc", "omegaconf", "hydra", "datasets", "transformers"),
-    *("accelerate", "pytorch_lightning", "tensorboard", "torch.utils.tensorboard", "wandb"),
+    *("accelerate", "tensorboard", "torch.utils.tensorboard", "wandb"),
 )
 OF_LAUNCH = {"MASTER_PORT", "HPCLAUNCH_STORE", "TORCHELASTIC_ERROR_FILE"}
 OF_LAUNCH |= {"TORCHELASTIC_RUN_ID", "HPCLAUNCH_RUN_ID", "UNTIL"}
@@ -133,7 +134,7 @@ def train():
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     for _ in range(2):
         optimizer.step()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while "UNTIL" in os.environ and time.monotonic() < deadline:
         with open(os.environ["UNTIL"]) as journal:
             if journal.read().count('"note":"renewed"') > 1:

@@ -9,7 +9,7 @@ from launching import hpclaunch
 
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(480)]
 pytest.importorskip("wandb")  # the last of the extra
 
 SCRIPT = Path(__file__).with_name("libraries.py")
@@ -23,7 +23,7 @@ def launched(tmp_path_factory):
     cache = directory / "cache"
     more = {"XDG_CACHE_HOME": cache, "MPLCONFIGDIR": directory / "mpl", "WANDB_MODE": "offline"}
     found = {}
-    for how, options in (("cold", ["--cold"]), ("first", []), ("second", []), ("third", [])):
+    for how, options in (("cold", ["--cold"]), ("first", []), ("second", [])):
         logs = directory / how
         words = ("--nproc=2", "--max-restarts=0", "--log-dir", logs, *options, "train.py")
         until = {"UNTIL": logs / "journal.jsonl"} if how == "first" else {}
@@ -37,7 +37,7 @@ def launched(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("how", ["first", "second", "third"])
+@pytest.mark.parametrize("how", ["first", "second"])
 def test_a_worker_is_as_a_cold_one(launched, how):
     for rank in range(2):
         cold, warm = (launched[each][0][rank] for each in ("cold", how))
@@ -47,7 +47,7 @@ def test_a_worker_is_as_a_cold_one(launched, how):
 
 def test_most_of_it_is_imported_in_advance(launched):
     """What is not is named in the journal, with the reason."""
-    _, passed, lesson = launched["third"]
+    _, passed, lesson = launched["second"]
     assert lesson is not None
     known = {name for kind, name, _ in lesson["steps"] if kind == "import"}
     known -= {name for name in known if set(lesson["avoided"]) & {name, name.partition(".")[0]}}

@@ -23,7 +23,10 @@ from .job_scripts import came_out_alike, reached, rounds, run, run_with_a_kill
 
 PACKAGES = ("pytorch_lightning", "accelerate", "deepspeed", "sklearn", "transformers")
 missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+pytestmark = [
+    pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}"),
+    pytest.mark.timeout(400),
+]
 BUILD = (
     "from deepspeed.accelerator import get_accelerator;"
     "get_accelerator().create_op_builder('ShareMemCommBuilder').load()"
