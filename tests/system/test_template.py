@@ -59,15 +59,6 @@ class Warm(Client):
         return [path.read_text() for path in paths[::2]]
 
 
-def installed(client, **sources):
-    """The variables of a program that finds these modules beside other installed ones."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
-    for name, source in sources.items():
-        (packages / f"{name}.py").write_text(source)
-    return {"PYTHONPATH": f"{SITE}:{packages}"}
-
-
 def eventually(condition):
     deadline = time.monotonic() + LIMIT
     while not condition():
@@ -232,10 +223,16 @@ def test_a_lesson_is_what_two_workers_have_in_common(client):
     assert client.path(1, "err").read_text() == "True False\n"
 
 
-def test_variables_that_the_script_sets_before_it_imports(client):
+@pytest.fixture
+def packages(client):
+    """Where a library is installed."""
+    directory = client.tmp_path / "site-packages"
+    directory.mkdir()
+    return directory
+
+
+def test_variables_that_the_script_sets_before_it_imports(client, packages):
     """The module has what it had in the script; the next worker sets it again."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "library.py").write_text("import os; mode = os.environ.get('MODE')")
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
@@ -257,10 +254,8 @@ def test_variables_that_the_script_sets_before_it_imports(client):
     assert client.path(0, "err").read_text() == "True None None fast\n"
 
 
-def test_variables_that_a_library_sets(client):
+def test_variables_that_a_library_sets(client, packages):
     """They are no matter of the script's, and what reads them may be imported in advance."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "library.py").write_text("import os; os.environ.setdefault('MODE', 'fast')")
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
@@ -278,10 +273,8 @@ def test_variables_that_a_library_sets(client):
     assert client.path(0, "err").read_text() == "True fast fast\n"
 
 
-def test_variables_that_are_away_for_a_while(client):
+def test_variables_that_are_away_for_a_while(client, packages):
     """Some scripts do something in an empty environment."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "later.py").write_text("import os; home = os.environ.get('HOME')")
     client.prepare(
         "import os, sys\n"
@@ -297,10 +290,8 @@ def test_variables_that_are_away_for_a_while(client):
     assert client.path(0, "err").read_text() == "True\n"
 
 
-def test_a_variable_that_the_script_sets_to_what_it_was(client):
+def test_a_variable_that_the_script_sets_to_what_it_was(client, packages):
     """It may be another at the next launch."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "later.py").write_text("import os; mode = os.environ.get('MODE')")
     client.prepare(
         "import os, wave\nos.environ['MODE'] = 'fast'\nimport later\n",
@@ -312,10 +303,9 @@ def test_a_variable_that_the_script_sets_to_what_it_was(client):
     assert (told["module"], told["why"]) == ("later", "it reads MODE, which the script sets")
 
 
-def test_a_module_in_a_package_without_a_file_of_its_own(client):
+def test_a_module_in_a_package_without_a_file_of_its_own(client, packages):
     """Others of that name are other people's."""
-    packages = client.tmp_path / "site-packages"
-    (packages / "shared").mkdir(parents=True)
+    (packages / "shared").mkdir()
     (packages / "shared" / "awkward.py").write_text("print('hello')")
     (packages / "shared" / "good.py").write_text("")
     client.prepare(
@@ -350,10 +340,8 @@ NOT_FOR_ALL = {
 
 
 @pytest.mark.parametrize("source", NOT_FOR_ALL)
-def test_what_is_left_to_each_worker(client, source):
+def test_what_is_left_to_each_worker(client, packages, source):
     """The rest is learned all the same."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "awkward.py").write_text(source)
     client.prepare(
         "import sys, textwrap\n"
@@ -373,9 +361,7 @@ def test_what_is_left_to_each_worker(client, source):
     assert client.path(0, "err").read_text().endswith(f"{not why} True\n")
 
 
-def test_a_number_that_a_module_draws_after_the_script_has_seeded(client):
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
+def test_a_number_that_a_module_draws_after_the_script_has_seeded(client, packages):
     (packages / "drawing.py").write_text("import random; random.random()")
     client.prepare(
         "import random; random.seed(7)\nimport drawing\nprint(random.random())\n",
@@ -416,9 +402,7 @@ def test_what_a_renewed_template_holds(client):
     assert client.round() == [""]
 
 
-def test_nobody_waits_for_a_successor_of_a_round_that_runs(client):
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
+def test_nobody_waits_for_a_successor_of_a_round_that_runs(client, packages):
     (packages / "slow.py").write_text("import time; time.sleep(1000)")
     client.prepare(
         "import sys; sys.modules['time'].sleep = lambda seconds: None\nimport time, slow\n",
@@ -432,10 +416,8 @@ def test_nobody_waits_for_a_successor_of_a_round_that_runs(client):
     assert client.round() == [""]  # a start takes what there is
 
 
-def test_a_start_does_not_wait_for_ever(client):
+def test_a_start_does_not_wait_for_ever(client, packages):
     """For a module that hangs in the template; the worker imports it itself, or hangs as well."""
-    packages = client.tmp_path / "site-packages"
-    packages.mkdir()
     (packages / "slow.py").write_text(
         "import os, time\nif 'RANK' not in os.environ: time.sleep(1000)"
     )
