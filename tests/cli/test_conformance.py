@@ -27,8 +27,14 @@ pytestmark = pytest.mark.torch
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
 ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
+STACKS = "a signal has its stacks written, should it hang"
 OUTPUT = "lets a script print although its file cannot grow (docs/output.md)"
-OURS = ["_hpclaunch_errors", "_hpclaunch_hooks", "_hpclaunch_output"]
+OURS = [
+    "_hpclaunch_errors",
+    "_hpclaunch_hooks",
+    "_hpclaunch_output",
+    "_hpclaunch_progress",
+]
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
@@ -38,6 +44,7 @@ ORPHANS = "a worker must not outlive its launcher, however that dies"
 ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "environ.HPCLAUNCH_CHECKPOINT": OWN,
     "environ.HPCLAUNCH_LOCAL_RANK": OWN,
+    "environ.HPCLAUNCH_PROGRESS": OWN,
     "environ.HPCLAUNCH_RUN_ID": OWN,
     "environ.HPCLAUNCH_STORE": OWN,
     "environ.GLOO_SOCKET_IFNAME": INTERFACE,
@@ -48,6 +55,9 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_hooks": HOOK,
     "module._hpclaunch_errors": ERRORS,
     "module._hpclaunch_output": OUTPUT,
+    "module._hpclaunch_progress": STACKS,
+    "fd.900": STACKS,
+    "status.SigCgt": STACKS,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
     "leads its group": SESSION,

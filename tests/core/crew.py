@@ -16,7 +16,7 @@ from story import a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Assignment, Look, Seen, Verdict, checksum
+from hpclaunch.core.protocol.model import Assignment, Look, RankState, Seen, Verdict, checksum
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -42,6 +42,7 @@ class Crew:
         self.held: dict[int, int] = {}  # the same, and they do not: their lease is over
         self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
         self.verdicts: dict[int, Verdict] = {}
+        self.where: dict[int, tuple[RankState, ...]] = {}  # an agent's workers, when it is asked
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._apart: set[frozenset[int]] = set()
@@ -133,6 +134,8 @@ class Crew:
                 self.parts.setdefault(part.round, {})[i] = part
                 self._store[i] = (part.round, part.store_address, part.store_port)
                 self._note_clashes()
+            case effects.GatherEvidence(number=number) if i in self.where:
+                self._todo.append((i, events.EvidenceGathered(number, self.where[i])))
             case effects.KeepWorkers(until=until):
                 self._leases[i] = until
                 if i in self.held and self.now < until:

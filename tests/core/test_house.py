@@ -38,16 +38,20 @@ PURE = {
     "zlib",
 }
 # What each room may import of the package.
-PARTS = ("protocol", "consensus", "placement", "health", "source", "head", "member", "control")
+PARTS = (
+    *("protocol", "consensus", "placement", "health", "hangs", "source", "head", "member"),
+    "control",
+)
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
-RULES = {"core.consensus", "core.placement", "core.health"}
+RULES = {"core.consensus", "core.placement", "core.health", "core.hangs"}
 OF_BOTH = ("worker.json_lines", "worker.private_files")  # the agent's side and the worker's
 ALLOWED = {
     "core.protocol": set(),
     "core.consensus": NOUNS,
     "core.placement": NOUNS,
     "core.health": NOUNS,
+    "core.hangs": NOUNS,
     "core.source": NOUNS,
     "core.head": NOUNS | RULES,
     "core.member": NOUNS | RULES,
@@ -57,6 +61,7 @@ ALLOWED = {
     "agent": CORE | {"system", "system.shared"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
+    "progress": set(),
     "__main__": {"cli"},
     "shims": set(),
     "__init__": set(),

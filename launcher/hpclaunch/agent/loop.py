@@ -37,7 +37,7 @@ from ..system.logs.journal.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import post_mortem
+from . import evidence, post_mortem
 from .config import Config
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
@@ -266,10 +266,20 @@ class Agent:
                     self.output.say(f"--preload {module}: passed over, {why}")
             case {"event": "copier", "pid": pid}:
                 self.forkserver.spare(pid)
+            case {"event": "progress", **seen}:
+                seen.pop("event", None)
+                self._deliver(events.WorkersSeen(**{**seen, "steps": tuple(seen["steps"])}))
+            case {"event": "evidence", "number": number, "ranks": ranks}:
+                self._deliver(*self._take_evidence(number, ranks))
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
+
+    def _take_evidence(self, number: int, ranks: list[dict[str, Any]]) -> list[events.Event]:
+        assert self.round_dir is not None, "no evidence without a round"
+        self.output.service.keep(self.round_dir / "evidence", evidence.files_of(ranks))
+        return [events.EvidenceGathered(number, tuple(map(evidence.state_of, ranks)))]
 
     def _exit(self, rank: int, code: int, signum: int) -> None:
         assert self.round_dir is not None, "no worker without a round"
@@ -376,6 +386,8 @@ class Agent:
                     self._events += [events.TroubleFound(trouble), events.WorkersGone()]
             case effects.KeepWorkers(until=until):
                 self.forkserver.keep(until)
+            case effects.GatherEvidence(number=number):
+                self.forkserver.gather(number)
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers() | effects.KillWorkers() if self._starting is not None:
@@ -424,6 +436,7 @@ class Agent:
             peers=part.peers,
             warm=is_warm(part, self.config, self.environ),
             learn=self.config.start.learn,
+            progress=self.config.progress,
             terminals=self.output.terminals(part),
             size=self.output.size,
         )

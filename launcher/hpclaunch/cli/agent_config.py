@@ -22,7 +22,7 @@ from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
-from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS, Timing
+from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
@@ -91,6 +91,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         logs=task.logs,
         anew=_is_anew(where, task.logs),
         log_limit=options.log_limit or 0,
+        progress=options.progress == "on",
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),
         trouble=task.trouble,
@@ -124,6 +125,7 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
             wait=options.wait_for_nodes,
             grace=options.shutdown_timeout,
+            hang=LEARNED if options.hang_timeout is None else options.hang_timeout,
             loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )

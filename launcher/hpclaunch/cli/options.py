@@ -218,6 +218,21 @@ def _add_health(add: Callable[..., None]) -> None:
         f"{PATIENT_LOSS:g})",
     )
     add(
+        "--hang-timeout",
+        type=values.hang_timeout,
+        metavar="auto|SECONDS|off",
+        help="how long all workers may do nothing, until the round is ended as one that hangs; "
+        "auto: 5 times as long as a step takes, and at least "
+        f"{DEFAULTS.least_hang:g} s, where there are optimizer steps to learn from (default: auto)",
+    )
+    add(
+        "--progress",
+        choices=("on", "off"),
+        default="on",
+        help="whether the workers tell how far they have come, and where they are if they hang "
+        "(default: %(default)s)",
+    )
+    add(
         "--wait-for-nodes",
         type=values.seconds,
         default=DEFAULTS.wait,

@@ -26,6 +26,8 @@ OURS = frozenset(
         "--mps-memory",
         "--log-limit",
         "--loss-timeout",
+        "--hang-timeout",
+        "--progress",
         "--wait-for-nodes",
         "--grow",
         "--health",

@@ -11,7 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from hpclaunch.core.protocol.timing import LEAST_LOSS
+from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
 UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
@@ -46,6 +46,21 @@ def seconds(text: str) -> float:
 def loss_timeout(text: str) -> float:
     if (value := seconds(text)) < LEAST_LOSS:
         raise ArgumentTypeError(f"an agent may well be silent for {text} s: {LEAST_LOSS:g} or more")
+    return value
+
+
+def hang_timeout(text: str) -> float:
+    """As in `Timing`."""
+    if text == "auto":
+        return LEARNED
+    if text == "off":
+        return 0.0
+    try:
+        value = seconds(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds") from None
+    if value < LEAST_HANG:
+        raise ArgumentTypeError(f"workers may well rest for {text} s: {LEAST_HANG:g} or more")
     return value
 
 

@@ -12,8 +12,8 @@ blocked.
         "memory": PATH}
     {"op": "listen", "loopback": BOOL}             {"event": "listening", "port": P}
     {"op": "start", "warm": BOOL, "learn": BOOL,   {"event": "started", "rank": R, "pid": P}
-        "store": PATH, "peers": [...],             {"event": "copier", "pid": P}
-        "env": {...},
+        "progress": BOOL, "store": PATH,           {"event": "copier", "pid": P}
+        "peers": [...], "env": {...},              {"event": "progress", ...}
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
         "out", "err", "cpus"}, ...],                   "signal": S}
         "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
@@ -22,6 +22,8 @@ blocked.
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
+    {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
+                                                       "ranks": [...]}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
@@ -45,6 +47,9 @@ connection if not before. "peers" are the networks from which the nodes of the r
 it. With "lesson", and with "learn" for the next round, a successor of the template imports what the
 script did; a start waits for the first one only. This process itself is one thread without torch,
 CUDA or ZeroMQ.
+
+With "progress" it is told how far the workers have come, and where they are when it is asked
+(`progress_watch.py`).
 
 At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
 agent does: others may be about to go on without this node. If they do not, because all have been
@@ -79,6 +84,7 @@ from .processes import (
     signal_all,
     to_group,
 )
+from .progress_watch import GATHERING, ProgressWatch
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -126,6 +132,8 @@ class ForkServer:
         self.terminals = Terminals()
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
+        self.progress = ProgressWatch()
+        self.gathering: Any = None  # (when to tell the evidence, its number), once it was asked for
         self.board = NoticeBoard()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -165,6 +173,7 @@ class ForkServer:
                 self.on_store_wanted()
             self.learn(ready)
             self.attend_to_successor(ready)
+            self.watch_progress()
             if self.wakeup.fileno() in ready:
                 self.wakeup.drain()
                 self.reap()
@@ -177,6 +186,10 @@ class ForkServer:
         """Milliseconds for poll(), None without an end."""
         ends = [self.lease.left()] if self.running else []
         ends += [1000 * HOLD] if self.held else []
+        if self.gathering is not None:
+            ends += [max(0, 1000 * (self.gathering[0] - time.monotonic()))]
+        elif not (self.held or self.stopping):
+            ends += [self.progress.left()]
         successor = self.template.successor
         if successor is not None:
             ends += [max(0, 1000 * (successor.limit - time.monotonic()))]
@@ -197,8 +210,9 @@ class ForkServer:
     def on_listen(self, loopback):
         self.tell("listening", port=self.store.listen(loopback))
 
-    def on_start(self, workers, env, store, peers, warm, learn, terminals, size):
+    def on_start(self, workers, env, store, peers, warm, learn, progress, terminals, size):
         self.store.begin(store, peers)
+        self.progress.begin(workers, told=progress)
         had = self.terminals.pid
         self.terminals.give(workers, terminals, size)
         if self.terminals.pid != had:
@@ -209,6 +223,10 @@ class ForkServer:
         if self.lease.is_over:  # the order may be old
             self.on_lease_over()
         self.proceed()
+
+    def on_gather(self, number):
+        self.gathering = (time.monotonic() + GATHERING, number)
+        self.progress.ask(self.pids())
 
     def on_signal(self, signum):
         """Pass a signal on to the workers that it does not kill."""
@@ -286,6 +304,7 @@ class ForkServer:
     def go_on(self):
         self.held = False
         signal_all(descendants(self.others()), signal.SIGCONT)
+        self.progress.go_on()
         self.proceed()
 
     # The round
@@ -336,6 +355,19 @@ class ForkServer:
             self.lose_store(self.template.why)
         else:
             self.template.start()
+
+    def pids(self):
+        return {rank: pid for pid, rank in self.workers.items()}
+
+    def watch_progress(self):
+        if self.gathering is not None:  # what the workers do now, they do because they are asked
+            if time.monotonic() >= self.gathering[0]:
+                (_, number), self.gathering = self.gathering, None
+                self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
+        elif not (self.held or self.stopping):
+            told = self.progress.look(self.pids())
+            if told is not None:
+                self.tell("progress", **told)
 
     def learn(self, ready):
         lesson = self.lessons.take(ready)
@@ -499,6 +531,7 @@ class ForkServer:
         """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
             self.running = self.held = False
+            self.progress.end()
             self.tell_flushed(None, "gone")
 
     def others(self):

@@ -36,6 +36,7 @@ from .checkpoint_choice import CheckpointChoice
 from .cordon import Cordon, at_the_end, cordon
 from .explanations import Explanations
 from .growth import Growth
+from .hang_watch import HangWatch
 from .loss_detection import LossDetector
 from .orders import Orders
 from .preface import NAMES, preface
@@ -75,6 +76,7 @@ class Head:
         self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
+        self._hangs = HangWatch(job.timing)
         self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
@@ -111,7 +113,7 @@ class Head:
             if self._asked_at < self._asks_until and self._unasked:
                 deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
-            deadlines.append(self.lease.renewable_until)
+            deadlines += [self.lease.renewable_until, self._hangs.next_deadline()]
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -416,6 +418,7 @@ class Head:
             peer.assignment = assigned.get(peer.place.index)
         self.current = Round(self.round, participants, groups, now, resumed, preflight)
         self.growth.begin()
+        self._hangs.forget()
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
         self._begins += not preflight
@@ -441,10 +444,14 @@ class Head:
             self._enter(Stage.STOPPING, now)
             return self._order_all(now)
         if not done or not self.lease.holds(now):
-            return []
+            return self._look_for_hang(current, now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
+
+    def _look_for_hang(self, current: Round, now: float) -> list[Effect]:
+        said = self._hangs.check(current, now)
+        return [] if said is None else said + self._order_all(now)
 
     @property
     def _current_round(self) -> Round:
@@ -515,4 +522,7 @@ class Head:
     def _order(self, peer: Peer, now: float) -> Send:
         look = self._choosing.look(peer) if self.stage is Stage.CHOOSING else None
         goal = GOAL[self.stage]
-        return self._orders.order(peer, goal, self.round, now, verdict=self.verdict, look=look)
+        gather = self._hangs.gather
+        return self._orders.order(
+            peer, goal, self.round, now, verdict=self.verdict, look=look, gather=gather
+        )

@@ -9,7 +9,16 @@ from dataclasses import replace
 
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
-from ..protocol.model import NO_STEP, Culprit, Failure, Tally, Verdict, WorkerExit, checksum
+from ..protocol.model import (
+    NO_RANK,
+    NO_STEP,
+    Culprit,
+    Failure,
+    Tally,
+    Verdict,
+    WorkerExit,
+    checksum,
+)
 from ..protocol.wording import signal_name
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
@@ -92,6 +101,9 @@ def how(failure: Failure) -> str:
     """Say in words how a worker or the store failed: "rank 0 on n1 exited with code 1"."""
     if failure.culprit is Culprit.FORK_SERVER:
         return f"the fork server on {failure.host} was killed with its workers"
+    if failure.culprit is Culprit.HANG:
+        known = failure.rank != NO_RANK
+        return f"rank {failure.rank} on {failure.host} hung" if known else "the workers hung"
     if failure.signal:
         ending = f"was killed by {signal_name(failure.signal)}"
     else:

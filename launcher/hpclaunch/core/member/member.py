@@ -24,6 +24,7 @@ from ..protocol.events import (
     Started,
     Tick,
     TroubleFound,
+    WorkersSeen,
 )
 from ..protocol.messages import Hint, Order, Report
 from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict
@@ -118,6 +119,10 @@ class Member:
                 effects += self._waiting.explain(text, now)
             case CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
+            case WorkersSeen():
+                effects += self.work.handle(event, now)
+                if self._is_head:  # to which no report goes at every beat
+                    self._report_at = now
             case Signalled(signum=signum):
                 effects += self._handle_signal(signum, now)
             case TroubleFound(trouble=trouble) if self.work.trouble is None:
@@ -207,6 +212,8 @@ class Member:
             port=self.port,
             seen=self._looking.seen,
             networks=self.networks,
+            progress=work.progress(now),
+            evidence=work.evidence,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

@@ -9,9 +9,11 @@ prepares anew.
 
 from __future__ import annotations
 
+from ..hangs.suspicion import Suspicion
 from ..protocol.effects import (
     CheckHealth,
     Effect,
+    GatherEvidence,
     OpenStore,
     PrepareGpus,
     Say,
@@ -21,6 +23,7 @@ from ..protocol.effects import (
 )
 from ..protocol.events import (
     Event,
+    EvidenceGathered,
     ForkServerReplaced,
     GpusReady,
     HealthFound,
@@ -29,9 +32,20 @@ from ..protocol.events import (
     StoreListening,
     WorkerExited,
     WorkersGone,
+    WorkersSeen,
 )
 from ..protocol.messages import Order
-from ..protocol.model import Assignment, Goal, Job, Phase, Place, Trouble, Verdict
+from ..protocol.model import (
+    Assignment,
+    Evidence,
+    Goal,
+    Job,
+    Phase,
+    Place,
+    Progress,
+    Trouble,
+    Verdict,
+)
 from .exits import Exits
 from .stopping import Stopping
 
@@ -59,12 +73,18 @@ class WorkerGroup:
         self.trouble: Trouble | None = None
         self.part: Assignment | None = None  # this agent's part in `round`
         self.exits = Exits()
+        self.evidence: Evidence | None = None  # what the last order asked for
         self.readiness = Readiness(job)
+        self._suspicion = Suspicion(job.timing)
+        self._gathering = 0  # the number of the evidence that was asked for last
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
 
     def next_deadline(self) -> float:
         return self._stopping.next_deadline()
+
+    def progress(self, now: float) -> Progress | None:
+        return self._suspicion.report(now) if self.phase is Phase.RUNNING else None
 
     def _enter(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -89,6 +109,10 @@ class WorkerGroup:
                 return self.stop(now, lost=True) if event.code else []
             case StoreEnded():
                 return self._store_ended(event, now)
+            case WorkersSeen():
+                self._suspicion.saw(event, now)
+            case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
+                self.evidence = Evidence(number, ranks)
             case WorkersGone():
                 return self._workers_gone()
             case LeaseOver():
@@ -107,7 +131,8 @@ class WorkerGroup:
             return self.stop(now, lost=True)  # the others have ended this round already
         match order.goal:
             case Goal.RUN:
-                return self._run(order.assignment, now) if willing else []
+                begun = self._run(order.assignment, now) if willing else []
+                return begun + self._gather(order)
             case Goal.STOP:
                 return self._leave_round(order.round, now, lost=order.lost)
             case Goal.END:
@@ -124,12 +149,21 @@ class WorkerGroup:
         self._enter(Phase.RUNNING)
         self.part = part
         self.exits = Exits()
+        self._suspicion = Suspicion(self.job.timing)
+        self.evidence, self._gathering = None, 0
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
             return self._fork_server_lost(now)
         self._waits_for_gpus = bool(part.shares.of)
         return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
+
+    def _gather(self, order: Order) -> list[Effect]:
+        if order.gather == self._gathering:
+            return []
+        self.evidence, self._gathering = None, order.gather
+        running = self.phase is Phase.RUNNING and order.round == self.round
+        return [GatherEvidence(order.gather)] if order.gather and running else []
 
     def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:
@@ -193,6 +227,7 @@ class WorkerGroup:
         """The fork server holds the workers until the head renews their lease, or ends the round.
         If they are being stopped already, they are not given any more time.
         """
+        self._suspicion.forget()
         if self.phase is Phase.STOPPING:
             self._stopping.hurry(now)
         return []

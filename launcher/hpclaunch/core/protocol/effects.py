@@ -92,6 +92,13 @@ class KeepWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class GatherEvidence:
+    """Find out where the workers are, without disturbing them; answered by EvidenceGathered."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to the workers, except to those that have no handler and would be killed."""
 
@@ -142,6 +149,7 @@ Effect = (
     | Diagnose
     | StartWorkers
     | KeepWorkers
+    | GatherEvidence
     | SignalWorkers
     | StopWorkers
     | KillIdleWorkers

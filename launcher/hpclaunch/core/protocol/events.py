@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Rounds, Seen, Trouble
+from .model import RankState, Rounds, Seen, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +135,29 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersSeen:
+    """What the workers have done since the last of these, which come every few seconds, and at
+    once when something but the steps has changed.
+    """
+
+    steps: tuple[int, ...]  # optimizer steps of each rank so far
+    still: float  # seconds for which no worker has done anything but use the CPU; 0: they do
+    gap: float  # the longest time between two steps
+    busy: bool  # they use the CPU
+    trains: bool  # there is an optimizer
+    patient: bool  # what they do now may take much longer than a step: they save, or evaluate
+    traced: bool  # by a debugger
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceGathered:
+    """Where the workers are; answers a GatherEvidence."""
+
+    number: int
+    ranks: tuple[RankState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
 
@@ -188,6 +211,8 @@ Event = (
     | SearchFailed
     | Diagnosed
     | WorkerExited
+    | WorkersSeen
+    | EvidenceGathered
     | WorkersGone
     | LeaseOver
     | ForkServerReplaced

@@ -13,7 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .configuration import Configuration
-from .model import Assignment, Goal, Look, Phase, Seen, Trouble, Verdict, WorkerExit
+from .model import (
+    Assignment,
+    Evidence,
+    Goal,
+    Look,
+    Phase,
+    Progress,
+    Seen,
+    Trouble,
+    Verdict,
+    WorkerExit,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,8 @@ class Report:
     port: int = 0  # where it listens for as long as it lives
     seen: Seen | None = None  # what it has seen of the checkpoint that it was asked to look at
     networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
+    progress: Progress | None = None  # of its workers; None while none run
+    evidence: Evidence | None = None  # what the last order asked for
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -58,6 +71,8 @@ class Report:
             self.seeking,
             self.version,
             self.seen,
+            self.progress is not None and self.progress.suspected,
+            self.evidence,
         )
 
 
@@ -78,11 +93,12 @@ class Order:
     configuration: Configuration | None = None  # None if the agent has this one already
     tenure: int = 0  # the term in which this head began to lead
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
+    gather: int = 0  # with RUN: the number of the evidence to gather; 0 for none
 
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two orders only if the later one says something new."""
-        return (self.term, self.goal, self.round, self.look)
+        return (self.term, self.goal, self.round, self.look, self.gather)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ EXIT_FAILED = 1  # where we stand in for torchrun, which has one code for all fa
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 EXIT_UNFIT = 3  # a worker of the preflight has found that its node is not fit
+EXIT_HUNG = 124  # as timeout(1) says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +185,10 @@ class Culprit(str, Enum):
     WORKER = "worker"
     FORK_SERVER = "fork server"  # it was killed, and its workers with it
     STORE = "store"  # where the ranks meet
+    HANG = "hang"  # of a worker: it does nothing any more, and was not ended by anything
 
 
-NO_RANK = -1  # the rank of a process that is not a worker
+NO_RANK = -1  # the rank of a process that is not a worker, and of a hang that is nobody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +273,45 @@ class Tally:
 
 
 NOTHING_SPENT = Tally()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an agent's workers have come."""
+
+    steps: tuple[int, ...]  # optimizer steps of each rank; a single number if all have made as many
+    still: float  # seconds for which no worker of this agent has done anything but use the CPU
+    busy: bool  # they use the CPU
+    limit: float  # seconds of stillness that mean a hang; 0: none do, as far as can be told
+    usual: float = 0.0  # the longest time between two steps lately; 0: not known
+
+    @property
+    def suspected(self) -> bool:
+        return 0 < self.limit <= self.still
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """Where one rank is, as its agent has found out."""
+
+    rank: int
+    place: str = ""  # in the script: "loader.py:88, next_batch"; "" if it is not known
+    state: str = ""  # of its process, as in proc(5): "S" sleeps, "D" cannot be interrupted
+    busy: bool = False  # uses the CPU
+    debugged: bool = False
+    step: int = NO_STEP
+    # The collectives of each process group: (group, number of the last one that it has begun).
+    begun: tuple[tuple[str, int], ...] = ()
+    # (group, number, name) of the one that it waits in; ("", 0, name) if only its stack tells
+    waits: tuple[str, int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an agent has found out about its workers, when it was asked."""
+
+    number: int  # of the order that asked for it
+    ranks: tuple[RankState, ...]
 
 
 class Phase(str, Enum):

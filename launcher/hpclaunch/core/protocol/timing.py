@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LEARNED = -1.0  # for `hang`: it depends on how long the steps take
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The same on all agents of a job. The user sets five of these: see `hpclaunch --help`."""
+    """The same on all agents of a job. The user sets six of these: see `hpclaunch --help`."""
 
     # Loss detection and elections
     beat: float = 0.5  # between two messages, if nothing changes
@@ -27,6 +29,10 @@ class Timing:
     older: float = 2.0  # the same for older checkpoints, after one that did not appear
     # In a round
     look: float = 5.0  # between two searches for a new checkpoint, while a node waits to take part
+    hang: float = LEARNED  # workers that do nothing for so long hang; 0: they never do
+    least_hang: float = 10.0  # what is learned is at least this
+    early_hang: float = 600.0  # the same before the first steps: data is prepared, a compiler runs
+    gathering: float = 3.0  # wait for the agents' evidence of a hang
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
@@ -48,6 +54,7 @@ class Timing:
 
 
 DEFAULTS = Timing()
+LEAST_HANG = 2.0  # the shortest hang timeout: four looks
 LEAST_LOSS = 2.0  # the shortest loss timeout: four beats
 # The loss timeout of a job that can do without no node. Nothing can begin without a silent one, so
 # its silence costs nothing: it may be suspended, or its network be gone for a while. Slurm, which

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +114,10 @@ class LogServiceClient(Helper):
             self._unsaid += 1
         else:
             self.ask(op="say", text=text)
+
+    def keep(self, directory: Path, files: Mapping[str, str]) -> None:
+        """Write these texts to files there."""
+        self.ask(op="keep", directory=str(directory), files=files)
 
     def remove(self, file: Path) -> None:
         self.ask(op="remove", file=str(file))

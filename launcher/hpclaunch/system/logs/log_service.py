@@ -12,6 +12,8 @@ before; nothing waits for a console.
         "limit": BYTES}
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
+    {"op": "keep", "directory": PATH,
+        "files": {NAME: TEXT, ...}}   evidence of a hang
     {"op": "say", "text": T}
     {"op": "remove", "file": PATH}
     {"op": "finish"}   the workers of the round are gone: show the rest
@@ -155,6 +157,17 @@ class LogService:
 
     def _look(self, id: int, directory: str) -> None:  # noqa: A002
         self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))
+
+    def _keep(self, directory: str, files: dict[str, str]) -> None:
+        try:
+            private_files.make_directory(directory)
+            for name, text in files.items():
+                file = Path(directory) / name
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+                with open(private_files.open_file(file, flags), "wb") as f:
+                    f.write(text.encode(errors="surrogateescape"))
+        except OSError as e:
+            self._say(f"cannot write evidence: {e.strerror or e}: {e.filename or directory}")
 
     def _remove(self, file: str) -> None:
         with contextlib.suppress(OSError):

@@ -73,6 +73,7 @@ class ForkServerClient(Helper):
         peers: Sequence[str] = (),
         warm: bool,
         learn: bool = False,
+        progress: bool = False,
         terminals: Mapping[int, Sequence[str]] | None = None,
         size: tuple[int, int] = (0, 0),
     ) -> None:
@@ -80,6 +81,7 @@ class ForkServerClient(Helper):
         `peers` are the networks from which the nodes of the round connect to it.
 
         With `learn`, workers tell what they have imported, for the templates of the next rounds.
+        With `progress`, they tell how far they have come: "progress".
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
         this `size` (rows, columns); what it writes there is copied to its file.
         """
@@ -91,6 +93,7 @@ class ForkServerClient(Helper):
             peers=peers,
             warm=warm,
             learn=learn,
+            progress=progress,
             terminals=terminals or {},
             size=size,
         )
@@ -102,6 +105,10 @@ class ForkServerClient(Helper):
     def keep(self, until: float) -> None:
         """Until when the workers may run: their lease."""
         self.ask(op="keep", until=until)
+
+    def gather(self, number: int) -> None:
+        """Find out where the workers are: "evidence"."""
+        self.ask(op="gather", number=number)
 
     def signal(self, signum: int) -> None:
         self.ask(op="signal", signum=signum)

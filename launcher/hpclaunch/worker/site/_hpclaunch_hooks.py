@@ -9,8 +9,9 @@ addresses of processes that are dead. Both take the worker's rank if the script 
 A worker's output goes on when its files cannot grow (`_hpclaunch_output`), and it can end its
 process groups right after a collective.
 
-Where workers share a GPU, `_hpclaunch_backend` checks the backend of every process group. Where
-Horovod is installed, `_hpclaunch_horovod` runs before its `init`.
+`_hpclaunch_progress` tells how far a script has come, and where it is. Where workers share a GPU,
+`_hpclaunch_backend` checks the backend of every process group. Where Horovod is installed,
+`_hpclaunch_horovod` runs before its `init`.
 
 The hooks patch private names of torch, from 2.4 on. If one is missing, torch stays as it is.
 """
@@ -20,9 +21,12 @@ import sys
 
 from _hpclaunch_errors import record_errors  # type: ignore[import-not-found]  # beside this
 from _hpclaunch_output import keep_writing  # type: ignore[import-not-found]
+from _hpclaunch_progress import progress  # type: ignore[import-not-found]
 
 RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
+OPTIMIZER = "torch.optim.optimizer"
+SCALER = "torch.amp.grad_scaler"
 HOROVOD = "horovod.common.basics"  # which all its bindings import
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
@@ -33,7 +37,7 @@ class Finder:
     """Waits on the meta path for the modules to patch, and leaves when there are no more."""
 
     def __init__(self):
-        self.awaited = {RENDEZVOUS, C10D, HOROVOD}
+        self.awaited = set(PATCHES)
 
     def find_spec(self, name, path=None, target=None):
         spec = self._find(name, path, target) if name in self.awaited else None
@@ -66,8 +70,8 @@ class Finder:
 
     def _seen(self, name):
         self.awaited.discard(name)
-        if name == RENDEZVOUS and not (HOROVOD in self.awaited and self._find("horovod")):
-            self.awaited.clear()
+        if name == RENDEZVOUS and HOROVOD in self.awaited and not self._find("horovod"):
+            self.awaited.discard(HOROVOD)
         if not self.awaited:
             # A new list, since threads that are importing may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
@@ -170,6 +174,18 @@ def own_backends(c10d):
         create = getattr(c10d, name, None)
         if create is not None:
             setattr(c10d, name, choosing(create))
+
+
+def told_of_groups(c10d):
+    progress.watch_groups(c10d)
+
+
+def told_of_optimizers(optimizer):
+    progress.watch_optimizers(optimizer)
+
+
+def told_of_scalers(scaler):
+    progress.watch_scalers(scaler)
 
 
 def ends_in_order(c10d):
@@ -294,10 +310,13 @@ def remove_earlier(stem, restarts):
 
 PATCHES = {
     RENDEZVOUS: (own_stores, own_files, own_ranks),
-    C10D: (own_backends, ends_in_order),
+    C10D: (own_backends, told_of_groups, ends_in_order),
+    OPTIMIZER: (told_of_optimizers,),
+    SCALER: (told_of_scalers,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())
 record_errors()
 if "HPCLAUNCH_STORE" in os.environ:
     keep_writing()
+    progress.begin()

@@ -409,6 +409,7 @@ def become(template, brood, worker, env, lesson):
     sys.argv[1:] = worker["argv"][len(template.words) :]
     forget()
     _hpclaunch_hooks.keep_writing()
+    _hpclaunch_hooks.progress.begin()
     if lesson is not None:
         _hpclaunch_hooks.beside("_hpclaunch_lesson").Telling(lesson)
     signal.pthread_sigmask(signal.SIG_SETMASK, template.blocked)

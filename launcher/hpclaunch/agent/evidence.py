@@ -1,0 +1,45 @@
+"""What the fork server has found out about hanging workers: in short, and as files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..core.hangs import flight_records, stacks
+from ..core.protocol.model import NO_STEP, RankState
+
+
+def state_of(found: Mapping[str, Any]) -> RankState:
+    """`found` is what `ProgressWatch.evidence` tells of one rank."""
+    stack = stacks.main_thread(found["stacks"])
+    begun, waits = flight_records.read(found["records"])
+    if not begun and (name := stacks.collective(stack)):
+        waits = ("", 0, name)
+    states = [process["state"] for process in found["processes"]]
+    return RankState(
+        rank=found["rank"],
+        place=stacks.place(stack),
+        state=next((s for s in ("D", "T") if s in states), states[0] if states else ""),
+        busy=found["busy"],
+        debugged=stacks.is_debugged(stack),
+        step=found["step"] or NO_STEP,
+        begun=begun,
+        waits=waits,
+    )
+
+
+def files_of(ranks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Their names and texts: for each rank what it does, and its collectives if it has told."""
+    files = {}
+    for found in ranks:
+        rank = found["rank"]
+        lines = [f"rank {rank}, pid {found['pid']}: {found['phase']}, step {found['step']}"]
+        lines += [
+            "process {pid} ({name}): state {state}, {threads} threads, waits in {wchan}".format(**p)
+            for p in found["processes"]
+        ]
+        files[f"rank-{rank}.txt"] = "\n".join([*lines, "", found["stacks"]])
+        if found["records"] is not None:
+            files[f"rank-{rank}.collectives.json"] = json.dumps(found["records"])
+    return files

@@ -1,0 +1,125 @@
+"""Which rank is at fault when all of them stand still.
+
+Ranks that wait in a collective wait for those that have not begun it. If all have, the one that is
+in another collective is at fault, and otherwise none is: then it is the network, or the backend.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from ..protocol import ranges
+from ..protocol.model import RankState
+from ..protocol.wording import count, plain
+
+MOST_LINES = 4  # of those who wait, and again of those at fault
+IN_THE_KERNEL, STOPPED = "D", "T"  # states of processes, as in proc(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    culprits: tuple[int, ...]  # () if it is nobody's fault, as far as can be told
+    lines: tuple[str, ...]  # what the ranks do, in words
+    is_sure: bool  # False: a culprit uses the CPU, or is debugged, and may only take long
+
+
+def judge(
+    states: Mapping[int, RankState], ended: Collection[int], host: Callable[[int], str]
+) -> Judgement:
+    """`states` by rank; `ended` are the ranks that are done. `host` names the host of a rank."""
+    at_fault = [states[rank] for rank in _culprits(states)]
+    known = {state.rank for state in at_fault}
+    waiters = [s for s in states.values() if s.waits is not None and s.rank not in known]
+    lines = [
+        f"{_ranks(those)} {_wait(those)}" for those in _alike(waiters, lambda state: state.waits)
+    ]
+    if at_fault:
+        for those in _alike(at_fault, lambda state: (state.waits, state.place, state.state)):
+            does = _does(those, awaited=bool(waiters))
+            lines.append(f"{_ranks(those)} on {_hosts(those, host)} {does}")
+    elif waiters and ended:
+        gone = [RankState(rank) for rank in sorted(ended)]
+        has = "have" if len(gone) > 1 else "has"
+        lines.append(f"{_ranks(gone)} on {_hosts(gone, host)} {has} ended")
+        known = set(ended)
+    elif waiters:
+        lines.append("all have begun it: a network that loses data, or a fault of the backend")
+    sure = not any(state.busy or state.debugged for state in at_fault)
+    return Judgement(tuple(sorted(known)), tuple(lines), sure)
+
+
+def _culprits(states: Mapping[int, RankState]) -> list[int]:
+    waits = {rank: s.waits for rank, s in states.items() if s.waits is not None}
+    if not waits:
+        return _apart(states)
+    if len(waits) < len(states):
+        return [rank for rank in states if rank not in waits]
+    # All wait. They may do so in different groups, and else in different collectives of one group.
+    groups = {rank: group for rank, (group, _, _) in waits.items()}
+    numbers = {rank: number for rank, (_, number, _) in waits.items()}
+    if len(set(groups.values())) > 1:
+        return _minority(groups)
+    if len(set(numbers.values())) > 1:
+        return [rank for rank in numbers if numbers[rank] == min(numbers.values())]
+    return _minority(waits)
+
+
+def _apart(states: Mapping[int, RankState]) -> list[int]:
+    """No one waits in a collective: those that cannot go on, or else are where few others are."""
+    stuck = [rank for rank, s in states.items() if s.state in (IN_THE_KERNEL, STOPPED)]
+    if stuck and len(stuck) < len(states):
+        return stuck
+    if len(states) == 1:
+        return list(states)
+    return _minority({rank: state.place for rank, state in states.items()})
+
+
+def _minority(values: Mapping[int, object]) -> list[int]:
+    """The keys with other values than most have; [] if there is no such majority."""
+    if not values:
+        return []
+    ((most, times),) = Counter(values.values()).most_common(1)
+    return [] if 2 * times <= len(values) else [k for k, value in values.items() if value != most]
+
+
+# In words
+
+
+def _alike(
+    states: Iterable[RankState], key: Callable[[RankState], object]
+) -> list[list[RankState]]:
+    """Those that do the same, the largest groups first."""
+    found: dict[object, list[RankState]] = {}
+    for state in sorted(states, key=lambda state: state.rank):
+        found.setdefault(key(state), []).append(state)
+    return sorted(found.values(), key=len, reverse=True)[:MOST_LINES]
+
+
+def _wait(states: list[RankState]) -> str:
+    waits = states[0].waits
+    assert waits is not None, "the caller has chosen those that do"
+    _, number, name = waits
+    numbered = f" number {number:,}" if number else ""
+    return f"{'wait' if len(states) > 1 else 'waits'} in {name}{numbered}"
+
+
+def _does(states: list[RankState], *, awaited: bool) -> str:
+    first = states[0]
+    if first.waits is not None:
+        return _wait(states)
+    how = {IN_THE_KERNEL: ", in the kernel", STOPPED: ", stopped by a signal"}.get(first.state, "")
+    where = f"in {plain(first.place) or 'an unknown place'}{how}"
+    if len(states) > 1:
+        return f"have not reached it: they are {where}" if awaited else f"are {where}"
+    return f"has not reached it: it is {where}" if awaited else f"is {where}"
+
+
+def _ranks(states: list[RankState]) -> str:
+    return f"rank{'s' if len(states) > 1 else ''} {ranges.written(s.rank for s in states)}"
+
+
+def _hosts(states: list[RankState], host: Callable[[int], str]) -> str:
+    hosts = sorted({host(state.rank) for state in states})
+    return hosts[0] if len(hosts) == 1 else count(len(hosts), "node")

@@ -1,0 +1,55 @@
+"""Reads what Python's faulthandler writes: the stacks of all threads, innermost frame first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen ")
+_COLLECTIVES = "/torch/distributed/distributed_c10d.py"
+_DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
+# What a collective's own function calls on the way to the one that waits.
+_INNER = {"wrapper", "wait", "_wait", "__exit__"}
+LONGEST = 120  # characters of a place
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+
+def main_thread(text: str) -> Sequence[Frame]:
+    """The frames of the main thread of the first process that has written there: of its threads,
+    the last."""
+    blocks = _THREAD.split(text)[1:]
+    return frames(blocks[-1]) if blocks else ()
+
+
+def frames(block: str) -> Sequence[Frame]:
+    return [Frame(file, int(line), name) for file, line, name in _FRAME.findall(block)]
+
+
+def place(stack: Sequence[Frame]) -> str:
+    """The innermost line of the user's own code, or else the innermost of all: such as
+    "loader.py:88, next_batch"; "" for no frames.
+    """
+    own = next((f for f in stack if not _LIBRARIES.search(f.file)), None)
+    innermost = own or next(iter(stack), None)
+    if innermost is None:
+        return ""
+    name = innermost.file.rpartition("/")[2]
+    return f"{name}:{innermost.line}, {innermost.function}"[-LONGEST:]
+
+
+def collective(stack: Sequence[Frame]) -> str:
+    """The collective that the stack is in, such as "all_reduce"; "" for none."""
+    inside = [f.function for f in stack if f.file.endswith(_COLLECTIVES)]
+    return next((name for name in reversed(inside) if name not in _INNER), "")
+
+
+def is_debugged(stack: Sequence[Frame]) -> bool:
+    return any(_DEBUGGERS.search(f.file) for f in stack)

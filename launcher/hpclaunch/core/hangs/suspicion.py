@@ -1,0 +1,62 @@
+"""When the workers of an agent are suspected of a hang.
+
+They are if none of them has made a step for much longer than steps take, and has done nothing else
+but use the CPU: an agent cannot tell whether they wait for workers of other agents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from ..protocol.events import WorkersSeen
+from ..protocol.model import Progress
+from ..protocol.timing import LEARNED, Timing
+
+TIMES = 5  # the longest step lately
+LEARNED_AFTER = 5  # steps
+PATIENCE = 10  # times the limit: for what may take much longer than a step
+RECENT = 64  # of the longest gaps between steps, as they are told
+
+
+class Suspicion:
+    """Of the workers of one round."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self._seen: WorkersSeen | None = None
+        self._since = 0.0  # since when they are still
+        self._gaps: deque[float] = deque(maxlen=RECENT)
+
+    def saw(self, event: WorkersSeen, now: float) -> None:
+        if event.gap:
+            self._gaps.append(event.gap)
+        self._seen = event
+        self._since = now - event.still
+
+    def report(self, now: float) -> Progress | None:
+        seen = self._seen
+        if seen is None:
+            return None
+        steps = (seen.steps[0],) if len(set(seen.steps)) == 1 else seen.steps
+        still = round(now - self._since, 1) if seen.still else 0.0
+        usual = max(self._gaps, default=0.0)
+        return Progress(steps, still, seen.busy, self._limit(seen, usual), round(usual, 3))
+
+    def forget(self) -> None:
+        """The workers stand still, by no fault of theirs."""
+        self._seen = None
+
+    def _limit(self, seen: WorkersSeen, usual: float) -> float:
+        timing = self._timing
+        if seen.traced or not timing.hang:
+            return 0.0
+        if timing.hang != LEARNED:
+            limit = timing.hang
+        elif not seen.trains:
+            return 0.0  # nothing to learn from: it may well be a server, which waits for requests
+        elif min(seen.steps) < LEARNED_AFTER:
+            return timing.early_hang
+        else:
+            limit = max(timing.least_hang, TIMES * usual)
+        return math.ceil(limit * (PATIENCE if seen.patient else 1))

@@ -1,0 +1,337 @@
+"""How far the workers of a round have come, whether they do anything at all, and where they are.
+
+A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.py`). As long as that
+moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
+worker does not do: its processes write, or read more than a little, or one of them has started or
+ended. CPU time is a weaker sign, and told apart: ranks that wait for others may use it too.
+
+Where they are is asked only when it is needed: the stacks of their threads, their flight recorders,
+and the states of their processes.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+import time
+from typing import Any
+
+from .processes import STATE, catches, stat
+from .site import _hpclaunch_progress as page
+
+LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
+LATE = 3.0  # a look that comes so long after the one before
+TELL = 5.0  # seconds from one message to the next, while all goes on as before
+READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
+BUSY = 0.1  # of one CPU
+SAVING_AFTER = 2.0  # seconds without a sign of life, until it is asked whether a worker writes
+GATHERING = 0.5  # seconds until whoever can has answered
+MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
+MOST_PROCESSES = 32  # of one worker
+CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
+
+MACHINE = os.uname().machine
+# The numbers of system calls that write to a file, or wait until it is written: write, pwrite,
+# writev, pwritev, sendfile, copy_file_range, fallocate, ftruncate, fsync, fdatasync, syncfs,
+# sync_file_range, close.
+WRITING = {
+    "x86_64": {1, 3, 18, 20, 40, 74, 75, 77, 277, 285, 296, 306, 326, 328},
+    "aarch64": {46, 47, 57, 64, 66, 68, 70, 71, 82, 83, 84, 267, 285, 287},
+}.get(MACHINE, set())
+# The same without a descriptor as the first argument: rename, renameat2, sync, msync.
+RENAMING = {"x86_64": {26, 82, 162, 264, 316}, "aarch64": {38, 81, 227, 276}}.get(MACHINE, set())
+
+
+class Watched:
+    """One worker of the round, as it was at the last look."""
+
+    def __init__(self, rank, slot):
+        self.rank = rank
+        self.slot = slot
+        self.told: Any = None  # what it has written to its slot
+        self.work: Any = None  # pid -> (bytes read, bytes written, CPU time)
+        self.step = 0
+        self.stepped_at = 0.0
+
+
+class ProgressWatch:
+    """Begun anew with every round. Times are on the monotonic clock."""
+
+    def __init__(self):
+        self._files: Any = None
+        self._workers: Any = {}  # rank -> Watched
+        self._moved_at = 0.0
+        self._looked_at = 0.0
+        self._told_at = 0.0
+        self._told: Any = None
+        self._gap = 0.0  # the longest between two steps, since the last message
+        self._next = math.inf
+        self._asked: Any = {}  # rank -> CPU time, when it was asked where it is
+
+    def begin(self, workers, *, told):
+        """Give each of these its slot, and with `told` let it know, in its environment."""
+        self._files = SharedFiles(len(workers))
+        self._workers = {}
+        for slot, worker in enumerate(workers):
+            self._workers[worker["rank"]] = Watched(worker["rank"], slot)
+            if told:
+                worker["env"][page.VARIABLE] = self._files.variable(slot)
+        self._told = None
+        self._gap = 0.0
+        self.go_on()
+
+    def go_on(self):
+        """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
+        if self._files is None:
+            return
+        self._moved_at = self._looked_at = self._told_at = now = time.monotonic()
+        self._next = now + LOOK
+        for worker in self._workers.values():
+            worker.told = worker.work = None
+
+    def end(self):
+        self._next = math.inf
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def left(self):
+        """Milliseconds for poll(), None without an end."""
+        return None if self._next == math.inf else max(0, math.ceil(1000 * self._until()))
+
+    def _until(self):
+        return self._next - time.monotonic()
+
+    # How far they have come
+
+    def look(self, pids):
+        """What to tell the agent, if anything; `pids` are the living workers', by rank."""
+        if self._until() > 0:
+            return None
+        now = time.monotonic()
+        elapsed, self._looked_at = now - self._looked_at, now
+        if not pids or elapsed > LATE:  # this process did not run, and so perhaps nor did they
+            self.go_on()
+            return None
+        seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
+        if any(moved for moved, _, _ in seen):
+            self._moved_at = now
+        still = now - self._moved_at
+        phases = {self._phase(rank) for rank in pids}
+        state = {
+            "busy": any(busy for _, busy, _ in seen),
+            "traced": any(traced for _, _, traced in seen),
+            "patient": bool(phases & page.LONG)
+            or (still >= SAVING_AFTER and any(saves(pid) for pid in pids.values())),
+            "trains": any(phase >= page.FIRST_STEP for phase in phases),
+        }
+        self._next = now + (STILL_LOOK if still else LOOK)
+        same = not still and state == self._told
+        if same and now < self._told_at + TELL:
+            return None
+        self._told, self._told_at = (None if still else state), now
+        gap, self._gap = self._gap, 0.0
+        steps = [self._workers[rank].step for rank in sorted(self._workers)]
+        return {"steps": steps, "still": still, "gap": gap, **state}
+
+    def _phase(self, rank):
+        told = self._workers[rank].told
+        return page.START if told is None else told[2]
+
+    def _see(self, worker, pid, elapsed):
+        """(whether it has done something, whether it uses the CPU, whether it is being debugged)"""
+        told = self._files.slot(worker.slot)
+        if told != worker.told:
+            if told[0] > worker.step and worker.step:
+                each = (told[1] - worker.stepped_at) / (told[0] - worker.step)
+                self._gap = max(self._gap, each, self._looked_at - elapsed - worker.stepped_at)
+            worker.step, worker.stepped_at = told[0], told[1]
+            worker.told, worker.work = told, None
+            return True, False, False
+        before, worker.work = worker.work, work_of(pid)
+        if before is None:
+            return False, False, False
+        if before.keys() != worker.work.keys():
+            return True, False, False
+        cpu, moved = 0.0, False
+        for process, (read, written, used) in worker.work.items():
+            read_before, written_before, used_before = before[process]
+            moved |= written > written_before or read - read_before >= READ
+            cpu += used - used_before
+        return moved, cpu >= BUSY * elapsed, is_traced(pid)
+
+    # Where they are
+
+    def ask(self, pids):
+        """Have all of them tell where they are: `evidence` has the answers after GATHERING."""
+        self._files.empty()
+        self._asked = {rank: cpu_of(pid) for rank, pid in pids.items()}
+        for rank, pid in pids.items():
+            slot = self._workers[rank].slot
+            self._files.request(slot)
+            answerer = self._files.answerer(slot)
+            for process in tree(pid) if answerer else ():
+                # Those that it has forked answer too. For any other program it could be the end.
+                if catches(process, page.SIGNAL):
+                    signal_quietly(process, page.SIGNAL)
+
+    def evidence(self, pids):
+        """What is known of each: texts, and how far it has come."""
+        found = []
+        for rank, pid in pids.items():
+            worker = self._workers[rank]
+            worker.work = None
+            step, stepped_at, phase = self._files.slot(worker.slot)
+            found.append(
+                {
+                    "rank": rank,
+                    "pid": pid,
+                    "step": step,
+                    "phase": page.PHASES[phase] if phase < page.OTHER else "",
+                    "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
+                    "age": time.monotonic() - stepped_at if step else -1.0,
+                    "stacks": self._files.stacks(worker.slot),
+                    "records": self._files.records(worker.slot),
+                    "processes": [described(process) for process in tree(pid)],
+                }
+            )
+        return found
+
+
+class SharedFiles:
+    """Memory that only this process keeps open; the workers open it by its descriptors."""
+
+    def __init__(self, number):
+        self._page = os.memfd_create("hpclaunch progress")
+        os.ftruncate(self._page, max(1, number) * page.SLOT)
+        self._memory = mmap.mmap(self._page, 0)
+        self._stacks = [os.memfd_create("hpclaunch stacks") for _ in range(number)]
+        self._records = [os.memfd_create("hpclaunch records") for _ in range(number)]
+        self._pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(number)]
+
+    def variable(self, slot):
+        names = (self._stacks[slot], self._pipes[slot][0], self._records[slot])
+        return ":".join(map(str, (os.getpid(), self._page, slot, *names)))
+
+    def slot(self, number):
+        """(steps, the time of the last one, phase)"""
+        return struct.unpack_from("qdq", self._memory, number * page.SLOT)
+
+    def answerer(self, slot):
+        return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * page.ANSWERER)[0]
+
+    def empty(self):
+        for fd in (*self._stacks, *self._records):
+            os.ftruncate(fd, 0)
+
+    def request(self, slot):
+        try:
+            os.write(self._pipes[slot][1], b".")
+        except BlockingIOError:
+            pass  # nobody answers there
+
+    def stacks(self, slot):
+        return os.pread(self._stacks[slot], MOST, 0).decode(errors="replace")
+
+    def records(self, slot):
+        text = os.pread(self._records[slot], MOST, 0)
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            return None  # only half of it is there
+
+    def close(self):
+        self._memory.close()
+        for fd in (self._page, *self._stacks, *self._records, *sum(self._pipes, ())):
+            os.close(fd)
+
+
+def tree(pid):
+    """A worker's process, and what has descended from it."""
+    found = [pid]
+    for process in found:
+        try:
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with open(f"/proc/{process}/task/{thread}/children", "rb") as f:
+                    found += map(int, f.read().split())
+        except OSError:
+            pass  # it has ended, or the kernel was built without CONFIG_PROC_CHILDREN
+        if len(found) >= MOST_PROCESSES:
+            break
+    return found[:MOST_PROCESSES]
+
+
+def work_of(pid):
+    found = {}
+    for process in tree(pid):
+        fields = stat(process)
+        if not fields:
+            continue
+        used = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+        try:
+            with open(f"/proc/{process}/io", "rb") as f:
+                counts = dict(line.split(b": ") for line in f.read().splitlines())
+            found[process] = (int(counts[b"rchar"]), int(counts[b"wchar"]), used)
+        except OSError:
+            found[process] = (0, 0, used)
+    return found
+
+
+def cpu_of(pid):
+    return sum(used for _, _, used in work_of(pid).values())
+
+
+def is_traced(pid):
+    return bool(int(_status(pid).get(b"TracerPid", b"0")))
+
+
+def _status(pid):
+    try:
+        with open(f"/proc/{pid}/status", "rb") as f:
+            return dict(line.split(b":\t", 1) for line in f.read().splitlines() if b":\t" in line)
+    except OSError:
+        return {}
+
+
+def saves(pid):
+    """Whether a thread writes to a file, or waits until it is written."""
+    try:
+        return any(_writes(pid, thread) for thread in os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return False
+
+
+def _writes(pid, thread):
+    try:
+        with open(f"/proc/{pid}/task/{thread}/syscall", "rb") as f:
+            call, *arguments = f.read().split()
+        if call == b"running":
+            return False
+        if int(call) in WRITING:
+            file = os.readlink(f"/proc/{pid}/fd/{int(arguments[0], 16)}".encode())
+            return file.startswith(b"/") and not file.startswith(b"/dev/")
+        return int(call) in RENAMING
+    except (OSError, ValueError, IndexError):
+        return False  # it has just ended, or may not be seen
+
+
+def described(pid):
+    """One line, such as `4711 python S futex_wait_queue: 4 threads`."""
+    status = _status(pid)
+    name = status.get(b"Name", b"?").decode(errors="replace")
+    state = stat(pid)[STATE].decode() if stat(pid) else "gone"
+    try:
+        with open(f"/proc/{pid}/wchan", "rb") as f:
+            where = f.read().decode(errors="replace")
+    except OSError:
+        where = ""
+    threads = int(status.get(b"Threads", b"0"))
+    return {"pid": pid, "name": name, "state": state, "wchan": where, "threads": threads}
+
+
+def signal_quietly(pid, signum):
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,288 @@
+"""In a worker: how far its script has come, and where it is, for the fork server.
+
+HPCLAUNCH_PROGRESS names descriptors of the fork server, which outlives the worker, and a slot:
+"PID:PAGE:SLOT:STACKS:REQUESTS:RECORDS". Nothing here needs a thread or a system call per step.
+
+PAGE is memory that all workers of a round share, each with a slot of its own. `ProgressSlot` writes
+there, from hooks in torch: each optimizer step, and the phase.
+
+STACKS is where faulthandler writes the stacks of all threads when the fork server sends SIGNAL, in
+C and without Python's lock. RECORDS is where torch's flight recorder is written for each byte from
+REQUESTS, by a thread that waits for it; that is Python, and a rank that is in a collective has let
+go of the lock.
+"""
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing is not imported here
+    from typing import Any
+
+VARIABLE = "HPCLAUNCH_PROGRESS"
+# Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
+SIGNAL = 58
+
+SLOT = 64  # bytes
+# The fields of a slot, 8 bytes each.
+STEP = 0  # optimizer steps so far; of the optimizer that has made the most
+TIME = 1  # of the last one, on the monotonic clock; a double
+PHASE = 2
+WRITER = 3  # the pid of the process that writes the fields above; 0 if none does
+ANSWERER = 4  # the pid of the process that SIGNAL is for
+
+PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
+START, RENDEZVOUS, FIRST_STEP, STEPS = range(4)
+END = PHASES.index("end")
+OTHER = len(PHASES)  # whatever other name the script has given
+LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take much longer than a step
+
+MOST_ENTRIES = 500  # of a flight recorder
+# Our descriptor is not among the first, which scripts may count on.
+HIGH = (900, 200, 60)  # the first of these that the limit allows
+
+
+class ProgressSlot:
+    """Of the process that is the worker, or of the first one below it that trains."""
+
+    def __init__(self):
+        self._unmap()
+        self._counts: Any = {}
+        self._most = 0
+        self._begun = False  # it is a worker, or below one, and no template
+        self._tried = 0  # the process that has tried to write to its slot
+
+    def names(self):
+        """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
+        try:
+            names = tuple(map(int, os.environ[VARIABLE].split(":")))
+        except (KeyError, ValueError):
+            return None
+        return names if len(names) == 6 else None
+
+    # Where it is
+
+    def begin(self):
+        """At the start of every Python below a worker: SIGNAL prints its stacks from now on."""
+        names = self.names()
+        if names is None:
+            return
+        self._begun = True
+        server, page, slot, stacks, _, _ = names
+        try:
+            with Opened(server, page) as fd:
+                if not claimed(fd, slot, ANSWERER):
+                    return
+            _print_stacks(server, stacks)
+        except OSError:
+            pass  # the fork server is gone, or in another namespace
+
+    def answer(self):
+        """Once there is a process group, and so threads: begin to answer requests."""
+        names = self.names()
+        if names is None or not self.writes:
+            return
+        import _thread
+
+        server, _, _, _, requests, records = names
+        try:
+            _thread.start_new_thread(_answer, (server, requests, records))
+        except (OSError, RuntimeError):
+            pass  # no further thread for this user
+
+    # How far it is
+
+    @property
+    def writes(self):
+        """Whether this process writes to its slot. A process that it has forked does not."""
+        if self._begun and self._tried != os.getpid():
+            self._tried = os.getpid()
+            self._unmap()
+            names = self.names()
+            if names is not None:
+                self._attach(*names[:3])
+        return self._steps is not None
+
+    def _unmap(self):
+        # Memory, once this process writes to its slot.
+        self._steps: Any = None
+        self._times: Any = None
+
+    def _attach(self, server, page, slot):
+        try:
+            with Opened(server, page) as fd:
+                if claimed(fd, slot, WRITER):
+                    memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
+                    self._steps, self._times = memory.cast("q"), memory.cast("d")
+                    import atexit
+
+                    atexit.register(self.phase, END)
+        except OSError:
+            pass  # as above
+
+    def phase(self, number):
+        if self.writes and self._steps[PHASE] != number:
+            self._steps[PHASE] = number
+
+    def enter(self, name):
+        """The script names the phase."""
+        self.phase(PHASES.index(name) if name in PHASES else OTHER)
+
+    def step(self, number):
+        """The script counts its own steps."""
+        if self.writes:
+            self._steps[STEP] = self._most = number
+            self._steps[PHASE] = STEPS
+            self._times[TIME] = time.monotonic()
+
+    def stepped(self, optimizer, _args=(), _kwargs=None, monotonic=time.monotonic):
+        """After each step of each optimizer, so it is short."""
+        if self._steps is None:
+            return
+        which = id(optimizer)
+        self._counts[which] = count = self._counts.get(which, 0) + 1
+        if count > self._most:
+            self._steps[STEP] = self._most = count
+            self._steps[PHASE] = STEPS
+        self._times[TIME] = monotonic()
+
+    # What tells of it
+
+    def watch_groups(self, c10d):
+        """`c10d` is the module torch.distributed.distributed_c10d."""
+        self._wrap(c10d, "init_process_group", lambda *_: self.phase(RENDEZVOUS), self.answer)
+
+    def watch_optimizers(self, optimizer):
+        """`optimizer` is the module torch.optim.optimizer."""
+        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self.stepped)
+            self._wrap(optimizer.Optimizer, "_patch_step_function", self._made)
+
+    def watch_scalers(self, scaler):
+        """`scaler` is the module torch.amp.grad_scaler. A step that it skips is none of the
+        optimizer, but the training goes on."""
+        self._wrap(scaler.GradScaler, "update", self._moved)
+
+    def _made(self, *_):
+        """An optimizer was."""
+        if self.writes and self._steps[PHASE] < FIRST_STEP:
+            self._steps[PHASE] = FIRST_STEP
+
+    def _moved(self, *_):
+        if self._steps is not None:
+            self._times[TIME] = time.monotonic()
+
+    def _wrap(self, owner, name, before, after=None):
+        import functools
+
+        function = getattr(owner, name, None)
+        if function is None:
+            return
+
+        @functools.wraps(function)
+        def ours(*args, **kwargs):
+            before(*args[:1])
+            result = function(*args, **kwargs)
+            if after is not None:
+                after()
+            return result
+
+        setattr(owner, name, ours)
+
+
+class Opened:
+    """A descriptor of the fork server, opened for a moment."""
+
+    def __init__(self, server, fd, flags=os.O_RDWR):
+        self.fd = os.open(f"/proc/{server}/fd/{fd}", flags)
+
+    def __enter__(self):
+        return self.fd
+
+    def __exit__(self, *_):
+        os.close(self.fd)
+
+
+def claimed(fd, slot, field):
+    """Whether this process is the one that the field of the slot names, from now on if nobody that
+    is alive is named. So of several Pythons below one worker, the first one is."""
+    at = slot * SLOT + 8 * field
+    known = int.from_bytes(os.pread(fd, 8, at), sys.byteorder)
+    if known and known != os.getpid() and os.path.exists(f"/proc/{known}"):
+        return False
+    os.pwrite(fd, os.getpid().to_bytes(8, sys.byteorder), at)
+    return True
+
+
+def _mapped(fd):
+    """The whole file as memory. Python's mmap would keep a descriptor open; torch has loaded
+    ctypes in any case."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    size = os.fstat(fd).st_size
+    address = libc.mmap(None, size, 3, 1, fd, 0)  # PROT_READ | PROT_WRITE, MAP_SHARED
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "mmap")
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _print_stacks(server, stacks):
+    """Leaves no module behind that the script would not have."""
+    import _signal
+
+    if _signal.getsignal(SIGNAL) != _signal.SIG_DFL:
+        return  # somebody's own
+    known = "faulthandler" in sys.modules
+    import faulthandler
+
+    with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as fd:
+        high = dup_high(fd)
+    faulthandler.register(SIGNAL, file=high, all_threads=True, chain=False)
+    if not known:
+        del sys.modules["faulthandler"]
+
+
+def dup_high(fd):
+    for number in HIGH:
+        try:
+            os.fstat(number)
+        except OSError:  # it is free
+            try:
+                return os.dup2(fd, number, inheritable=False)
+            except OSError:
+                pass  # above the limit
+    raise OSError
+
+
+def _answer(server, requests, records):
+    try:
+        with Opened(server, requests, os.O_RDONLY) as fd:
+            while os.read(fd, 1):
+                text = recorded()
+                with Opened(server, records, os.O_WRONLY | os.O_TRUNC) as to:
+                    while text:
+                        text = text[os.write(to, text) :]
+    except (OSError, RuntimeError, TypeError, ValueError):
+        pass  # the fork server is gone, or this torch has another recorder
+
+
+def recorded():
+    """The last entries of torch's flight recorder, as JSON; empty where there is none."""
+    import json
+
+    torch = sys.modules.get("torch")
+    c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # two recorders
+        found = json.loads(getattr(c10d, name, lambda *_: b"{}")(True, False))
+        if found.get("entries"):
+            found["entries"] = found["entries"][-MOST_ENTRIES:]
+            return json.dumps(found).encode()
+    return b""
+
+
+progress = ProgressSlot()

@@ -1,0 +1,52 @@
+"""What faulthandler writes, read."""
+
+from __future__ import annotations
+
+from hpclaunch.core.hangs import stacks
+
+LOADING = """\
+Thread 0x00007f34116d26c0 (most recent call first):
+  File "/opt/hpclaunch/worker/site/_hpclaunch_progress.py", line 252 in _answer
+
+Current thread 0x00007f34359bbb80 [MainThread] (most recent call first):
+  File "/usr/lib/python3.11/queue.py", line 180 in get
+  File "/home/me/loader.py", line 88 in next_batch
+  File "/home/me/train.py", line 12 in <module>
+"""
+REDUCING = """\
+Current thread 0x00007f34359bbb80 (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2 in wait
+  File "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3 in barrier
+  File "/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 81 in wrapper
+  File "/home/me/train.py", line 30 in main
+"""
+OF_A_CHILD = """\
+Current thread 0x00007f34359bbb81 (most recent call first):
+  File "/home/me/data.py", line 7 in __getitem__
+"""
+
+
+def test_the_place_is_the_innermost_line_of_the_script():
+    assert stacks.place(stacks.main_thread(LOADING)) == "loader.py:88, next_batch"
+    assert stacks.place(stacks.main_thread(REDUCING)) == "train.py:30, main"
+
+
+def test_a_place_without_any_code_of_the_script():
+    text = 'Thread 0x1 (most recent call first):\n  File "/lib/python3.11/ssl.py", line 5 in read\n'
+    assert stacks.place(stacks.main_thread(text)) == "ssl.py:5, read"
+    assert stacks.place(stacks.main_thread("")) == ""
+
+
+def test_the_collective_is_the_outermost_function_of_torchs():
+    assert stacks.collective(stacks.main_thread(REDUCING)) == "barrier"
+    assert stacks.collective(stacks.main_thread(LOADING)) == ""
+
+
+def test_a_debugger():
+    text = 'Thread 0x1 (most recent call first):\n  File "/lib/python3.11/bdb.py", line 5 in f\n'
+    assert stacks.is_debugged(stacks.main_thread(text))
+    assert not stacks.is_debugged(stacks.main_thread(LOADING))
+
+
+def test_a_line_that_is_cut_off_is_left_out():
+    assert len(stacks.main_thread(LOADING[:-20])) == 2

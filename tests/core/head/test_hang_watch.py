@@ -1,0 +1,147 @@
+"""Stories of workers that stand still: who is asked, who is at fault, and what follows."""
+
+from __future__ import annotations
+
+from crew import Crew
+
+from hpclaunch.core.protocol.events import WorkerExited, WorkersGone, WorkersSeen
+from hpclaunch.core.protocol.model import EXIT_HUNG, RankState
+
+LOOK = 0.5
+
+
+def seen(still, **fields):
+    defaults = {"gap": 0.0, "busy": False, "trains": True, "patient": False, "traced": False}
+    return WorkersSeen(steps=(100, 100), still=still, **{**defaults, **fields})
+
+
+def waiting(rank):
+    return RankState(rank, "train.py:13, <module>", "S", waits=("0", 26, "all_reduce"))
+
+
+def loading(rank, **fields):
+    return RankState(rank, "loader.py:88, next_batch", "S", **fields)
+
+
+def training(hosts="n0 n1", **settings):
+    """Two agents with two workers each, of which rank 3 is about to hang."""
+    crew = Crew(hosts, **settings)
+    crew.start(*range(len(hosts.split())))
+    crew.until(2.0)
+    crew.where = {0: (waiting(0), waiting(1)), 1: (waiting(2), loading(3))}
+    return crew
+
+
+def stand_still(crew, seconds, agents=(0, 1), **fields):
+    """Nothing moves for so long, or until the next round; the agents look again and again."""
+    begun, before = crew.now, rounds(crew)
+    while crew.now - begun < seconds and rounds(crew) == before:
+        crew.until(crew.now + LOOK)
+        for agent in agents:
+            if agent in crew.running:
+                crew.tell(agent, seen(crew.now - begun, **fields))
+
+
+def rounds(crew):
+    return sorted(crew.parts)
+
+
+def test_workers_that_all_stand_still_are_asked_and_the_culprit_is_named():
+    crew = training()
+    stand_still(crew, 9.0)
+    assert rounds(crew) == [0]
+    stand_still(crew, 9.0)
+    assert rounds(crew) == [0]  # they did something in between
+    stand_still(crew, 11.0)
+    assert rounds(crew) == [0, 1]
+    account, restart = crew.said[-3:-1]
+    assert account.splitlines() == [
+        "no step for 10 s: the workers hang",
+        "  ranks 0-2 wait in all_reduce number 26",
+        "  rank 3 on n1 has not reached it: it is in loader.py:88, next_batch",
+        "  where all of them are: round-0/evidence in the log directory",
+    ]
+    assert restart == "rank 3 on n1 hung; restart 1 of 3"
+
+
+def test_as_long_as_one_does_something_nobody_hangs():
+    crew = training()
+    for _ in range(4):
+        stand_still(crew, 11.0, agents=[0])
+        crew.tell(1, seen(0.0))
+    stand_still(crew, 9.0)
+    assert rounds(crew) == [0]
+
+
+def test_an_agent_that_does_not_answer_is_not_waited_for():
+    crew = training()
+    del crew.where[1]
+    stand_still(crew, 14.0)
+    assert rounds(crew) == [0, 1]
+    assert "the workers hung; restart 1 of 3" in crew.said
+
+
+def test_workers_that_go_on_while_they_are_asked():
+    crew = training()
+    del crew.where[1]
+    stand_still(crew, 10.5)
+    crew.tell(1, seen(0.0))
+    stand_still(crew, 9.0)
+    assert rounds(crew) == [0]
+
+
+def test_a_culprit_that_uses_the_cpu_is_given_more_time():
+    crew = training()
+    crew.where[1] = (waiting(2), loading(3, busy=True))
+    stand_still(crew, 99.0, busy=True)
+    assert rounds(crew) == [0]
+    stand_still(crew, 110.0, busy=True)
+    assert rounds(crew) == [0, 1]
+
+
+def test_workers_that_have_ended_do_not_count():
+    crew = training()
+    crew.where[0] = (waiting(0), waiting(1))
+    for rank in (2, 3):
+        crew.tell(1, WorkerExited(rank, 0, 0))
+    crew.running.pop(1)
+    crew.tell(1, WorkersGone())
+    stand_still(crew, 12.0)
+    assert rounds(crew) == [0, 1]
+    assert any("ranks 2-3 on n1 have ended" in text for text in crew.said)
+
+
+def test_hangs_use_up_the_restarts():
+    crew = training(max_restarts=1)
+    stand_still(crew, 12.0)
+    stand_still(crew, 12.0)
+    (verdict,) = set(crew.verdicts.values())
+    assert verdict.code == EXIT_HUNG
+    assert verdict.reason == "rank 3 on n1 hung in round 1, and the only restart is used up"
+
+
+def test_a_node_that_has_hung_twice_is_replaced_by_a_spare():
+    crew = training("n0 n1 n2", most=2, fewest=2, loss=3.0)
+    stand_still(crew, 12.0)
+    stand_still(crew, 12.0)
+    assert [sorted(parts) for _, parts in sorted(crew.parts.items())] == [[0, 1], [0, 1], [0, 2]]
+
+
+def test_hangs_are_not_looked_for_if_the_user_does_not_want_it():
+    crew = training(hang=0.0)
+    stand_still(crew, 100.0)
+    assert rounds(crew) == [0]
+
+
+def test_a_head_that_is_lost_while_it_asks():
+    crew = training("n0 n1 n2", fewest=2, loss=3.0)
+    crew.where = {0: (), 1: ()}
+    stand_still(crew, 10.5, agents=(0, 1, 2))
+    crew.kill(0)
+    crew.until(crew.now + 5.0)
+    first, second = rounds(crew)
+    assert set(crew.parts[second]) == {1, 2}
+    crew.where = {1: (waiting(2), loading(3)), 2: (waiting(0), waiting(1))}
+    stand_still(crew, 12.0, agents=(1, 2))
+    assert len(rounds(crew)) == 3
+    assert "rank 3 on n1 hung; restart 1 of 3" in crew.said
