@@ -18,6 +18,7 @@ from hpclaunch.core.protocol.model import (
     Assignment,
     Look,
     Phase,
+    RankState,
     Seen,
     Trouble,
     Verdict,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cluster_sim import Simulation
 
 LOADS = '  File "train.py", line 9, in load_checkpoint\nEOFError: Ran out of input'
+WATCH = 0.5  # seconds between two looks at the workers
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
 POSTED = 5.0  # seconds for which a fork server says that its agent is dead
@@ -37,6 +39,8 @@ _SOURCES = (
     events.Signalled,
     events.StoreListening
     | events.WorkerExited
+    | events.WorkersSeen
+    | events.EvidenceGathered
     | events.WorkersGone
     | events.LeaseOver
     | events.ForkServerReplaced
@@ -79,6 +83,8 @@ class Agent:
         self._armed = math.inf
         self._look: Look | None = None  # at what it is to look
         self._looks = Random(f"{sim.plan.seed} {self.name} looks")
+        self._watches = Random(f"{sim.plan.seed} {self.name} watches")
+        self._watched = 0  # how often a round has begun here
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
         self.control = Control(
@@ -258,6 +264,9 @@ class Agent:
                     if self._ordered is not None:
                         part, self._ordered = self._ordered, None
                         self._begin(part)
+            case effects.GatherEvidence(number=number):
+                if self._watches.random() < 0.9:  # else its fork server is too slow
+                    self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._tell(number))
             case effects.StopWorkers() if self._held:
                 self._stopping = True
                 self._answer(events.LeaseOver())
@@ -352,6 +361,40 @@ class Agent:
             if self._unkillable_next:
                 self._unkillable_next = False
                 self.sim.training.hang(worker)
+
+        self._watched += 1
+        if plan.hangs:
+            self._watch(self._watched)
+
+    def _watch(self, number: int) -> None:
+        """How far the workers have come, every now and then."""
+        living = self.living_workers()
+        if number != self._watched or not living or not self._forkserver:
+            return
+        if not (self.stands_still or self._stopping):
+            still = all(map(self.sim.training.is_still, living))
+            since = max((w.world.still_since for w in living), default=0.0)
+            self._answer(
+                events.WorkersSeen(
+                    steps=tuple(100 for _ in living),
+                    still=self.sim.now - since if still else 0.0,
+                    gap=0.0,
+                    busy=still and living[0].world.still_until < math.inf,
+                    trains=True,
+                    patient=False,
+                    traced=False,
+                )
+            )
+        self.sim.after(WATCH, lambda: self._watch(number))
+
+    def _tell(self, number: int) -> None:
+        states = []
+        for worker in self.living_workers():
+            this = worker.world
+            waits = None if worker.rank == this.culprit else ("0", 7, "all_reduce")
+            busy = waits is None and this.still_until < math.inf
+            states.append(RankState(worker.rank, "a.py:9, f", "S", busy=busy, waits=waits))
+        self._answer(events.EvidenceGathered(number, tuple(states)))
 
     def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
         tail = LOADS if worker.world.loads and not signum else ""

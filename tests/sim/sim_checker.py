@@ -6,6 +6,7 @@ outcome depends on the faults there were.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,10 +14,17 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core.head.head import Head
-from hpclaunch.core.head.round import End
+from hpclaunch.core.head.round import End, Round
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, Report
-from hpclaunch.core.protocol.model import Assignment, Grow, Phase, Place, Verdict
+from hpclaunch.core.protocol.model import (
+    Assignment,
+    Culprit,
+    Grow,
+    Phase,
+    Place,
+    Verdict,
+)
 from hpclaunch.core.protocol.stages import Stage
 
 if TYPE_CHECKING:
@@ -53,6 +61,7 @@ class Checker:
         # then, how many were given back, how many may have been, and the checkpoint.
         self.begun: dict[tuple[int, int], tuple[int, int, int, str]] = {}
         self.lost: set[int] = set()  # rounds in which something did fail
+        self.hung: set[int] = set()  # rounds that were ended because workers hang
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
@@ -107,6 +116,8 @@ class Checker:
         elif isinstance(event, events.HealthFound) and event.unfit:
             self.lost |= {control.member.round, control.member.round + 1}
         current = None if control.head is None else control.head.current
+        if current is not None:
+            self._hangs(agent, current)
         if control.head is not None and current is not None and End.GROWTH in current.ends:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
@@ -132,6 +143,26 @@ class Checker:
             self.cordoned[agent.index] = {
                 p.place.node for p in control.head.roster if p.unfit and not p.assignment
             }
+
+    def _hangs(self, agent: Agent, current: Round) -> None:
+        """Only a round in which a rank does hang is ended for that, and no other rank is blamed."""
+        for failure in current.failures.values():
+            if failure.culprit is not Culprit.HANG or current.number in self.hung:
+                continue
+            part = next(p.assignment for p in current.participants if p.assignment is not None)
+            world = self.sim.training.rounds.get(part.store_port)
+            hangs = world is not None and world.still_since < self.sim.now
+            rests = world is not None and world.still_until < math.inf
+            self._require(hangs and not rests, agent, "calls workers hung that do something")
+            reports = [p.report for p in current.participants if p.report is not None]
+            found = [r.evidence for r in reports if r.evidence is not None]
+            told = {state.rank for evidence in found for state in evidence.ranks}
+            right = world is not None and failure.rank == world.culprit
+            unknown = world is None or world.culprit not in told
+            unknown |= failure.rank == NO_RANK and len(found) < len(reports)
+            self._require(right or unknown, agent, f"blames rank {failure.rank} for a hang")
+            self.lost.add(current.number)
+            self.hung.add(current.number)
 
     def goes_on(self, agent: Agent, number: int) -> None:
         """The workers of an agent that have stood still go on."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
+from hpclaunch.core.hangs.suspicion import PATIENCE
 from hpclaunch.core.protocol.model import Grow, Job, Phase, Place
 from hpclaunch.core.protocol.timing import Timing
 
@@ -103,6 +104,7 @@ class Plan:
     search: float = 0.3  # until the newest is found
     lag: float = 0.0  # the most seconds until all nodes see a checkpoint
     broken: float = 0.0  # how likely one is that nobody can resume from
+    hangs: int = 0  # rounds in which a worker hangs, or rests for a while
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -127,7 +129,7 @@ class Plan:
     @property
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good, and nobody may be lost in error."""
-        harmless = not (self.drop or self.slow or self.broken)
+        harmless = not (self.drop or self.slow or self.broken or self.hangs)
         return self.kinds <= set(SURVIVED) and harmless and self.rests
 
     @property
@@ -144,7 +146,7 @@ class Plan:
         lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
         if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
             return False
-        if self.broken:
+        if self.broken or self.hangs:
             return False
         if any(f.kind not in (Kind.KILL_AGENT, Kind.CUT, Kind.USR1) for f in self.faults):
             return False
@@ -157,6 +159,11 @@ class Plan:
                 return False
             left -= 1
         return apart and len(set(nodes)) == len(nodes) and len(nodes) <= self.spare
+
+    @property
+    def patience(self) -> float:
+        """The most seconds until a hang is found."""
+        return (PATIENCE + 1) * self.job.timing.hang + 10.0 if self.hangs else 0.0
 
     @property
     def losses(self) -> int:
@@ -174,7 +181,7 @@ class Plan:
             + sum(f.lasts + UNEVEN for f in self.faults if f.kind in (Kind.SUSPEND, Kind.FREEZE))
             + job.timing.join
             + (job.max_restarts + 2 + len(self.unfit) + 2 * self.losses)
-            * (self.work + ending + job.timing.wait + self.lag)
+            * (self.work + ending + job.timing.wait + self.lag + self.patience)
         )
 
 
@@ -183,6 +190,26 @@ def timed(job: Job, **times: float) -> Job:
 
 
 def draw(seed: int) -> Plan:
+    plan, more = _drawn(seed), Random(f"{seed} hangs")
+    return _hanging(more, plan) if more.random() < 0.15 else plan
+
+
+def _hanging(rng: Random, plan: Plan) -> Plan:
+    """Workers hang in some rounds, beside whatever else happens."""
+    job = replace(plan.job, preflight=False)
+    calm = rng.random() < 0.5
+    faults = tuple(f for f in plan.faults if f.kind in SURVIVED) if calm else plan.faults
+    return replace(
+        plan,
+        job=timed(job, hang=rng.choice((2.0, 5.0, 20.0))),
+        faults=faults,
+        coupled=rng.random() < 0.8,
+        hangs=rng.randint(1, 4),
+        crashes=rng.choice((0, plan.crashes)),
+    )
+
+
+def _drawn(seed: int) -> Plan:
     rng = Random(seed)
     places = _places(rng)
     size = Random(f"{seed} size")

@@ -49,6 +49,9 @@ class Round:
     victims: frozenset[int]  # ranks that fail by themselves
     preflight: bool  # it measures, and saves nothing
     loads: bool = False  # in vain: all fail of it
+    culprit: int | None = None  # the rank that hangs, or rests, sooner or later
+    still_since: float = math.inf  # since when it does, and in a coupled training all do nothing
+    still_until: float = math.inf  # it only rests, and uses the CPU
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
 
@@ -72,6 +75,8 @@ class Training:
         self._files: dict[str, File] = {}
         self._rng = Random(f"{sim.plan.seed} files")
         self._crashes_left = sim.plan.crashes
+        self._hangs = Random(f"{sim.plan.seed} ranks that hang")
+        self._hangs_left = sim.plan.hangs
 
     def living(self) -> list[Worker]:
         return [w for r in self.rounds.values() for w in r.workers if w.alive]
@@ -116,7 +121,7 @@ class Training:
             code, signum = rng.choice(CRASHES)
             self._end_after(rng.uniform(0.0, plan.work), worker, code, signum)
         elif not plan.coupled:
-            self._end_after(rng.uniform(0.0, plan.work), worker, 0, 0)
+            self._finish_after(rng.uniform(0.0, plan.work), worker)
         elif any(w.rank in this.exits for w in this.workers):
             self._follow(worker)
         if plan.saves and worker.rank == 0:
@@ -124,7 +129,43 @@ class Training:
         met = len(this.workers) == this.world_size and not this.exits
         if plan.coupled and met and not this.victims:
             for other in this.workers:
-                self._end_after(plan.work + rng.uniform(0.0, 0.1), other, 0, 0)
+                self._finish_after(plan.work + rng.uniform(0.0, 0.1), other)
+        if len(this.workers) == this.world_size and self._hangs_left and not this.victims:
+            self._hangs_left -= 1
+            this.culprit = self._hangs.randrange(this.world_size)
+            self.sim.after(self._hangs.uniform(0.0, plan.work), lambda: self._stand_still(this))
+
+    def _stand_still(self, this: Round) -> None:
+        """One rank does nothing any more, or uses the CPU for a while."""
+        if this.exits:
+            return
+        this.still_since = self.sim.now
+        if self._hangs.random() < 0.3:
+            rest = self._hangs.uniform(1.0, 5.0) * self.sim.plan.job.timing.hang
+            this.still_until = self.sim.now + rest
+            self.sim.after(rest, lambda: self._wake(this))
+
+    def _wake(self, this: Round) -> None:
+        this.culprit, this.still_since = None, math.inf
+        for worker in this.workers:
+            self.go_on(worker)
+
+    def is_still(self, worker: Worker) -> bool:
+        """Whether it hangs or rests, or waits for the one that does."""
+        this = worker.world
+        concerned = self.sim.plan.coupled or worker.rank == this.culprit
+        return concerned and self.sim.now >= this.still_since
+
+    def _finish_after(self, seconds: float, worker: Worker) -> None:
+        """The worker ends well, unless it stands still by then."""
+
+        def finish() -> None:
+            if self.is_still(worker):
+                worker.later.append(finish)
+            else:
+                self.end(worker, 0, 0)
+
+        self._after(seconds, worker, finish)
 
     def end(self, worker: Worker, code: int, signum: int) -> None:
         if not worker.alive or worker.unkillable:

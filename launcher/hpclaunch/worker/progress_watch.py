@@ -61,6 +61,7 @@ class ProgressWatch:
     def __init__(self):
         self._files: Any = None
         self._workers: Any = {}  # rank -> Watched
+        self._living = 0  # workers at the last look
         self._moved_at = 0.0
         self._looked_at = 0.0
         self._told_at = 0.0
@@ -115,8 +116,9 @@ class ProgressWatch:
             self.go_on()
             return None
         seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
-        if any(moved for moved, _, _ in seen):
+        if any(moved for moved, _, _ in seen) or len(pids) < self._living:
             self._moved_at = now
+        self._living = len(pids)
         still = now - self._moved_at
         phases = {self._phase(rank) for rank in pids}
         state = {

@@ -17,8 +17,8 @@ def seen(steps=(100, 100), still=0.0, **fields):
 def after(*events, hang=LEARNED):
     suspicion = Suspicion(Timing(hang=hang))
     for event in events:
-        suspicion.saw(event, 1000.0)
-    return suspicion.report(1000.0)
+        suspicion.saw(event)
+    return suspicion.report()
 
 
 def test_nothing_is_known_before_the_first_look():
@@ -62,19 +62,11 @@ def test_workers_are_suspected_once_they_are_still_for_so_long():
     assert not after(seen(still=1e9, trains=False)).suspected
 
 
-def test_time_passes_only_while_they_are_still():
-    suspicion = Suspicion(Timing())
-    suspicion.saw(seen(still=4.0), 100.0)
-    assert suspicion.report(103.0).still == 7.0
-    suspicion.saw(seen(), 104.0)
-    assert suspicion.report(200.0).still == 0.0
-
-
 def test_workers_that_are_held_are_not_suspected():
     suspicion = Suspicion(Timing())
-    suspicion.saw(seen(still=9.0), 100.0)
+    suspicion.saw(seen(still=9.0))
     suspicion.forget()
-    assert suspicion.report(200.0) is None
+    assert suspicion.report() is None
 
 
 def test_the_steps_are_told_once_if_all_have_made_as_many():

@@ -78,7 +78,15 @@ def test_an_agent_that_does_not_answer_is_not_waited_for():
     del crew.where[1]
     stand_still(crew, 14.0)
     assert rounds(crew) == [0, 1]
-    assert "the workers hung; restart 1 of 3" in crew.said
+    assert "  ranks 2-3 on n1 did not tell where they are" in crew.said[-3].splitlines()
+    assert "rank 2 on n1 hung; restart 1 of 3" in crew.said
+
+
+def test_an_agent_that_does_not_answer_and_whose_workers_use_the_cpu():
+    crew = training()
+    del crew.where[1]
+    stand_still(crew, 99.0, busy=True)
+    assert rounds(crew) == [0]
 
 
 def test_workers_that_go_on_while_they_are_asked():
@@ -97,6 +105,13 @@ def test_a_culprit_that_uses_the_cpu_is_given_more_time():
     assert rounds(crew) == [0]
     stand_still(crew, 110.0, busy=True)
     assert rounds(crew) == [0, 1]
+
+
+def test_workers_in_a_debugger_are_left_alone():
+    crew = training()
+    crew.where[0] = (waiting(0), loading(1, debugged=True))
+    stand_still(crew, 1000.0)
+    assert rounds(crew) == [0]
 
 
 def test_workers_that_have_ended_do_not_count():
@@ -139,7 +154,7 @@ def test_a_head_that_is_lost_while_it_asks():
     stand_still(crew, 10.5, agents=(0, 1, 2))
     crew.kill(0)
     crew.until(crew.now + 5.0)
-    first, second = rounds(crew)
+    _, second = rounds(crew)
     assert set(crew.parts[second]) == {1, 2}
     crew.where = {1: (waiting(2), loading(3)), 2: (waiting(0), waiting(1))}
     stand_still(crew, 12.0, agents=(1, 2))

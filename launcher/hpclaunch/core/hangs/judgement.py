@@ -22,13 +22,16 @@ IN_THE_KERNEL, STOPPED = "D", "T"  # states of processes, as in proc(5)
 class Judgement:
     culprits: tuple[int, ...]  # () if it is nobody's fault, as far as can be told
     lines: tuple[str, ...]  # what the ranks do, in words
-    is_sure: bool  # False: a culprit uses the CPU, or is debugged, and may only take long
+    may_take_long: bool  # a culprit uses the CPU, or a rank that nothing is known of
+    is_debugged: bool  # some rank is: the others wait for it
 
 
 def judge(
     states: Mapping[int, RankState], ended: Collection[int], host: Callable[[int], str]
 ) -> Judgement:
-    """`states` by rank; `ended` are the ranks that are done. `host` names the host of a rank."""
+    """`states` by rank, without a `state` for those that nothing is known of; `ended` are the ranks
+    that are done. `host` names the host of a rank.
+    """
     at_fault = [states[rank] for rank in _culprits(states)]
     known = {state.rank for state in at_fault}
     waiters = [s for s in states.values() if s.waits is not None and s.rank not in known]
@@ -46,8 +49,12 @@ def judge(
         known = set(ended)
     elif waiters:
         lines.append("all have begun it: a network that loses data, or a fault of the backend")
-    sure = not any(state.busy or state.debugged for state in at_fault)
-    return Judgement(tuple(sorted(known)), tuple(lines), sure)
+    return Judgement(
+        culprits=tuple(sorted(known)),
+        lines=tuple(lines),
+        may_take_long=any(s.busy for s in states.values() if s in at_fault or not s.state),
+        is_debugged=any(state.debugged for state in states.values()),
+    )
 
 
 def _culprits(states: Mapping[int, RankState]) -> list[int]:
@@ -55,7 +62,8 @@ def _culprits(states: Mapping[int, RankState]) -> list[int]:
     if not waits:
         return _apart(states)
     if len(waits) < len(states):
-        return [rank for rank in states if rank not in waits]
+        others = [rank for rank in states if rank not in waits]
+        return [rank for rank in others if states[rank].state] or others
     # All wait. They may do so in different groups, and else in different collectives of one group.
     groups = {rank: group for rank, (group, _, _) in waits.items()}
     numbers = {rank: number for rank, (_, number, _) in waits.items()}
@@ -108,7 +116,9 @@ def _wait(states: list[RankState]) -> str:
 def _does(states: list[RankState], *, awaited: bool) -> str:
     first = states[0]
     if first.waits is not None:
-        return _wait(states)
+        return _wait(states) + (f", in {plain(first.place)}" if first.place else "")
+    if not first.state:
+        return f"did not tell where {'they are' if len(states) > 1 else 'it is'}"
     how = {IN_THE_KERNEL: ", in the kernel", STOPPED: ", stopped by a signal"}.get(first.state, "")
     where = f"in {plain(first.place) or 'an unknown place'}{how}"
     if len(states) > 1:

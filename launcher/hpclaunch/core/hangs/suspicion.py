@@ -25,23 +25,25 @@ class Suspicion:
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
         self._seen: WorkersSeen | None = None
-        self._since = 0.0  # since when they are still
         self._gaps: deque[float] = deque(maxlen=RECENT)
 
-    def saw(self, event: WorkersSeen, now: float) -> None:
+    def saw(self, event: WorkersSeen) -> None:
         if event.gap:
             self._gaps.append(event.gap)
         self._seen = event
-        self._since = now - event.still
 
-    def report(self, now: float) -> Progress | None:
+    def report(self) -> Progress | None:
         seen = self._seen
         if seen is None:
             return None
-        steps = (seen.steps[0],) if len(set(seen.steps)) == 1 else seen.steps
-        still = round(now - self._since, 1) if seen.still else 0.0
         usual = max(self._gaps, default=0.0)
-        return Progress(steps, still, seen.busy, self._limit(seen, usual), round(usual, 3))
+        return Progress(
+            steps=(seen.steps[0],) if len(set(seen.steps)) == 1 else seen.steps,
+            still=round(seen.still, 1),
+            busy=seen.busy,
+            limit=self._limit(seen, usual),
+            usual=round(usual, 3),
+        )
 
     def forget(self) -> None:
         """The workers stand still, by no fault of theirs."""

@@ -19,6 +19,7 @@ from ..protocol.model import (
     RankState,
 )
 from ..protocol.timing import Timing
+from .roster import Peer
 from .round import Round
 
 
@@ -32,6 +33,7 @@ class HangWatch:
         self.gather = 0  # the number of the evidence that is asked for; 0: none
         self._numbers = 0
         self._asked_at = math.inf
+        self._ended = 0  # how many workers had by then
         self._not_before = 0.0  # seconds of stillness; with less, it was judged already
 
     def forget(self) -> None:
@@ -45,8 +47,8 @@ class HangWatch:
         """Return what to say, if all agents are to be sent new orders; None if they are not. A hang
         is noted as the failure of the round.
         """
-        suspects = _suspects(current)
-        if not suspects:
+        suspects, ended = _suspects(current), _ended(current)
+        if not suspects or (self.gather and ended != self._ended):
             was_asked = bool(self.gather)
             self.forget()
             return [] if was_asked else None
@@ -55,15 +57,15 @@ class HangWatch:
             if still < self._not_before:
                 return None
             self._numbers += 1
-            self.gather, self._asked_at = self._numbers, now
+            self.gather, self._asked_at, self._ended = self._numbers, now, ended
             return []
         if now < self.next_deadline() and not self._has_answers(current):
             return None
         self.gather, self._asked_at = 0, math.inf
         judgement = self._judge(current)
         patience = PATIENCE * max(progress.limit for progress in suspects)
-        if not judgement.is_sure and still < patience:
-            self._not_before = patience
+        if judgement.is_debugged or (judgement.may_take_long and still < patience):
+            self._not_before = math.inf if judgement.is_debugged else patience
             return []
         usual = max(progress.usual for progress in suspects)
         failure = _failure(current, judgement, now)
@@ -75,18 +77,22 @@ class HangWatch:
         reports = [p.report for p in current.participants]
         return all(self._answer(r) for r in reports if r and r.phase is Phase.RUNNING)
 
-    def _answer(self, report: Report) -> Evidence | None:
-        found = report.evidence
+    def _answer(self, report: Report | None) -> Evidence | None:
+        found = None if report is None else report.evidence
         return found if found is not None and found.number == self._numbers else None
 
     def _judge(self, current: Round) -> Judgement:
         states: dict[int, RankState] = {}
-        ended: set[int] = set()
-        for report in (p.report for p in current.participants if p.report is not None):
-            answer = self._answer(report)
-            states |= {} if answer is None else {state.rank: state for state in answer.ranks}
-            ended |= {e.rank for e in report.exits if e.rank != NO_RANK}
-        return judge(states, ended, lambda rank: _host(current, rank))
+        gone: set[int] = set()
+        for peer in current.participants:
+            report, answer = peer.report, self._answer(peer.report)
+            ended = {e.rank for e in report.exits} if report is not None else set()
+            busy = report is not None and report.progress is not None and report.progress.busy
+            unknown = {r: RankState(r, busy=busy) for r in _ranks(peer) if r not in ended}
+            known = {} if answer is None else {state.rank: state for state in answer.ranks}
+            states |= unknown | known
+            gone |= ended - {NO_RANK}
+        return judge(states, gone, lambda rank: _host(current, rank))
 
 
 def _suspects(current: Round) -> list[Progress]:
@@ -104,12 +110,17 @@ def _suspects(current: Round) -> list[Progress]:
     return found
 
 
+def _ended(current: Round) -> int:
+    return sum(len(p.report.exits) for p in current.participants if p.report is not None)
+
+
 def _host(current: Round, rank: int) -> str:
-    for peer in current.participants:
-        part = peer.assignment
-        if part is not None and part.first_rank <= rank < part.first_rank + part.nproc:
-            return peer.host
-    return ""
+    return next((peer.host for peer in current.participants if rank in _ranks(peer)), "")
+
+
+def _ranks(peer: Peer) -> range:
+    part = peer.assignment
+    return range(0) if part is None else range(part.first_rank, part.first_rank + part.nproc)
 
 
 def _failure(current: Round, judgement: Judgement, now: float) -> Failure:

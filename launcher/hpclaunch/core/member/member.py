@@ -212,7 +212,7 @@ class Member:
             port=self.port,
             seen=self._looking.seen,
             networks=self.networks,
-            progress=work.progress(now),
+            progress=work.progress,
             evidence=work.evidence,
         )
         if report.news == self._last_news and now < self._report_at:

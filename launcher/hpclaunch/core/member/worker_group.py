@@ -73,7 +73,7 @@ class WorkerGroup:
         self.trouble: Trouble | None = None
         self.part: Assignment | None = None  # this agent's part in `round`
         self.exits = Exits()
-        self.evidence: Evidence | None = None  # what the last order asked for
+        self._evidence: Evidence | None = None  # what an order has asked for
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._gathering = 0  # the number of the evidence that was asked for last
@@ -83,8 +83,15 @@ class WorkerGroup:
     def next_deadline(self) -> float:
         return self._stopping.next_deadline()
 
-    def progress(self, now: float) -> Progress | None:
-        return self._suspicion.report(now) if self.phase is Phase.RUNNING else None
+    @property
+    def progress(self) -> Progress | None:
+        return self._suspicion.report() if self.phase is Phase.RUNNING else None
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """Of no use any more once the workers do something."""
+        progress = self.progress
+        return self._evidence if progress is not None and progress.suspected else None
 
     def _enter(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -110,9 +117,9 @@ class WorkerGroup:
             case StoreEnded():
                 return self._store_ended(event, now)
             case WorkersSeen():
-                self._suspicion.saw(event, now)
+                self._suspicion.saw(event)
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
-                self.evidence = Evidence(number, ranks)
+                self._evidence = Evidence(number, ranks)
             case WorkersGone():
                 return self._workers_gone()
             case LeaseOver():
@@ -150,7 +157,7 @@ class WorkerGroup:
         self.part = part
         self.exits = Exits()
         self._suspicion = Suspicion(self.job.timing)
-        self.evidence, self._gathering = None, 0
+        self._evidence, self._gathering = None, 0
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -159,11 +166,12 @@ class WorkerGroup:
         return [PrepareGpus(part) if self._waits_for_gpus else StartWorkers(part)]
 
     def _gather(self, order: Order) -> list[Effect]:
-        if order.gather == self._gathering:
-            return []
-        self.evidence, self._gathering = None, order.gather
+        """Numbers only grow in a round, since another head begins another one."""
         running = self.phase is Phase.RUNNING and order.round == self.round
-        return [GatherEvidence(order.gather)] if order.gather and running else []
+        if order.gather <= self._gathering or not running:
+            return []
+        self._evidence, self._gathering = None, order.gather
+        return [GatherEvidence(order.gather)]
 
     def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:

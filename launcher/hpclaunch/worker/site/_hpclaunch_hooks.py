@@ -70,8 +70,8 @@ class Finder:
 
     def _seen(self, name):
         self.awaited.discard(name)
-        if name == RENDEZVOUS and HOROVOD in self.awaited and not self._find("horovod"):
-            self.awaited.discard(HOROVOD)
+        if name == RENDEZVOUS:
+            self.awaited -= {C10D} if self._find("horovod") else {C10D, HOROVOD}
         if not self.awaited:
             # A new list, since threads that are importing may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]

@@ -163,7 +163,7 @@ class ProgressSlot:
     def watch_scalers(self, scaler):
         """`scaler` is the module torch.amp.grad_scaler. A step that it skips is none of the
         optimizer, but the training goes on."""
-        self._wrap(scaler.GradScaler, "update", self._moved)
+        self._wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
     def _made(self, *_):
         """An optimizer was."""
@@ -233,7 +233,7 @@ def _mapped(fd):
 
 def _print_stacks(server, stacks):
     """Leaves no module behind that the script would not have."""
-    import _signal
+    import _signal  # type: ignore[import-not-found]  # the module in C
 
     if _signal.getsignal(SIGNAL) != _signal.SIG_DFL:
         return  # somebody's own

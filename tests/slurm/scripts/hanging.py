@@ -1,0 +1,136 @@
+"""Trains a little, and hangs in each round as HANGS says: "KIND:RANK:STEP KIND:RANK:STEP ...", one
+for each round; in the round after the last it goes on to the end. The rank at fault tells which
+line it is in: "hangs in line N".
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+STEPS = 30
+PAUSE = 0.05  # seconds for a step
+HERE = os.path.basename(__file__)
+
+
+class Samples(Dataset):
+    """Some samples take for ever."""
+
+    def __init__(self, stops_at=-1):
+        self.stops_at = stops_at
+
+    def __len__(self):
+        return 4 * STEPS
+
+    def __getitem__(self, index):
+        if index == self.stops_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.full((4,), float(index))
+
+
+def tell(line=None):
+    line = sys._getframe(1).f_lineno + 1 if line is None else line
+    sys.stdout.write(f"hangs in line {line}\n")
+    sys.stdout.flush()
+
+
+def stopped():
+    tell(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def asleep():
+    tell()
+    time.sleep(1000)
+
+
+def skipped():
+    """The others reduce; this rank goes on to the next collective."""
+    tell()
+    dist.all_gather([torch.zeros(2) for _ in range(dist.get_world_size())], torch.ones(2))
+    time.sleep(1000)
+
+
+def locked():
+    lock = threading.Lock()
+    lock.acquire()
+    tell()
+    lock.acquire()
+
+
+def holding():
+    """Python's lock, in native code."""
+    tell()
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def endless():
+    tell()
+    while True:
+        pass
+
+
+def reading():
+    """What never comes, as from a file system that has stalled."""
+    read, _write = os.pipe()
+    tell()
+    os.read(read, 1)
+
+
+def barrier():
+    """The others wait for a rank that does something else first."""
+    tell()
+    threading.Event().wait()
+
+
+KINDS = {
+    f.__name__: f for f in (stopped, asleep, skipped, locked, holding, endless, reading, barrier)
+}
+
+
+def hang_of_this_round():
+    hangs = os.environ.get("HANGS", "").split()
+    number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if number >= len(hangs):
+        return "", -1, -1
+    kind, rank, step = hangs[number].split(":")
+    return kind, int(rank), int(step)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    kind, culprit, at = hang_of_this_round()
+    mine = rank == culprit
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    stops_at = 4 * at if kind == "loader" and mine else -1
+    samples = Samples(stops_at)
+    workers = 1 if kind == "loader" else 0
+    batches = iter(DataLoader(samples, batch_size=4, num_workers=workers))
+    for step in range(STEPS):
+        if step == at and stops_at >= 0:
+            tell()
+        batch = next(batches)
+        if step == at and mine and kind in KINDS:
+            KINDS[kind]()
+        if step == at and kind == "barrier":
+            dist.barrier()
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        time.sleep(PAUSE)
+    if kind == "end" and mine:
+        tell()
+        time.sleep(1000)
+    dist.destroy_process_group()
+    sys.stdout.write(f"rank {rank} is done\n")
+
+
+main()
