@@ -18,6 +18,7 @@ from hpclaunch.core.head.round import End, Round
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, Report
 from hpclaunch.core.protocol.model import (
+    NO_RANK,
     Assignment,
     Culprit,
     Grow,
