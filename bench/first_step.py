@@ -1,15 +1,16 @@
 """What people wait for: launch to the first optimizer step, and SIGKILL of a worker to the next.
 
     python bench/first_step.py [--workers 1 2 4 8] [--kinds light heavy transformers] [--runs 3]
-                               [--shapes 2x4]
+                               [--shapes 2x4] [--stages]
 
 A DDP script with AdamW and a scheduler, under hpclaunch and torchrun in turn on this machine; heavy
 also imports pandas and scikit-learn, and transformers trains a tiny BERT that is made on the spot.
 hpclaunch is measured twice: launched for the first time, with an empty cache directory, and for the
-second time. The worker is killed some seconds after the first step; the job goes on meanwhile. The
-last column is the memory of all workers and their launcher, each shared page counted once. Shapes
-are nodes x workers on each, on a real Slurm cluster on this machine (`on_slurm.py`; as root only);
-their memory is that of the workers only, with their part of what they share with others.
+second time. The worker is killed some seconds after the first step; the job goes on meanwhile, and
+the next round loads what this one has saved. The last column is the memory of all workers and their
+launcher, each shared page counted once. Shapes are nodes x workers on each, on a real Slurm cluster
+on this machine (`on_slurm.py`; as root only); their memory is that of the workers only, with their
+part of what they share with others. --stages tells where the time goes.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from pathlib import Path
 import psutil
 from measuring import HPCLAUNCH, TORCHRUN, Command, Run, alone, median, running
 from on_slurm import Allocation, allocation, cluster_of, why_not
+from stages import LAUNCH, RESTART, Stages, launch_stages, print_stages, restart_stages
 
 WORKER = Path(__file__).parent / "first_step_worker.py"
 KINDS = {
@@ -44,6 +46,8 @@ class Figures:
     launch: list[float] = field(default_factory=list)
     restart: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
+    launch_stages: list[Stages] = field(default_factory=list)
+    restart_stages: list[Stages] = field(default_factory=list)
 
     def add(self, started: AbstractContextManager[Run]) -> None:
         with started as run:
@@ -51,6 +55,7 @@ class Figures:
             if launched is None:
                 return
             self.launch.append(max(r.met for r in launched) - run.began)
+            self.launch_stages.append(launch_stages(run.began, launched, run.logs))
             time.sleep(REST)
             self.memory.append(
                 memory([*(p.pid for p in run.launchers), *(r.pid for r in launched)])
@@ -59,6 +64,7 @@ class Figures:
             restarted = run.met(killed)
             if restarted is not None:
                 self.restart.append(max(r.met for r in restarted) - killed)
+                self.restart_stages.append(restart_stages(killed, restarted, run.logs))
 
 
 def memory(pids: Sequence[int]) -> float:
@@ -90,7 +96,7 @@ def on_slurm(held: Allocation, workers: int) -> Start:
     return start
 
 
-def measure(kind: str, where: str, runs: int, start: Start) -> None:
+def measure(kind: str, where: str, runs: int, start: Start, *, stages: bool) -> None:
     figures = {name: Figures() for name in (FIRST, SECOND, TORCHRUN)}
     for _ in range(runs):
         with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
@@ -108,6 +114,10 @@ def measure(kind: str, where: str, runs: int, start: Start) -> None:
             ratio = "" if name == TORCHRUN else f"{median(theirs) / median(ours):.1f}"
             line += f"{median(ours):8.2f} s{ratio:>8}"
         print(f"{line}{median(each.memory):8.0f} MB", flush=True)
+    if stages:
+        short = {name.rpartition(", ")[2]: each for name, each in figures.items()}
+        print_stages("launch", LAUNCH, {name: f.launch_stages for name, f in short.items()})
+        print_stages("restart", RESTART, {name: f.restart_stages for name, f in short.items()})
 
 
 def main() -> None:
@@ -116,25 +126,26 @@ def main() -> None:
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=list(KINDS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--shapes", nargs="*", default=[], metavar="NODESxWORKERS")
+    parser.add_argument("--stages", action="store_true")
     args = parser.parse_args()
     for kind in args.kinds:
         for workers in args.workers:
             where = f"{workers} worker{'s' if workers > 1 else ''}"
-            measure(kind, where, args.runs, on_this_machine(workers))
+            measure(kind, where, args.runs, on_this_machine(workers), stages=args.stages)
     shapes = [tuple(map(int, shape.split("x"))) for shape in args.shapes]
     if shapes and why_not():
         print(f"not measured on Slurm: needs {why_not()}")
     elif shapes:
-        measure_on_slurm(shapes, args.kinds, args.runs)
+        measure_on_slurm(shapes, args)
 
 
-def measure_on_slurm(shapes: Sequence[tuple[int, ...]], kinds: Sequence[str], runs: int) -> None:
+def measure_on_slurm(shapes: Sequence[tuple[int, ...]], args: argparse.Namespace) -> None:
     with cluster_of(max(nodes for nodes, _ in shapes)) as cluster:
         for nodes, workers in shapes:
             with allocation(cluster, nodes) as held:
                 where = f"{nodes} nodes x {workers} workers"
-                for kind in kinds:
-                    measure(kind, where, runs, on_slurm(held, workers))
+                for kind in args.kinds:
+                    measure(kind, where, args.runs, on_slurm(held, workers), stages=args.stages)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,33 @@
 """The worker of `first_step.py`: a training as users write them, which tells of its first step.
 
 `first_step.py` puts the imports of one kind in front of it, and the moment at which it began. The
-message is that of `worker.py`; `met` is when the first optimizer step was done. It goes on with a
-step now and then, until the benchmark closes the connection, or something kills it.
+message is that of `worker.py`; its last moment is when the first optimizer step was done. Then it
+saves a checkpoint, which the next round loads. It goes on with a step now and then, until the
+benchmark closes the connection, or something kills it.
 """
 
+import json
 import os
 import select
 import socket
+from pathlib import Path
 from time import monotonic
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-imported = monotonic()
+marks = {"script begins": began}  # noqa: F821
+
+
+def mark(name):
+    """The first moment of each name counts, as the first step does."""
+    marks.setdefault(name, monotonic())
+
+
+mark("imports are done")
 dist.init_process_group("gloo")
-initialised = monotonic()
+mark("process group is there")
 transformers = "BertConfig" in globals()
 if transformers:
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
@@ -25,28 +36,40 @@ if transformers:
 else:
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     batch = {"input": torch.randn(8, 32)}
+mark("model is built")
 model = DistributedDataParallel(model)
+mark("DDP has the model")
 optimizer = torch.optim.AdamW(model.parameters())
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+mark("optimizer is there")
+parts = model, optimizer, scheduler
+checkpoint = Path("checkpoint.pt")
+if checkpoint.exists():
+    for part, state in zip(parts, torch.load(checkpoint, weights_only=True), strict=True):
+        part.load_state_dict(state)
+mark("checkpoint is loaded")
 
 
 def step():
     out = model(**batch)
     loss = out.loss if transformers else out.sum()
+    mark("forward is done")
     optimizer.zero_grad()
     loss.backward()
+    mark("backward is done")
     optimizer.step()
     scheduler.step()
+    mark("optimizer step is done")
 
 
 step()
-met = monotonic()
 step()
-marks = began, imported, initialised, met  # noqa: F821
+if dist.get_rank() == 0 and not checkpoint.exists():
+    torch.save([part.state_dict() for part in parts], checkpoint)
 who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:
     benchmark.connect(os.environ["BENCH_SOCKET"])
-    benchmark.send(" ".join(map(str, (*who, *marks))).encode())
+    benchmark.send(json.dumps([*who, marks]).encode())
     ended = torch.zeros(1)
     while not ended.item():
         ended.fill_(float(bool(select.select([benchmark], [], [], 0.2)[0])))

@@ -4,6 +4,7 @@ Nothing here polls: the workers tell of themselves over a Unix socket, and while
 measured the benchmark sleeps until it hears from them.
 """
 
+import json
 import os
 import selectors
 import shutil
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,6 @@ TORCHRUN = "torchrun"
 # As shipped, torchrun's restarts in place often hang: its store outlives the round and hands new
 # ranks the addresses of dead ones. With sharing off it does its best.
 BEST_OF_TORCHRUN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-MARKS = ("began", "imported", "initialised", "met")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +69,12 @@ class Report:
     pid: int
     rank: int
     restarts: int
-    began: float  # the script's first line
-    imported: float  # it has torch
-    initialised: float  # init_process_group has returned
-    met: float  # the first all-reduce is done
+    marks: Mapping[str, float]  # when it had come how far, in order
+
+    @property
+    def met(self) -> float:
+        """The last of them, once a collective is done: all ranks are there."""
+        return max(self.marks.values())
 
 
 class Run:
@@ -153,12 +154,12 @@ class Run:
         # What the worker takes for its pid is that of its own namespace.
         peer = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid, _, _ = struct.unpack("3i", peer)
-        said = worker.recv(1024).split()
+        said = worker.recv(4096)
         if not said:
             worker.close()
             return
-        rank, restarts, *marks = said
-        self._living[worker] = Report(pid, int(rank), int(restarts), *map(float, marks))
+        rank, restarts, marks = json.loads(said)
+        self._living[worker] = Report(pid, int(rank), int(restarts), marks)
         self._selector.register(worker, selectors.EVENT_READ, self._farewell)
 
     def _farewell(self, worker: socket.socket) -> None:

@@ -9,17 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import MARKS, Report, median
+from measuring import Report, median
 
 Stages = Mapping[str, tuple[float, float]]  # milliseconds, of the first and of the last who came
 
-_WORKERS = dict(
-    zip(
-        MARKS,
-        ("script begins", "torch is imported", "process group is there", "first all-reduce done"),
-        strict=True,
-    )
-)
 _TEMPLATE = "template has torch"
 _LAUNCH = {
     "event Started": "agent begins",
@@ -38,8 +31,8 @@ _RESTART = {
     "note template": _TEMPLATE,
     "note started": "workers are started",
 }
-LAUNCH = (*_LAUNCH.values(), *_WORKERS.values())
-RESTART = (*_RESTART.values(), *_WORKERS.values())
+LAUNCH = tuple(_LAUNCH.values())
+RESTART = tuple(_RESTART.values())
 
 
 def launch_stages(began: float, reports: Sequence[Report], logs: Path) -> Stages:
@@ -59,8 +52,8 @@ def _stages(
     for entry in _entries(logs):
         if (name := names.get(_kind(entry))) and since < entry["now"]:
             moments.setdefault(name, []).append(entry["now"])
-    for mark, name in _WORKERS.items():
-        moments[name] = [getattr(report, mark) for report in reports]
+    for name in reports[0].marks:
+        moments[name] = [report.marks[name] for report in reports]
     return {n: (1000 * (min(m) - since), 1000 * (max(m) - since)) for n, m in moments.items()}
 
 
@@ -81,10 +74,14 @@ def _kind(entry: dict[str, Any]) -> str:
 
 
 def print_stages(title: str, order: Sequence[str], runs: Mapping[str, Sequence[Stages]]) -> None:
-    """A line for each stage, a pair of columns for each launcher: medians over its runs."""
+    """A line for each stage, a pair of columns for each launcher: medians over its runs.
+
+    `order` has those of hpclaunch itself; those of the workers come after them.
+    """
+    workers = [name for seen in runs.values() for stages in seen for name in stages]
     print(f"\n{title}, ms, first and last")
     print(" " * 26 + "".join(f"{launcher:>18}" for launcher in runs))
-    for name in order:
+    for name in dict.fromkeys((*order, *workers)):
         cells = []
         for seen in runs.values():
             pairs = [stages[name] for stages in seen if name in stages]

@@ -10,7 +10,7 @@ BENCH = Path(__file__).parent.parent / "bench"
 HELPERS = {"first_step_worker", "measuring", "side_by_side", "stages", "worker"}
 SMALLEST = {
     "checkpoints": "--files 40 --size 1 --read 0.07 --runs 1",
-    "first_step": "--workers 1 --kinds light --runs 1",
+    "first_step": "--workers 1 --kinds light --runs 1 --stages",
     "head_scale": "--agents 16",
     "help_text": "--runs 1",
     "idle_agent": "--workers 1 --seconds 0.5",

@@ -9,6 +9,7 @@ from time import monotonic
 
 began = monotonic()
 
+import json  # noqa: E402
 import os  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
@@ -24,9 +25,15 @@ dist.all_reduce(first)
 assert first.item() == dist.get_world_size()
 met = monotonic()
 
+marks = {
+    "script begins": began,
+    "torch is imported": imported,
+    "process group is there": initialised,
+    "first all-reduce done": met,
+}
 who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:
     benchmark.connect(sys.argv[1])
-    benchmark.send(" ".join(map(str, (*who, began, imported, initialised, met))).encode())
+    benchmark.send(json.dumps([*who, marks]).encode())
     benchmark.recv(1)
 dist.destroy_process_group()
