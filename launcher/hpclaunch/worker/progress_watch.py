@@ -2,13 +2,15 @@
 
 A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.py`). As long as that
 moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
-worker does not do: its processes write, or read more than a little, or one of them has started or
-ended. CPU time is a weaker sign, and told apart: ranks that wait for others may use it too.
+worker does not do: its processes write, or read more than a little, from a connection too, or one
+of them has started or ended. CPU time is a weaker sign, and told apart: ranks that wait for others
+may use it too.
 
 Where they are is asked only when it is needed: the stacks of their threads, their flight recorders,
 and the states of their processes.
 """
 
+import contextlib
 import json
 import math
 import mmap
@@ -17,6 +19,7 @@ import struct
 import time
 from typing import Any
 
+from .connections import sockets_of, tcp_connections
 from .processes import STATE, catches, stat
 from .site import _hpclaunch_progress as page
 
@@ -25,7 +28,7 @@ LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
-SAVING_AFTER = 2.0  # seconds without a sign of life, until it is asked whether a worker writes
+COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
 GATHERING = 0.5  # seconds until whoever can has answered
 MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
@@ -62,6 +65,7 @@ class ProgressWatch:
         self._files: Any = None
         self._workers: Any = {}  # rank -> Watched
         self._living = 0  # workers at the last look
+        self._traffic: Any = None  # inode of a connection -> bytes, at the last look at them
         self._moved_at = 0.0
         self._looked_at = 0.0
         self._told_at = 0.0
@@ -117,6 +121,8 @@ class ProgressWatch:
             return None
         seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
         if any(moved for moved, _, _ in seen) or len(pids) < self._living:
+            self._moved_at, self._traffic = now, None
+        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic(pids):
             self._moved_at = now
         self._living = len(pids)
         still = now - self._moved_at
@@ -125,8 +131,8 @@ class ProgressWatch:
             "busy": any(busy for _, busy, _ in seen),
             "traced": any(traced for _, _, traced in seen),
             "patient": bool(phases & page.LONG)
-            or (still >= SAVING_AFTER and any(saves(pid) for pid in pids.values())),
-            "trains": any(phase >= page.FIRST_STEP for phase in phases),
+            or (still >= COSTLY_AFTER and any(saves(pid) for pid in pids.values())),
+            "trains": any(phase >= page.RENDEZVOUS for phase in phases),
         }
         self._next = now + (STILL_LOOK if still else LOOK)
         same = not still and state == self._told
@@ -136,6 +142,18 @@ class ProgressWatch:
         gap, self._gap = self._gap, 0.0
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
         return {"steps": steps, "still": still, "gap": gap, **state}
+
+    def _has_traffic(self, pids):
+        """Whether more than a little has gone over one of their connections since the last look."""
+        known = tcp_connections() or {}
+        inodes = set()
+        for process in (process for pid in pids.values() for process in tree(pid)):
+            with contextlib.suppress(OSError):  # it has ended
+                inodes |= sockets_of(process)
+        before, self._traffic = self._traffic, {i: known[i].bytes for i in inodes if i in known}
+        if before is None:
+            return False
+        return any(now - before.get(inode, now) >= READ for inode, now in self._traffic.items())
 
     def _phase(self, rank):
         told = self._workers[rank].told

@@ -69,6 +69,12 @@ def test_workers_that_are_held_are_not_suspected():
     assert suspicion.report() is None
 
 
+def test_workers_that_trained_in_an_earlier_round_are_about_to():
+    suspicion = Suspicion(Timing(), trained=True)
+    suspicion.saw(seen(steps=(0, 0), trains=False))
+    assert suspicion.report().limit == 600
+
+
 def test_the_steps_are_told_once_if_all_have_made_as_many():
     assert after(seen(steps=(7, 7, 7))).steps == (7,)
     assert after(seen(steps=(7, 8, 7))).steps == (7, 8, 7)

@@ -22,14 +22,17 @@ RECENT = 64  # of the longest gaps between steps, as they are told
 class Suspicion:
     """Of the workers of one round."""
 
-    def __init__(self, timing: Timing) -> None:
+    def __init__(self, timing: Timing, *, trained: bool = False) -> None:
+        """`trained`: workers of an earlier round did."""
         self._timing = timing
+        self.trained = trained
         self._seen: WorkersSeen | None = None
         self._gaps: deque[float] = deque(maxlen=RECENT)
 
     def saw(self, event: WorkersSeen) -> None:
         if event.gap:
             self._gaps.append(event.gap)
+        self.trained |= event.trains
         self._seen = event
 
     def report(self) -> Progress | None:
@@ -55,7 +58,7 @@ class Suspicion:
             return 0.0
         if timing.hang != LEARNED:
             limit = timing.hang
-        elif not seen.trains:
+        elif not self.trained:
             return 0.0  # nothing to learn from: it may well be a server, which waits for requests
         elif min(seen.steps) < LEARNED_AFTER:
             return timing.early_hang

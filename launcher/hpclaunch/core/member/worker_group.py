@@ -156,7 +156,7 @@ class WorkerGroup:
         self._enter(Phase.RUNNING)
         self.part = part
         self.exits = Exits()
-        self._suspicion = Suspicion(self.job.timing)
+        self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._evidence, self._gathering = None, 0
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that

@@ -151,7 +151,7 @@ class ProgressSlot:
 
     def watch_groups(self, c10d):
         """`c10d` is the module torch.distributed.distributed_c10d."""
-        self._wrap(c10d, "init_process_group", lambda *_: self.phase(RENDEZVOUS), self.answer)
+        self._wrap(c10d, "init_process_group", self._meets, self._has_met)
 
     def watch_optimizers(self, optimizer):
         """`optimizer` is the module torch.optim.optimizer."""
@@ -164,6 +164,15 @@ class ProgressSlot:
         """`scaler` is the module torch.amp.grad_scaler. A step that it skips is none of the
         optimizer, but the training goes on."""
         self._wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
+
+    def _meets(self, *_):
+        if self.writes and self._steps[PHASE] == START:
+            self._steps[PHASE] = RENDEZVOUS
+
+    def _has_met(self):
+        if self.writes and self._steps[PHASE] == RENDEZVOUS:
+            self._steps[PHASE] = START  # it may well be a server, which waits for requests
+        self.answer()
 
     def _made(self, *_):
         """An optimizer was."""
