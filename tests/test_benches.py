@@ -11,6 +11,7 @@ HELPERS = {"first_step_worker", "measuring", "side_by_side", "stages", "worker"}
 SMALLEST = {
     "checkpoints": "--files 40 --size 1 --read 0.07 --runs 1",
     "first_step": "--workers 1 --kinds light --runs 1 --stages",
+    "hangs": "--hangs 1 --workers 2 --kinds asleep",
     "head_scale": "--agents 16",
     "help_text": "--runs 1",
     "idle_agent": "--workers 1 --seconds 0.5",
@@ -18,6 +19,7 @@ SMALLEST = {
     "launch_and_restart": "--workers 2 --runs 1",
     "many_agents": "--agents 4",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
+    "step_cost": "--steps 100 --workers 1",
     # These begin with a cluster, which takes a minute.
     "on_slurm": "--help",
     "on_slurm_losses": "--help",

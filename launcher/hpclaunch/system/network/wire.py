@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.messages import Hint, Message, Order, Report
 
 from ..shared import packing
 
-VERSION = 11
+VERSION = 12
 MAX_BYTES = 1 << 20
 
 Kind = Literal["report", "order", "hint"]

@@ -1,0 +1,111 @@
+"""What it costs that the workers tell how far they have come: per optimizer step, and per look.
+
+    python bench/step_cost.py [--steps 200000] [--workers 8]
+
+The first table is a step of SGD on a single small tensor, which is as cheap as steps get, with and
+without the hook that counts it. The second is the time that the fork server needs to look at its
+workers, once a second while they train, and twice while they stand still.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hpclaunch.worker import progress_watch
+from hpclaunch.worker.site import _hpclaunch_progress as page
+
+REPEATS = 7
+IDLE = "import threading; threading.Thread(target=input).start(); input()"
+
+
+def per_step(optimizer, steps):
+    """Seconds, the least of some attempts."""
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        for _ in range(steps):
+            optimizer.step()
+        times.append((time.perf_counter() - begun) / steps)
+    return min(times)
+
+
+def steps(number):
+    tensor = torch.zeros(1, requires_grad=True)
+    tensor.grad = torch.zeros(1)
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    watch = progress_watch.ProgressWatch()
+    workers = [{"rank": 0, "env": {}}]
+    watch.begin(workers, told=True)
+    os.environ[page.VARIABLE] = workers[0]["env"][page.VARIABLE]
+    page.progress.begin()
+    page.progress._made()
+    assert page.progress.writes
+    plain = per_step(optimizer, number)
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    empty = per_step(optimizer, number)
+    handle.remove()
+    register_optimizer_step_post_hook(page.progress.stepped)
+    counted = per_step(optimizer, number)
+    begun = time.perf_counter()
+    for _ in range(number):
+        page.progress.stepped(optimizer)
+    alone = (time.perf_counter() - begun) / number
+    print("a step of SGD                  microseconds")
+    print(f"without a hook                 {1e6 * plain:12.3f}")
+    print(f"with a hook that does nothing  {1e6 * empty:12.3f}")
+    print(f"with the one that counts       {1e6 * counted:12.3f}")
+    print(f"the counting by itself         {1e6 * alone:12.3f}")
+
+
+def looks(number):
+    watch = progress_watch.ProgressWatch()
+    requests = [{"rank": rank, "env": {}} for rank in range(number)]
+    watch.begin(requests, told=True)
+    workers = [
+        subprocess.Popen([sys.executable, "-c", IDLE], stdin=subprocess.PIPE) for _ in requests
+    ]
+    pids = {rank: worker.pid for rank, worker in enumerate(workers)}
+    times = []
+    for _ in range(20):
+        watch._next = 0.0
+        begun = time.perf_counter()
+        watch.look(pids)
+        times.append(time.perf_counter() - begun)
+        time.sleep(progress_watch.STILL_LOOK)
+    for worker in workers:
+        worker.kill()
+    moving = []
+    for number_of_steps in range(1, 20):
+        for slot in range(number):
+            watch._files._memory[slot * page.SLOT] = number_of_steps
+        watch._next = 0.0
+        begun = time.perf_counter()
+        watch.look(pids)
+        moving.append(time.perf_counter() - begun)
+    print(f"\na look at {number} workers            milliseconds")
+    print(f"that train                     {1e3 * statistics.median(moving):12.3f}")
+    print(f"that stand still               {1e3 * statistics.median(times):12.3f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--workers", type=int, default=8)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    steps(options.steps)
+    looks(options.workers)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
