@@ -13,8 +13,8 @@ from ..core.protocol.model import NO_STEP, RankState
 def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
     stack = stacks.main_thread(found["stacks"])
-    begun, waits = flight_records.read(found["records"])
-    if not begun and (name := stacks.collective(stack)):
+    waits = flight_records.awaited(found["records"])
+    if not flight_records.entries(found["records"]) and (name := stacks.collective(stack)):
         waits = ("", 0, name)
     states = [process["state"] for process in found["processes"]]
     return RankState(
@@ -24,7 +24,6 @@ def state_of(found: Mapping[str, Any]) -> RankState:
         busy=found["busy"],
         debugged=stacks.is_debugged(stack),
         step=found["step"] or NO_STEP,
-        begun=begun,
         waits=waits,
     )
 

@@ -126,13 +126,19 @@ def test_workers_that_have_ended_do_not_count():
     assert any("ranks 2-3 on n1 have ended" in text for text in crew.said)
 
 
-def test_hangs_use_up_the_restarts():
-    crew = training(max_restarts=1)
+def test_the_last_round_is_given_more_time():
+    crew = training(max_restarts=0)
     stand_still(crew, 12.0)
-    stand_still(crew, 12.0)
+    assert crew.said[-1].splitlines()[-1] == (
+        "  no restart is left: unless they go on, the job ends in 90 s"
+    )
+    stand_still(crew, 99.0)
+    assert not crew.verdicts
+    crew.tell(0, seen(0.0))
+    stand_still(crew, 101.0)
     (verdict,) = set(crew.verdicts.values())
     assert verdict.code == EXIT_HUNG
-    assert verdict.reason == "rank 3 on n1 hung in round 1, and the only restart is used up"
+    assert verdict.reason.startswith("rank 3 on n1 hung in round 0, and no restarts were allowed")
 
 
 def test_a_node_that_has_hung_twice_is_replaced_by_a_spare():

@@ -43,9 +43,12 @@ class HangWatch:
     def next_deadline(self) -> float:
         return self._asked_at + self.timing.gathering
 
-    def check(self, current: Round, now: float) -> list[Effect] | None:
+    def check(self, current: Round, now: float, *, is_last: bool) -> list[Effect] | None:
         """Return what to say, if all agents are to be sent new orders; None if they are not. A hang
         is noted as the failure of the round.
+
+        `is_last`: no other round could follow. Then the user is told at once, but the round is
+        given more time: what a stalled file system holds up may go on after all.
         """
         suspects, ended = _suspects(current), _ended(current)
         if not suspects or (self.gather and ended != self._ended):
@@ -63,15 +66,22 @@ class HangWatch:
             return None
         self.gather, self._asked_at = 0, math.inf
         judgement = self._judge(current)
-        patience = PATIENCE * max(progress.limit for progress in suspects)
-        if judgement.is_debugged or (judgement.may_take_long and still < patience):
-            self._not_before = math.inf if judgement.is_debugged else patience
-            return []
+        limit = max(progress.limit for progress in suspects)
         usual = max(progress.usual for progress in suspects)
+        where = f"where all of them are: round-{current.number}/evidence in the log directory"
+        account = [_first(still, usual), *judgement.lines, where]
+        if judgement.is_debugged:
+            self._not_before = math.inf
+            return []
+        if still < PATIENCE * limit and (is_last or judgement.may_take_long):
+            self._not_before = PATIENCE * limit
+            left = f"unless they go on, the job ends in {self._not_before - still:.0f} s"
+            return (
+                [] if judgement.may_take_long else [_say(*account, f"no restart is left: {left}")]
+            )
         failure = _failure(current, judgement, now)
         current.failures[failure.rank] = failure
-        where = f"where all of them are: round-{current.number}/evidence in the log directory"
-        return [Say(_account(judgement, still, usual, where))]
+        return [_say(*account)]
 
     def _has_answers(self, current: Round) -> bool:
         reports = [p.report for p in current.participants]
@@ -129,7 +139,10 @@ def _failure(current: Round, judgement: Judgement, now: float) -> Failure:
     return Failure(current.number, rank, host, EXIT_HUNG, 0, now, "", culprit=Culprit.HANG)
 
 
-def _account(judgement: Judgement, still: float, usual: float, where: str) -> str:
+def _first(still: float, usual: float) -> str:
     took = f" (usual: {usual:.1f} s)" if usual else ""
-    first = f"no step for {still:.0f} s{took}: the workers hang"
-    return "\n  ".join([first, *judgement.lines, where])
+    return f"no step for {still:.0f} s{took}: the workers hang"
+
+
+def _say(*lines: str) -> Say:
+    return Say("\n  ".join(lines))

@@ -450,7 +450,8 @@ class Head:
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
 
     def _look_for_hang(self, current: Round, now: float) -> list[Effect]:
-        said = self._hangs.check(current, now)
+        is_last = self.budget.is_last(saves=self.job.saves)
+        said = self._hangs.check(current, now, is_last=is_last)
         return [] if said is None else said + self._order_all(now)
 
     @property

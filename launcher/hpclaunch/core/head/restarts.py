@@ -149,6 +149,10 @@ class Budget:
         """The restarts since the last progress."""
         return self.tally.spent
 
+    def is_last(self, *, saves: bool) -> bool:
+        """Whether the job ends if this round fails. With `saves`, as in `spend`, it may go on."""
+        return self.used >= self.most and not (saves and self.most)
+
     def spend(
         self,
         failures: Collection[Failure],

@@ -300,9 +300,8 @@ class RankState:
     busy: bool = False  # uses the CPU
     debugged: bool = False
     step: int = NO_STEP
-    # The collectives of each process group: (group, number of the last one that it has begun).
-    begun: tuple[tuple[str, int], ...] = ()
-    # (group, number, name) of the one that it waits in; ("", 0, name) if only its stack tells
+    # (process group, number, name) of the collective that it waits in; None: in none. If only its
+    # stack tells, the group is "" and the number 0.
     waits: tuple[str, int, str] | None = None
 
 
