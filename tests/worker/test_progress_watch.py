@@ -1,0 +1,179 @@
+"""Which signs of life are seen of real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hpclaunch.worker import progress_watch
+from hpclaunch.worker.progress_watch import ProgressWatch, saves, tree
+from hpclaunch.worker.site import _hpclaunch_progress as page
+
+QUIET = "import time; time.sleep(600)"
+STARTED = "print('up', flush=True)"
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr(progress_watch, "LOOK", 0.0)
+    monkeypatch.setattr(progress_watch, "STILL_LOOK", 0.0)
+    monkeypatch.setattr(progress_watch, "COSTLY_AFTER", 0.0)
+    monkeypatch.setattr(progress_watch, "TELL", 0.0)
+    watch = ProgressWatch()
+    yield watch
+    watch.end()
+
+
+@pytest.fixture
+def worker(watch):
+    """Starts a program as the only worker; it has begun once this returns."""
+    begun = []
+
+    def start(text):
+        request = {"rank": 0, "env": {}}
+        watch.begin([request], told=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"{STARTED}\n{text}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        begun.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in begun:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def looks(watch, process, number=6, pause=0.1):
+    """What is told after each look but the first two, which find out how things are."""
+    told = []
+    for _ in range(number):
+        time.sleep(pause)
+        told.append(watch.look({0: process.pid}))
+    return [each for each in told[2:] if each is not None]
+
+
+def test_a_process_that_sleeps_is_still(watch, worker):
+    told = looks(watch, worker(QUIET))
+    stills = [each["still"] for each in told]
+    assert len(stills) == 4
+    assert stills == sorted(stills)
+    assert stills[0] > 0
+    assert not any(each["busy"] or each["patient"] or each["trains"] for each in told)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("while True: print('a line', flush=True); time.sleep(0.02)", id="writes"),
+        pytest.param("while True: open('/usr/bin/env','rb').read(); time.sleep(0.02)", id="reads"),
+        pytest.param(
+            "while True: subprocess.Popen(['sleep', '0.05']); time.sleep(0.02)", id="starts others"
+        ),
+        pytest.param(
+            "import socket\na = socket.create_server(('127.0.0.1', 0))\n"
+            "b = socket.create_connection(a.getsockname())\nc, _ = a.accept()\n"
+            "while True: b.send(bytes(9999)); c.recv(9999); time.sleep(0.02)",
+            id="has traffic",
+        ),
+    ],
+)
+def test_one_that_does_something_is_not(watch, worker, text):
+    process = worker(f"import subprocess, time\n{text}")
+    assert all(each["still"] == 0 for each in looks(watch, process))
+
+
+def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
+    told = looks(watch, worker("while True: pass"))
+    assert told[-1]["still"] > 0
+    assert told[-1]["busy"]
+
+
+def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker):
+    process = worker("import time\nwhile True: open('/proc/uptime').read(); time.sleep(0.2)")
+    assert looks(watch, process)[-1]["still"] > 0
+
+
+def test_what_its_children_do_counts(watch, worker):
+    process = worker(
+        "import os, time\nif os.fork():\n    time.sleep(600)\n"
+        "while True: os.write(1, b'.'); time.sleep(0.02)"
+    )
+    assert all(each["still"] == 0 for each in looks(watch, process))
+
+
+def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
+    process = worker(QUIET)
+    slot, gaps = watch._files._memory, []
+    for number, pause in ((1, 0.0), (2, 0.3), (4, 0.2)):
+        time.sleep(pause)
+        struct.pack_into("qd", slot, 0, number, time.monotonic())
+        told = watch.look({0: process.pid})
+        assert told["steps"] == [number]
+        gaps.append(told["gap"])
+    assert gaps[0] == 0
+    assert 0.3 <= gaps[1] < 10
+    assert 0.1 <= gaps[2] < 10  # of two steps: the mean
+
+
+def test_a_phase_that_may_take_long(watch, worker):
+    process = worker(QUIET)
+    at = 8 * page.PHASE
+    watch._files._memory[at : at + 8] = page.OTHER.to_bytes(8, sys.byteorder)
+    assert looks(watch, process)[-1]["patient"]
+
+
+def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(
+    watch, worker, monkeypatch
+):
+    process = worker(QUIET)
+    looks(watch, process)
+    monkeypatch.setattr(progress_watch, "LATE", 0.05)
+    time.sleep(0.1)
+    assert watch.look({0: process.pid}) is None
+    monkeypatch.undo()
+    assert watch._moved_at > time.monotonic() - 0.05
+
+
+def test_a_worker_that_waits_until_its_file_is_written_saves(tmp_path, worker):
+    process = worker(
+        "import os\nf = os.open('data', os.O_CREAT | os.O_WRONLY)\n"
+        "while True: os.write(f, bytes(1 << 20)); os.fsync(f); os.ftruncate(f, 0)"
+    )
+    deadline = time.monotonic() + 30
+    while not saves(process.pid):
+        assert time.monotonic() < deadline
+
+
+def test_a_full_pipe_is_no_file(worker):
+    process = worker("import os\nr, w = os.pipe()\nwhile True: os.write(w, bytes(1 << 16))")
+    time.sleep(0.3)
+    assert not saves(process.pid)
+
+
+def test_the_tree_of_a_process_that_has_ended_is_itself():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert tree(process.pid) == [process.pid]
+
+
+def test_evidence_of_programs_that_are_not_python(watch):
+    request = {"rank": 3, "env": {}}
+    watch.begin([request], told=True)
+    process = subprocess.Popen(["sleep", "600"])
+    watch.ask({3: process.pid})
+    (found,) = watch.evidence({3: process.pid})
+    assert (found["rank"], found["stacks"], found["records"]) == (3, "", None)
+    assert [p["name"] for p in found["processes"]] == ["sleep"]
+    process.kill()
+    process.wait()
