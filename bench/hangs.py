@@ -61,8 +61,9 @@ def job(hangs, workers):
 
 def follow(process, hangs):
     began = line = None
-    lines, number = [], 0
+    lines, said, number = [], [], 0
     for text in process.stdout:
+        said.append(text)
         now = time.monotonic()
         if match := re.search(r"hangs in line (\d+)", text):
             began, line = now, int(match[1])
@@ -73,6 +74,8 @@ def follow(process, hangs):
             account = "".join(lines)
             right = f"rank {rank} on" in account
             there = f"hanging.py:{line}," in account if line else None
+            if not right or there is False:
+                print(f"{kind} of rank {rank}, line {line}:\n{account}", file=sys.stderr)
             yield Found(kind, now - began, right, there)
             number, began, lines = number + 1, None, []
         if "no step for" in text:
@@ -80,8 +83,8 @@ def follow(process, hangs):
     code = process.wait()
     for kind, _, _ in hangs[number:]:
         yield Found(kind, None, False, None)
-    if code:
-        print(f"a job has ended with {code}: {hangs}", file=sys.stderr)
+    if code or number < len(hangs):
+        print(f"a job has ended with {code}: {hangs}, {said[-5:]}", file=sys.stderr)
 
 
 def main():

@@ -360,12 +360,16 @@ class ForkServer:
         return {rank: pid for pid, rank in self.workers.items()}
 
     def watch_progress(self):
-        if self.gathering is not None:  # what the workers do now, they do because they are asked
-            if time.monotonic() >= self.gathering[0]:
-                (_, number), self.gathering = self.gathering, None
-                self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
-        elif not (self.held or self.stopping):
-            told = self.progress.look(self.pids())
+        if self.gathering is None:
+            self.look_at_workers()
+        elif time.monotonic() >= self.gathering[0]:
+            (_, number), self.gathering = self.gathering, None
+            self.look_at_workers(at_once=True)  # some may go on meanwhile
+            self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
+
+    def look_at_workers(self, at_once=False):
+        if not (self.held or self.stopping):
+            told = self.progress.look(self.pids(), at_once=at_once)
             if told is not None:
                 self.tell("progress", **told)
 

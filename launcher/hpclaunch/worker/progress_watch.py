@@ -110,9 +110,9 @@ class ProgressWatch:
 
     # How far they have come
 
-    def look(self, pids):
+    def look(self, pids, *, at_once=False):
         """What to tell the agent, if anything; `pids` are the living workers', by rank."""
-        if self._until() > 0:
+        if self._until() > 0 and not at_once:
             return None
         now = time.monotonic()
         elapsed, self._looked_at = now - self._looked_at, now
@@ -187,6 +187,9 @@ class ProgressWatch:
         """Have all of them tell where they are: `evidence` has the answers after GATHERING."""
         self._files.empty()
         self._asked = {rank: cpu_of(pid) for rank, pid in pids.items()}
+        for worker in self._workers.values():  # what they do now, they do because they are asked
+            worker.work = None
+        self._traffic = None
         for rank, pid in pids.items():
             slot = self._workers[rank].slot
             self._files.request(slot)
@@ -201,7 +204,6 @@ class ProgressWatch:
         found = []
         for rank, pid in pids.items():
             worker = self._workers[rank]
-            worker.work = None
             step, stepped_at, phase = self._files.slot(worker.slot)
             found.append(
                 {
