@@ -381,6 +381,7 @@ class Agent:
                     gap=0.0,
                     busy=still and living[0].world.still_until < math.inf,
                     trains=True,
+                    meets=False,
                     patient=False,
                     traced=False,
                 )

@@ -128,9 +128,18 @@ def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
 
 def test_a_phase_that_may_take_long(watch, worker):
     process = worker(QUIET)
-    at = 8 * page.PHASE
-    watch._files._memory[at : at + 8] = page.OTHER.to_bytes(8, sys.byteorder)
+    struct.pack_into("qq", watch._files._memory, 8 * page.PHASE, page.OTHER, process.pid)
     assert looks(watch, process)[-1]["patient"]
+
+
+def test_a_program_that_has_ended_trains_no_more(watch, worker):
+    process = worker(QUIET)
+    struct.pack_into("qq", watch._files._memory, 8 * page.PHASE, page.STEPS, process.pid)
+    assert looks(watch, process)[-1]["trains"]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    struct.pack_into("q", watch._files._memory, 8 * page.WRITER, ended.pid)
+    assert not looks(watch, process)[-1]["trains"]
 
 
 def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(

@@ -14,7 +14,7 @@ def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
     stack = stacks.main_thread(found["stacks"])
     waits = flight_records.awaited(found["records"])
-    if not flight_records.entries(found["records"]) and (name := stacks.collective(stack)):
+    if waits is None and (name := stacks.collective(stack)):
         waits = ("", 0, name)
     states = [process["state"] for process in found["processes"]]
     return RankState(
@@ -38,7 +38,10 @@ def files_of(ranks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             "process {pid} ({name}): state {state}, {threads} threads, waits in {wchan}".format(**p)
             for p in found["processes"]
         ]
-        files[f"rank-{rank}.txt"] = "\n".join([*lines, "", found["stacks"]])
+        lines += ["", found["stacks"]]
+        for pid, stack in found["forked"]:
+            lines += [f"process {pid}, which it has forked:", stack]
+        files[f"rank-{rank}.txt"] = "\n".join(lines)
         if found["records"] is not None:
             files[f"rank-{rank}.collectives.json"] = json.dumps(found["records"])
     return files

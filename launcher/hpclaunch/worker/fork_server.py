@@ -84,7 +84,7 @@ from .processes import (
     signal_all,
     to_group,
 )
-from .progress_watch import GATHERING, ProgressWatch
+from .progress_watch import GATHERING, ONE_BY_ONE, ProgressWatch
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -225,8 +225,9 @@ class ForkServer:
         self.proceed()
 
     def on_gather(self, number):
-        self.gathering = (time.monotonic() + GATHERING, number)
-        self.progress.ask(self.pids())
+        if self.running:
+            self.gathering = (time.monotonic() + GATHERING, number)
+            self.progress.ask(self.pids())
 
     def on_signal(self, signum):
         """Pass a signal on to the workers that it does not kill."""
@@ -364,6 +365,9 @@ class ForkServer:
             self.look_at_workers()
         elif time.monotonic() >= self.gathering[0]:
             (_, number), self.gathering = self.gathering, None
+            if self.progress.ask_another():
+                self.gathering = (time.monotonic() + ONE_BY_ONE, number)
+                return
             self.look_at_workers(at_once=True)  # some may go on meanwhile
             self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
 
@@ -535,6 +539,7 @@ class ForkServer:
         """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
             self.running = self.held = False
+            self.gathering = None
             self.progress.end()
             self.tell_flushed(None, "gone")
 

@@ -26,10 +26,12 @@ from .site import _hpclaunch_progress as page
 LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
 LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
+STILL_TELL = 0.05  # of the time for which nothing has moved: the same, while nothing does
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
 GATHERING = 0.5  # seconds until whoever can has answered
+ONE_BY_ONE = 0.02  # seconds for each of the others: their stacks go into one file
 MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
@@ -68,16 +70,24 @@ class ProgressWatch:
         self._traffic: Any = None  # inode of a connection -> bytes, at the last look at them
         self._moved_at = 0.0
         self._looked_at = 0.0
+        self._anew_at = 0.0  # when it began to look, or began anew
         self._told_at = 0.0
         self._told: Any = None
+        self._told_still = False
         self._gap = 0.0  # the longest between two steps, since the last message
         self._next = math.inf
         self._asked: Any = {}  # rank -> CPU time, when it was asked where it is
+        self._others: Any = {}  # rank -> its processes that are still to be asked
+        self._marks: Any = {}  # rank -> (pid, where its stacks begin) of each that was
 
     def begin(self, workers, *, told):
         """Give each of these its slot, and with `told` let it know, in its environment."""
-        self._files = SharedFiles(len(workers))
+        self.end()
         self._workers = {}
+        try:
+            self._files = SharedFiles(len(workers))
+        except OSError:
+            return  # too many open files: better no watch than no workers
         for slot, worker in enumerate(workers):
             self._workers[worker["rank"]] = Watched(worker["rank"], slot)
             if told:
@@ -90,7 +100,7 @@ class ProgressWatch:
         """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
         if self._files is None:
             return
-        self._moved_at = self._looked_at = self._told_at = now = time.monotonic()
+        self._moved_at = self._looked_at = self._told_at = self._anew_at = now = time.monotonic()
         self._next = now + LOOK
         for worker in self._workers.values():
             worker.told = worker.work = None
@@ -131,14 +141,17 @@ class ProgressWatch:
             "busy": any(busy for _, busy, _ in seen),
             "traced": any(traced for _, _, traced in seen),
             "patient": bool(phases & page.LONG)
-            or (still >= COSTLY_AFTER and any(saves(pid) for pid in pids.values())),
-            "trains": any(phase >= page.RENDEZVOUS for phase in phases),
+            or (still >= COSTLY_AFTER and any(saves(process) for process in all_of(pids))),
+            "trains": bool(phases - {page.START, page.RENDEZVOUS}),
+            "meets": page.RENDEZVOUS in phases,
         }
         self._next = now + (STILL_LOOK if still else LOOK)
-        same = not still and state == self._told
-        if same and now < self._told_at + TELL:
+        # While nothing changes, the less often the longer that has lasted.
+        pause = max(STILL_LOOK, STILL_TELL * still) if still else TELL
+        same = state == self._told and bool(still) == self._told_still
+        if same and not at_once and now < self._told_at + pause:
             return None
-        self._told, self._told_at = (None if still else state), now
+        self._told, self._told_still, self._told_at = state, bool(still), now
         gap, self._gap = self._gap, 0.0
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
         return {"steps": steps, "still": still, "gap": gap, **state}
@@ -147,7 +160,7 @@ class ProgressWatch:
         """Whether more than a little has gone over one of their connections since the last look."""
         known = tcp_connections() or {}
         inodes = set()
-        for process in (process for pid in pids.values() for process in tree(pid)):
+        for process in all_of(pids):
             with contextlib.suppress(OSError):  # it has ended
                 inodes |= sockets_of(process)
         before, self._traffic = self._traffic, {i: known[i].bytes for i in inodes if i in known}
@@ -156,16 +169,19 @@ class ProgressWatch:
         return any(now - before.get(inode, now) >= READ for inode, now in self._traffic.items())
 
     def _phase(self, rank):
-        told = self._workers[rank].told
-        return page.START if told is None else told[2]
+        worker = self._workers[rank]
+        if worker.told is None or not os.path.exists(f"/proc/{self._files.writer(worker.slot)}"):
+            return page.START  # or the worker has gone on to another program
+        return worker.told[2]
 
     def _see(self, worker, pid, elapsed):
         """(whether it has done something, whether it uses the CPU, whether it is being debugged)"""
         told = self._files.slot(worker.slot)
         if told != worker.told:
             if told[0] > worker.step and worker.step:
-                each = (told[1] - worker.stepped_at) / (told[0] - worker.step)
-                self._gap = max(self._gap, each, self._looked_at - elapsed - worker.stepped_at)
+                since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
+                each = (told[1] - since) / (told[0] - worker.step)
+                self._gap = max(self._gap, each, self._looked_at - elapsed - since)
             worker.step, worker.stepped_at = told[0], told[1]
             worker.told, worker.work = told, None
             return True, False, False
@@ -179,69 +195,107 @@ class ProgressWatch:
             read_before, written_before, used_before = before[process]
             moved |= written > written_before or read - read_before >= READ
             cpu += used - used_before
-        return moved, cpu >= BUSY * elapsed, is_traced(pid)
+        return moved, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
 
     # Where they are
 
     def ask(self, pids):
-        """Have all of them tell where they are: `evidence` has the answers after GATHERING."""
+        """Have all of them tell where they are: `evidence` has the answers after GATHERING, and
+        `ask_another` then asks those that they have forked."""
+        self._asked, self._others, self._marks = {}, {}, {}
+        if self._files is None:
+            return
         self._files.empty()
-        self._asked = {rank: cpu_of(pid) for rank, pid in pids.items()}
         for worker in self._workers.values():  # what they do now, they do because they are asked
             worker.work = None
         self._traffic = None
         for rank, pid in pids.items():
+            self._asked[rank] = cpu_of(pid)
             slot = self._workers[rank].slot
             self._files.request(slot)
             answerer = self._files.answerer(slot)
-            for process in tree(pid) if answerer else ():
-                # Those that it has forked answer too. For any other program it could be the end.
-                if catches(process, page.SIGNAL):
-                    signal_quietly(process, page.SIGNAL)
+            # For any other program the signal could be the end.
+            printing = [process for process in tree(pid) if answerer and prints(process)]
+            printing.sort(key=lambda process: process != answerer)
+            self._others[rank], self._marks[rank] = printing, []
+        self.ask_another()
+
+    def ask_another(self):
+        """One process of each worker; whether there was one."""
+        left = [rank for rank, processes in self._others.items() if processes]
+        for rank in left:
+            process = self._others[rank].pop(0)
+            size = self._files.size_of_stacks(self._workers[rank].slot)
+            self._marks[rank].append((process, size))
+            signal_quietly(process, page.SIGNAL)
+        return bool(left)
 
     def evidence(self, pids):
         """What is known of each: texts, and how far it has come."""
-        found = []
-        for rank, pid in pids.items():
-            worker = self._workers[rank]
-            step, stepped_at, phase = self._files.slot(worker.slot)
-            found.append(
-                {
-                    "rank": rank,
-                    "pid": pid,
-                    "step": step,
-                    "phase": page.PHASES[phase] if phase < page.OTHER else "",
-                    "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
-                    "age": time.monotonic() - stepped_at if step else -1.0,
-                    "stacks": self._files.stacks(worker.slot),
-                    "records": self._files.records(worker.slot),
-                    "processes": [described(process) for process in tree(pid)],
-                }
-            )
-        return found
+        return [] if self._files is None else [self._found(*each) for each in pids.items()]
+
+    def _found(self, rank, pid):
+        worker = self._workers[rank]
+        step, stepped_at, phase, number = self._files.slot(worker.slot)
+        text = self._files.stacks(worker.slot)
+        marks = self._marks.get(rank, [])
+        ends = [size for _, size in marks[1:]] + [len(text)]
+        texts = [
+            (process, text[begin:end].decode(errors="replace"))
+            for (process, begin), end in zip(marks, ends, strict=False)  # perhaps none was asked
+        ]
+        return {
+            "rank": rank,
+            "pid": pid,
+            "step": number or step,
+            "phase": page.PHASES[phase] if phase < page.OTHER else "",
+            "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
+            "age": time.monotonic() - stepped_at if step else -1.0,
+            "stacks": texts[0][1] if texts else "",
+            "forked": [each for each in texts[1:] if each[1]],
+            "records": self._files.records(worker.slot),
+            "processes": [described(process) for process in tree(pid)],
+        }
 
 
 class SharedFiles:
     """Memory that only this process keeps open; the workers open it by its descriptors."""
 
     def __init__(self, number):
-        self._page = os.memfd_create("hpclaunch progress")
-        os.ftruncate(self._page, max(1, number) * page.SLOT)
-        self._memory = mmap.mmap(self._page, 0)
-        self._stacks = [os.memfd_create("hpclaunch stacks") for _ in range(number)]
-        self._records = [os.memfd_create("hpclaunch records") for _ in range(number)]
-        self._pipes = [os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) for _ in range(number)]
+        with contextlib.ExitStack() as stack:
+
+            def opened(fd):
+                stack.callback(os.close, fd)
+                return fd
+
+            memory, stacks, records = page.NAMES
+            self._page = opened(os.memfd_create(memory))
+            os.ftruncate(self._page, max(1, number) * page.SLOT)
+            self._stacks = [opened(os.memfd_create(stacks)) for _ in range(number)]
+            self._records = [opened(os.memfd_create(records)) for _ in range(number)]
+            self._pipes = []
+            for _ in range(number):
+                ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                self._pipes.append(tuple(map(opened, ends)))
+            self._memory = stack.enter_context(mmap.mmap(self._page, 0))
+            self.close = stack.pop_all().close
 
     def variable(self, slot):
         names = (self._stacks[slot], self._pipes[slot][0], self._records[slot])
         return ":".join(map(str, (os.getpid(), self._page, slot, *names)))
 
     def slot(self, number):
-        """(steps, the time of the last one, phase)"""
-        return struct.unpack_from("qdq", self._memory, number * page.SLOT)
+        """(steps, the time of the last one, phase, the script's own number of the step)"""
+        return struct.unpack_from("qdq16xq", self._memory, number * page.SLOT)
 
     def answerer(self, slot):
-        return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * page.ANSWERER)[0]
+        return self._field(slot, page.ANSWERER)
+
+    def writer(self, slot):
+        return self._field(slot, page.WRITER)
+
+    def _field(self, slot, field):
+        return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
 
     def empty(self):
         for fd in (*self._stacks, *self._records):
@@ -253,20 +307,19 @@ class SharedFiles:
         except BlockingIOError:
             pass  # nobody answers there
 
+    def size_of_stacks(self, slot):
+        return os.fstat(self._stacks[slot]).st_size
+
     def stacks(self, slot):
-        return os.pread(self._stacks[slot], MOST, 0).decode(errors="replace")
+        return os.pread(self._stacks[slot], MOST, 0)
 
     def records(self, slot):
         text = os.pread(self._records[slot], MOST, 0)
         try:
-            return json.loads(text) if text else None
-        except ValueError:
-            return None  # only half of it is there
-
-    def close(self):
-        self._memory.close()
-        for fd in (self._page, *self._stacks, *self._records, *sum(self._pipes, ())):
-            os.close(fd)
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return None  # nothing is there, or only half of it
+        return found if isinstance(found, dict) else None
 
 
 def tree(pid):
@@ -282,6 +335,10 @@ def tree(pid):
         if len(found) >= MOST_PROCESSES:
             break
     return found[:MOST_PROCESSES]
+
+
+def all_of(pids):
+    return (process for pid in pids.values() for process in tree(pid))
 
 
 def work_of(pid):
@@ -302,6 +359,20 @@ def work_of(pid):
 
 def cpu_of(pid):
     return sum(used for _, _, used in work_of(pid).values())
+
+
+def prints(pid):
+    """Whether SIGNAL has it write its stacks. The handler may be the script's own, and the
+    descriptor may be of another file by now; a process that was forked has both."""
+    return catches(pid, page.SIGNAL) and any(_is_of_stacks(pid, fd) for fd in page.HIGH)
+
+
+def _is_of_stacks(pid, fd):
+    try:
+        file = os.readlink(f"/proc/{pid}/fd/{fd}".encode())
+    except OSError:
+        return False
+    return file.startswith(b"/memfd:" + page.NAMES[1].encode())
 
 
 def is_traced(pid):
@@ -342,7 +413,8 @@ def described(pid):
     """One line, such as `4711 python S futex_wait_queue: 4 threads`."""
     status = _status(pid)
     name = status.get(b"Name", b"?").decode(errors="replace")
-    state = stat(pid)[STATE].decode() if stat(pid) else "gone"
+    fields = stat(pid)
+    state = fields[STATE].decode() if fields else "gone"
     try:
         with open(f"/proc/{pid}/wchan", "rb") as f:
             where = f.read().decode(errors="replace")
@@ -353,7 +425,5 @@ def described(pid):
 
 
 def signal_quietly(pid, signum):
-    try:
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
         os.kill(pid, signum)
-    except ProcessLookupError:
-        pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpclaunch.core.hangs.flight_records import awaited, entries
+from hpclaunch.core.hangs.flight_records import awaited
 
 
 def entry(number, *, group="0", name="gloo:all_reduce", retired=True, **fields):
@@ -29,11 +29,26 @@ def test_one_of_nccl_that_is_completed_is_not_awaited():
     assert awaited({"entries": [done]}) is None
 
 
+def test_what_comes_before_one_that_is_done_is_done():
+    some = [entry(3, name="nccl:all_gather", retired=False), entry(3, name="nccl:coalesced")]
+    assert awaited({"entries": [*some, entry(4, retired=False)]}) == ("0", 4, "all_reduce")
+
+
 def test_messages_between_two_ranks_are_no_collectives():
     assert awaited({"entries": [entry(1, is_p2p=True, retired=False)]}) is None
 
 
-@pytest.mark.parametrize("records", [None, {}, {"entries": []}, {"entries": ["?"]}])
-def test_nothing_is_recorded(records):
+def test_names_are_short_and_plain():
+    odd = entry(1, name="gloo:\x1b[31m" + 99 * "x", retired=False)
+    assert awaited({"entries": [odd]})[2] == "?[31m" + 55 * "x"
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        *(None, {}, {"entries": []}, {"entries": ["?"]}, {"entries": 3}),
+        {"entries": [{"process_group": 5, "collective_seq_id": None}]},
+    ],
+)
+def test_nothing_that_makes_sense_is_recorded(records):
     assert awaited(records) is None
-    assert entries(records) == []

@@ -61,7 +61,9 @@ def test_the_one_that_is_in_another_collective():
 
 def test_the_one_that_is_in_a_collective_of_another_group():
     assert judged(waiting(0), waiting(1), waiting(2, group="1")).culprits == (2,)
-    assert judged(waiting(0), waiting(2, group="1")).culprits == ()
+    found = judged(waiting(0), waiting(2, group="1"))
+    assert found.culprits == ()
+    assert found.lines[-1] == "they wait for one another, in different collectives"
 
 
 def test_nobody_is_at_fault_if_all_wait_in_the_same_collective():
@@ -100,6 +102,12 @@ def test_a_single_rank_is_at_fault_itself():
 def test_a_culprit_that_uses_the_cpu_may_only_take_long():
     assert judged(waiting(0), elsewhere(1, busy=True)).may_take_long
     assert not judged(waiting(0, busy=True), elsewhere(1)).may_take_long  # it waits in NCCL
+
+
+def test_ranks_of_which_none_waits_may_all_take_long():
+    assert judged(elsewhere(0, busy=True), elsewhere(1, busy=True)).may_take_long
+    some = [elsewhere(rank, "a.py:1, f", busy=True) for rank in (0, 1)]
+    assert judged(*some, elsewhere(2)).may_take_long
 
 
 def test_a_rank_in_a_debugger():

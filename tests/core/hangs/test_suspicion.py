@@ -10,7 +10,14 @@ from hpclaunch.core.protocol.timing import LEARNED, Timing
 
 
 def seen(steps=(100, 100), still=0.0, **fields):
-    defaults = {"gap": 0.0, "busy": False, "trains": True, "patient": False, "traced": False}
+    defaults = {
+        "gap": 0.0,
+        "busy": False,
+        "trains": True,
+        "meets": False,
+        "patient": False,
+        "traced": False,
+    }
     return WorkersSeen(steps=steps, still=still, **{**defaults, **fields})
 
 
@@ -34,6 +41,9 @@ def test_nothing_is_known_before_the_first_look():
         pytest.param([seen(gap=4.0), *[seen(gap=0.1)] * 64], 10, id="and not of long ago"),
         pytest.param([seen(steps=(4, 100))], 600, id="before all have made five steps"),
         pytest.param([seen(steps=(0, 0), trains=False)], 0, id="nothing to learn from"),
+        pytest.param([seen(steps=(0, 0), trains=False, meets=True)], 600, id="it meets others"),
+        pytest.param([seen(), seen(trains=False)], 0, id="the training is over"),
+        pytest.param([seen(gap=9.0), seen(steps=(5, 5))], 10, id="another program has begun"),
         pytest.param([seen(patient=True)], 100, id="saving, or evaluating"),
         pytest.param([seen(traced=True)], 0, id="in a debugger"),
     ],

@@ -11,7 +11,14 @@ LOOK = 0.5
 
 
 def seen(still, **fields):
-    defaults = {"gap": 0.0, "busy": False, "trains": True, "patient": False, "traced": False}
+    defaults = {
+        "gap": 0.0,
+        "busy": False,
+        "trains": True,
+        "meets": False,
+        "patient": False,
+        "traced": False,
+    }
     return WorkersSeen(steps=(100, 100), still=still, **{**defaults, **fields})
 
 

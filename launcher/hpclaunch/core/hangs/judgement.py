@@ -47,14 +47,22 @@ def judge(
         has = "have" if len(gone) > 1 else "has"
         lines.append(f"{_ranks(gone)} on {_hosts(gone, host)} {has} ended")
         known = set(ended)
+    elif len({state.waits for state in waiters}) > 1:
+        lines.append("they wait for one another, in different collectives")
     elif waiters:
         lines.append("all have begun it: a network that loses data, or a fault of the backend")
     return Judgement(
         culprits=tuple(sorted(known)),
         lines=tuple(lines),
-        may_take_long=any(s.busy for s in states.values() if s in at_fault or not s.state),
+        may_take_long=any(s.busy for s in _doubtful(states, at_fault)),
         is_debugged=any(state.debugged for state in states.values()),
     )
+
+
+def _doubtful(states: Mapping[int, RankState], at_fault: Collection[RankState]) -> list[RankState]:
+    """Those that may do something that takes long: if no rank waits for another, all may."""
+    nobody_waits = not any(state.waits for state in states.values())
+    return [s for s in states.values() if s in at_fault or not s.state or nobody_waits]
 
 
 def _culprits(states: Mapping[int, RankState]) -> list[int]:

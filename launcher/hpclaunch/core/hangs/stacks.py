@@ -23,8 +23,7 @@ class Frame(NamedTuple):
 
 
 def main_thread(text: str) -> Sequence[Frame]:
-    """The frames of the main thread of the first process that has written there: of its threads,
-    the last."""
+    """The frames of the main thread, which comes last."""
     blocks = _THREAD.split(text)[1:]
     return frames(blocks[-1]) if blocks else ()
 

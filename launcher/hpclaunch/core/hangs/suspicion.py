@@ -32,6 +32,8 @@ class Suspicion:
     def saw(self, event: WorkersSeen) -> None:
         if event.gap:
             self._gaps.append(event.gap)
+        if self._seen is not None and min(event.steps) < min(self._seen.steps):
+            self._gaps.clear()  # another program has begun
         self.trained |= event.trains
         self._seen = event
 
@@ -58,7 +60,7 @@ class Suspicion:
             return 0.0
         if timing.hang != LEARNED:
             limit = timing.hang
-        elif not self.trained:
+        elif not (seen.trains or seen.meets or (self.trained and not any(seen.steps))):
             return 0.0  # nothing to learn from: it may well be a server, which waits for requests
         elif min(seen.steps) < LEARNED_AFTER:
             return timing.early_hang

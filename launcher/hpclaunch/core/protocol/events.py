@@ -144,7 +144,8 @@ class WorkersSeen:
     still: float  # seconds for which no worker has done anything but use the CPU; 0: they do
     gap: float  # the longest time between two steps
     busy: bool  # they use the CPU
-    trains: bool  # there is an optimizer, or a process group is being made
+    trains: bool  # there is an optimizer
+    meets: bool  # a process group is being made
     patient: bool  # what they do now may take much longer than a step: they save, or evaluate
     traced: bool  # by a debugger
 

@@ -26,11 +26,12 @@ SIGNAL = 58
 
 SLOT = 64  # bytes
 # The fields of a slot, 8 bytes each.
-STEP = 0  # optimizer steps so far; of the optimizer that has made the most
+STEP = 0  # steps so far: of the optimizer that has made the most, or as often as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
 PHASE = 2
 WRITER = 3  # the pid of the process that writes the fields above; 0 if none does
-ANSWERER = 4  # the pid of the process that SIGNAL is for
+ANSWERER = 4  # the pid of the process whose stacks count
+NUMBER = 5  # of the step, as the script counts; 0 if it does not say
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
 START, RENDEZVOUS, FIRST_STEP, STEPS = range(4)
@@ -39,6 +40,8 @@ OTHER = len(PHASES)  # whatever other name the script has given
 LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take much longer than a step
 
 MOST_ENTRIES = 500  # of a flight recorder
+NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
+KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptor is not among the first, which scripts may count on.
 HIGH = (900, 200, 60)  # the first of these that the limit allows
 
@@ -52,6 +55,8 @@ class ProgressSlot:
         self._most = 0
         self._begun = False  # it is a worker, or below one, and no template
         self._tried = 0  # the process that has tried to write to its slot
+        self._register: Any = None  # registers a hook for all optimizers, until it has
+        self._answering = 0  # the process that has begun to answer requests
 
     def names(self):
         """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
@@ -75,16 +80,17 @@ class ProgressSlot:
                 if not claimed(fd, slot, ANSWERER):
                     return
             _print_stacks(server, stacks)
-        except OSError:
-            pass  # the fork server is gone, or in another namespace
+        except (ImportError, OSError):
+            pass  # no faulthandler, or the fork server is gone, or in another namespace
 
     def answer(self):
         """Once there is a process group, and so threads: begin to answer requests."""
         names = self.names()
-        if names is None or not self.writes:
+        if names is None or not self.writes or self._answering == os.getpid():
             return
         import _thread
 
+        self._answering = os.getpid()
         server, _, _, _, requests, records = names
         try:
             _thread.start_new_thread(_answer, (server, requests, records))
@@ -101,7 +107,7 @@ class ProgressSlot:
             self._unmap()
             names = self.names()
             if names is not None:
-                self._attach(*names[:3])
+                self._attach(*names[:4])
         return self._steps is not None
 
     def _unmap(self):
@@ -109,16 +115,22 @@ class ProgressSlot:
         self._steps: Any = None
         self._times: Any = None
 
-    def _attach(self, server, page, slot):
+    def _attach(self, server, page, slot, stacks):
         try:
             with Opened(server, page) as fd:
-                if claimed(fd, slot, WRITER):
-                    memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
-                    self._steps, self._times = memory.cast("q"), memory.cast("d")
-                    import atexit
+                if not claimed(fd, slot, WRITER):
+                    return
+                os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
+                memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
+            self._steps, self._times = memory.cast("q"), memory.cast("d")
+            import atexit
 
-                    atexit.register(self.phase, END)
-        except OSError:
+            atexit.register(self.phase, END)
+            os.register_at_fork(after_in_child=self._unmap)
+            if self._steps[ANSWERER] != os.getpid():  # a launcher of the script's, which only waits
+                self._steps[ANSWERER] = os.getpid()
+                _print_stacks(server, stacks)
+        except (ImportError, OSError):
             pass  # as above
 
     def phase(self, number):
@@ -130,13 +142,12 @@ class ProgressSlot:
         self.phase(PHASES.index(name) if name in PHASES else OTHER)
 
     def step(self, number):
-        """The script counts its own steps."""
+        """The script counts its own steps. Where it begins says nothing of how many it has done."""
         if self.writes:
-            self._steps[STEP] = self._most = number
-            self._steps[PHASE] = STEPS
-            self._times[TIME] = time.monotonic()
+            self._steps[NUMBER] = int(number)
+            self.stepped(None)
 
-    def stepped(self, optimizer, _args=(), _kwargs=None, monotonic=time.monotonic):
+    def stepped(self, optimizer, monotonic=time.monotonic):
         """After each step of each optimizer, so it is short."""
         if self._steps is None:
             return
@@ -144,8 +155,13 @@ class ProgressSlot:
         self._counts[which] = count = self._counts.get(which, 0) + 1
         if count > self._most:
             self._steps[STEP] = self._most = count
-            self._steps[PHASE] = STEPS
+        self._steps[PHASE] = STEPS
         self._times[TIME] = monotonic()
+
+    def unseen(self):
+        """An optimizer is part of compiled code, so there is nothing to learn from its steps."""
+        if self.writes and self._steps[PHASE] == FIRST_STEP:
+            self._steps[PHASE] = START
 
     # What tells of it
 
@@ -157,7 +173,7 @@ class ProgressSlot:
         """`optimizer` is the module torch.optim.optimizer."""
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         if register is not None:
-            register(self.stepped)
+            self._register = register
             self._wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
     def watch_scalers(self, scaler):
@@ -170,12 +186,16 @@ class ProgressSlot:
             self._steps[PHASE] = RENDEZVOUS
 
     def _has_met(self):
+        """Or has failed to."""
         if self.writes and self._steps[PHASE] == RENDEZVOUS:
             self._steps[PHASE] = START  # it may well be a server, which waits for requests
         self.answer()
 
     def _made(self, *_):
         """An optimizer was."""
+        if self._register is not None:
+            register, self._register = self._register, None
+            register(_hook(self.stepped))
         if self.writes and self._steps[PHASE] < FIRST_STEP:
             self._steps[PHASE] = FIRST_STEP
 
@@ -193,19 +213,41 @@ class ProgressSlot:
         @functools.wraps(function)
         def ours(*args, **kwargs):
             before(*args[:1])
-            result = function(*args, **kwargs)
-            if after is not None:
-                after()
-            return result
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if after is not None:
+                    after()
 
         setattr(owner, name, ours)
 
 
+def _hook(stepped):
+    """For `stepped`. torch.compile traces it along with a compiled optimizer, and stumbles over
+    most that could be done here: what is one graph without it still must be one.
+    """
+    # torch imports it for the first optimizer that is made, a moment later.
+    from torch._dynamo.comptime import comptime
+
+    def after_step(optimizer, _args, _kwargs):
+        comptime(_while_compiling, lambda: stepped(optimizer))
+
+    return after_step
+
+
+def _while_compiling(_context):
+    progress.unseen()
+
+
 class Opened:
-    """A descriptor of the fork server, opened for a moment."""
+    """A descriptor of the fork server, opened for a moment. OSError if it is none of ours: on
+    another node, or in another namespace, the pid is another process's."""
 
     def __init__(self, server, fd, flags=os.O_RDWR):
-        self.fd = os.open(f"/proc/{server}/fd/{fd}", flags)
+        path = f"/proc/{server}/fd/{fd}"
+        if not os.readlink(path).startswith(KINDS):
+            raise OSError
+        self.fd = os.open(path, flags)
 
     def __enter__(self):
         return self.fd
@@ -269,11 +311,15 @@ def dup_high(fd):
 
 
 def _answer(server, requests, records):
+    import _signal
+
+    # This thread takes no signal that the script waits for in another one.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL})
     try:
         with Opened(server, requests, os.O_RDONLY) as fd:
             while os.read(fd, 1):
                 text = recorded()
-                with Opened(server, records, os.O_WRONLY | os.O_TRUNC) as to:
+                with Opened(server, records, os.O_WRONLY) as to:
                     while text:
                         text = text[os.write(to, text) :]
     except (OSError, RuntimeError, TypeError, ValueError):
@@ -281,17 +327,22 @@ def _answer(server, requests, records):
 
 
 def recorded():
-    """The last entries of torch's flight recorder, as JSON; empty where there is none."""
+    """The last entries of torch's flight recorders, as JSON: NCCL's, and that of all backends."""
     import json
 
     torch = sys.modules.get("torch")
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
-    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # two recorders
-        found = json.loads(getattr(c10d, name, lambda *_: b"{}")(True, False))
-        if found.get("entries"):
-            found["entries"] = found["entries"][-MOST_ENTRIES:]
-            return json.dumps(found).encode()
-    return b""
+    entries = []
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump = getattr(c10d, name, None)
+        found = {} if dump is None else json.loads(dump(True, False))
+        entries += found.get("entries", ())
+    entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
+    kept = [
+        {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
+        for entry in entries[-MOST_ENTRIES:]
+    ]
+    return json.dumps({"entries": kept}).encode()
 
 
 progress = ProgressSlot()
