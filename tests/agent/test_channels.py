@@ -12,7 +12,7 @@ import zmq
 
 from hpclaunch.agent.channels import Channels
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.messages import Order, Report
+from hpclaunch.core.protocol.messages import Order, PlaceGiven, Report
 from hpclaunch.core.protocol.model import Allocation, Goal, Phase, Place
 from hpclaunch.system.network import wire
 from hpclaunch.system.processes.fork_server_client import ForkServerClient
@@ -34,8 +34,10 @@ class Agents:
         self.places = tuple(Place(i, 0, HERE) for i in range(count))
 
     def start(self, index):
-        where = Allocation("71.0", self.identity, self.places, index)
-        channels = Channels(where, SECRET, [HERE] if index else [], self.said.append)
+        return self.add(Allocation("71.0", self.identity, self.places, index))
+
+    def add(self, where):
+        channels = Channels(where, SECRET, [HERE] if where.index else [], self.said.append)
         channels.watch(self.poller)
         self.inboxes[channels] = []
         return channels
@@ -180,7 +182,7 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     """It does not know its index, but the head knows which one it is."""
     head = agents.start(0)
     places = (*agents.places[:1], Place(1, 1, "any"))
-    where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), seated=False)
+    where = Allocation("71.0", agents.identity, places, 1, (HERE, head.port), has_place=False)
     other, server = Channels(where, SECRET, [HERE], agents.said.append), ForkServerClient()
     port = other.port
     other.leave_notice(server, "x1")
@@ -189,6 +191,41 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     mourning.start()
     head.probe(effects.Probe(1, HERE, port, "x1"), time.monotonic())
     assert agents.until(head, events.AgentGone).index == 1
+    mourning.join()
+
+
+def test_an_agent_takes_the_place_that_it_is_given(agents):
+    """From then on it reports as the one of that place, and others report to it and find its
+    death notice there."""
+    places = tuple(Place(i, i, f"m{i}") for i in range(3))
+    where = Allocation("71.0", agents.identity, places, 1, (HERE, 0), has_place=False)
+    head, other = agents.start(0), agents.add(where)
+    heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))
+    assert heard.sender == 3
+    head.send(3, PlaceGiven("a2", 2))
+    assert agents.until(other, events.Received).message.index == 2
+    before = other.port
+    other.take_place(2)
+    assert [place.host for place in other.where.places] == ["m0", "machine 1", "m1"]
+    agents.until(other, events.HeadReached)
+    heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))
+    while heard.sender == 3:  # it was on its way
+        heard = agents.until(head, events.Received, lambda: other.send(0, a_report(2)))
+    assert heard.sender == 2
+    heard = agents.until(other, events.Received, lambda: head.send(2, an_order(2)))
+    assert heard.sender == 0
+    member = agents.start(1)
+    member.dial([0, 2], ["", HERE])
+    heard = agents.until(other, events.Received, lambda: member.send(2, a_report(1)))
+    assert heard.sender == 1
+    port, server = other.port, ForkServerClient()
+    assert port != before
+    other.leave_notice(server, "a2")
+    agents.end(other)
+    mourning = threading.Thread(target=server.close, kwargs={"in_order": False})
+    mourning.start()
+    member.probe(effects.Probe(2), time.monotonic())
+    assert agents.until(member, events.AgentGone).index == 2
     mourning.join()
 
 

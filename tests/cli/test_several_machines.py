@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -99,14 +100,32 @@ def test_machines_that_come_in_any_order(tmp_path):
     assert finish(agents) == [f"{r} 3 1 0 {r} 77 3" for r in range(3)]
 
 
-@pytest.mark.parametrize("nnodes", ["2:3", "1:3"])
-def test_numbered_machines_lose_their_head(tmp_path, nnodes):
-    """They go on where no two groups of them could be large enough."""
-    path = script(tmp_path, WAIT)
-    common = [f"--nnodes={nnodes}", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
-    common += [f"--master_port={free_port()}", "--wait-for-nodes=3", "--max-restarts=0"]
-    agents = [start(*common, f"--node_rank={r}", path, cwd=tmp_path) for r in range(3)]
+def three_machines(tmp_path, nnodes, *, numbered, options=()):
+    """Three of them once they train, and how the first one was started: that is the head."""
+    common = [f"--nnodes={nnodes}", "--nproc-per-node=1", "--wait-for-nodes=3", *options]
+    common += ["--max-restarts=0", f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}"]
+    common += [] if numbered else ["--rdzv-backend=c10d"]
+    lines = [
+        [*common, *([f"--node-rank={rank}"] if numbered else []), script(tmp_path, WAIT)]
+        for rank in range(3)
+    ]
+    agents = [start(*lines[0], cwd=tmp_path)]
+    until(lambda: is_open(port))
+    agents += [start(*line, cwd=tmp_path) for line in lines[1:]]
     until(lambda: len(list(tmp_path.glob("of-3-*"))) == 3)
+    return agents, lines[0]
+
+
+def is_open(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
+@pytest.mark.parametrize("nnodes", ["2:3", "1:3"])
+def test_machines_lose_their_head(tmp_path, nnodes, numbered):
+    """They go on where no two groups of them could be large enough."""
+    agents, _ = three_machines(tmp_path, nnodes, numbered=numbered)
     agents[0].kill()
     agents[0].communicate()
     if nnodes == "2:3":
@@ -119,6 +138,24 @@ def test_numbered_machines_lose_their_head(tmp_path, nnodes):
     else:
         assert [code for _, code in ended] == [1, 1]
         assert "the head on 127.0.0.1 was lost" in ended[0][0]
+
+
+@pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
+def test_the_first_machine_is_taken_back(tmp_path, numbered):
+    """It is started anew while the others go on, as by a loop, and begins nothing of its own."""
+    grow = ("--grow=now",)
+    agents, line = three_machines(tmp_path, "2:3", numbered=numbered, options=grow)
+    agents[0].kill()
+    agents[0].communicate()
+    until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
+    for file in tmp_path.glob("of-3-*"):
+        file.unlink()
+    agents[0] = start(*line, cwd=tmp_path)
+    until(lambda: len(list(tmp_path.glob("of-3-*"))) == 3)
+    (tmp_path / "go").touch()
+    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents]
+    assert [code for _, code in ended] == [0, 0, 0]
+    assert re.search(r"leads no more: .* does", ended[0][0])
 
 
 OLD_NAME = os.fsdecode(b"gr\xf6\xdfe")  # in Latin-1

@@ -16,7 +16,7 @@ from story import a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Assignment, Look, RankState, Seen, Verdict, checksum
+from hpclaunch.core.protocol.model import Assignment, Look, Place, RankState, Seen, Verdict, checksum
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes
@@ -45,6 +45,7 @@ class Crew:
         self.where: dict[int, tuple[RankState, ...]] = {}  # an agent's workers, when it is asked
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
+        self._came: list[str] = []
         self._apart: set[frozenset[int]] = set()
         self._down: set[int] = set()
         self._todo: deque[tuple[int, events.Event]] = deque()
@@ -66,6 +67,18 @@ class Crew:
             address, name = f"10.0.0.{i + 1}", f"{'b' if anew else 'a'}{i}"
             self.agents[i] = Control(self.job, i, 2, address, name, port=7000 + i, anew=anew)
             self.tell(i, events.Started())
+
+    def come(self, *hosts: str) -> None:
+        """Agents that get their places from the first head; their indices are beyond all until
+        then."""
+        first, _, *rest = self.job.places
+        for host in hosts:
+            number = len(self.job.places) + len(self._came)
+            self._came.append(host)
+            job = replace(self.job, places=(first, Place(1, 1, host), *rest))
+            port = 7000 + number
+            self.agents[number] = Control(job, 1, 2, "10.0.1.1", host, port=port, has_place=False)
+            self.tell(number, events.Started())
 
     def kill(self, *agents: int, down: bool = False) -> None:
         self._down |= set(agents) if down else set()
@@ -112,6 +125,12 @@ class Crew:
             case effects.Send(to=to, message=message):
                 if self._reaches(i, to):
                     self._todo.append((to, events.Received(i, message, f"10.0.0.{i + 1}")))
+            case effects.Dial(agents=agents):
+                there = (a for a in agents if a in self.agents and self._reaches(i, a))
+                self._todo += ((i, events.HeadReached(agent)) for agent in there)
+            case effects.TakePlace(index=index):
+                self.agents[index] = self.agents.pop(i)
+                self._todo.append((index, events.PlaceTaken(7000 + index)))
             case effects.Probe(agent=agent):
                 if agent not in {*self.agents, *self._down} and self._reaches(i, agent):
                     self._todo.append((i, events.AgentGone(agent)))

@@ -50,7 +50,7 @@ def test_the_first_on_the_named_machine_is_the_head(name):
 
     assert another() == "0"
     here = machines.first_come(2, "localhost", 7, run_id=run_id, name="x", head=None)
-    assert (here.index, here.seated) == (0, True)
+    assert (here.index, here.has_place) == (0, True)
     assert another() == "1"
 
 
@@ -58,7 +58,7 @@ def test_a_machine_elsewhere_is_no_head_unless_it_says_so():
     def come(head):
         return machines.first_come(2, "192.0.2.1", 7, run_id=f"b{head}", name="x", head=head)
 
-    assert (come(None).index, come(None).seated) == (1, False)
+    assert (come(None).index, come(None).has_place) == (1, False)
     assert come(True).index == 0
 
 

@@ -12,7 +12,7 @@ import zmq
 
 from ..core.protocol import effects, events
 from ..core.protocol.messages import Message, Report
-from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Trouble
+from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
 from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
@@ -37,7 +37,7 @@ class Channels:
         """UsageError when there is no port to listen on."""
         self.where = where
         self._say = say
-        self.here = where.places[where.index]
+        self._first = tuple(addresses)
         self.context = zmq.Context()
         self._shared = shared
         self._poller: zmq.Poller | None = None
@@ -45,19 +45,40 @@ class Channels:
         self._lookup: LookupClient | None = None
         self._looked_up: set[int] = set()  # agents whose names are being looked up, to be dialled
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
-        agents = len(where.places)
         self.server: zmq_channel.HeadChannel | None = None
         self._reserved: socket.socket | None = None  # where nobody listens before this agent died
-        if where.seated:
-            mine = self.keys(where.index)
-            death_notices.take_down(mine.death_secret, where.index, mine.ports)
-            self.server = zmq_channel.HeadChannel(
-                mine, agents, wire.MAX_BYTES, me=where.index, context=self.context
-            )
+        if where.has_place:
+            self.server = self._listen()
         else:
             self._reserved = route.reserve_port()
         if where.index:
-            self._dial(HEAD, addresses)
+            self._dial(HEAD, self._first)
+
+    @property
+    def here(self) -> Place:
+        return self.where.places[self.where.index]
+
+    def _listen(self) -> zmq_channel.HeadChannel:
+        index = self.where.index
+        mine = self.keys(index)
+        death_notices.take_down(mine.death_secret, index, mine.ports)
+        return zmq_channel.HeadChannel(
+            mine, len(self.where.places), wire.MAX_BYTES, me=index, context=self.context
+        )
+
+    def take_place(self, index: int) -> None:
+        """Be the agent of this place from now on. UsageError when there is no port to listen on."""
+        places = with_place(self.where.places, index, stand_in=self.where.index)
+        self.where = dataclasses.replace(self.where, places=places, index=index, has_place=True)
+        self.dial([], [])
+        self.dial([HEAD], [""])
+        self.server = self._listen()
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+        if self._poller is not None:
+            for each in self.server.sockets:
+                self._poller.register(each, zmq.POLLIN)
 
     @property
     def port(self) -> int:
@@ -69,7 +90,7 @@ class Channels:
 
     def leave_notice(self, server: ForkServerClient, incarnation: str) -> None:
         """Leave the notice of this agent's death with its fork server."""
-        index = self.where.index if self.where.seated else death_notices.UNSEATED
+        index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.sign(key, index, incarnation)
         release = death_notices.release_word(key, index)
@@ -105,6 +126,8 @@ class Channels:
             place = self.where.places[agent]
             if place.node == self.here.node:
                 self._dial(agent, [route.LOOPBACK])
+            elif agent == HEAD and self.where.endpoint is not None:
+                self._dial(agent, self._first)
             elif address := known[agent]:
                 self._dial(agent, [address])
             else:
@@ -112,7 +135,7 @@ class Channels:
                 self._ask_lookup().resolve(agent, place.host)
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
-        index = self.where.index if self.where.seated else None
+        index = self.where.index if self.where.has_place else None
         end = zmq_channel.MemberChannel(
             self.keys(agent), index, addresses, wire.MAX_BYTES, to=agent, context=self.context
         )
@@ -219,7 +242,7 @@ class Channels:
         if first is not None and first.reached:
             return (
                 f"hpclaunch on {head} is there, but has no place for this agent: does the "
-                "job have more agents than it says (--nnodes)?"
+                "job have more agents than it says (--nnodes), or has another one taken the lead?"
             )
         if first is not None and first.refused:
             return (

@@ -87,6 +87,7 @@ class Agent:
         made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
         made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
         made |= {"networks": self.joined.networks, "anew": config.anew}
+        made |= {"has_place": config.allocation.has_place}
         self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.journal.began(made)
@@ -363,6 +364,8 @@ class Agent:
             case effects.Dial(agents=agents, addresses=addresses):
                 if self.channels is not None:
                     self.channels.dial(agents, addresses)
+            case effects.TakePlace(index=index):
+                self._take_place(index)
             case effects.Probe():
                 if self.channels is not None:
                     self.channels.probe(effect, time.monotonic())
@@ -406,6 +409,17 @@ class Agent:
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _take_place(self, index: int) -> None:
+        assert self.channels is not None, "an agent that is alone has a place"
+        try:
+            self.channels.take_place(index)
+        except UsageError as e:
+            trouble = Trouble(EXIT_USAGE, f"on {self.place.host}: {e}")
+            self._events.append(events.TroubleFound(trouble))
+            return
+        self._leave_notice()
+        self._events.append(events.PlaceTaken(self.channels.port))
 
     def _prepare_workers(self, part: Assignment) -> None:
         """Have the round's files made, and then start the workers."""

@@ -21,7 +21,7 @@ from hpclaunch.core.health.host_rules import files_needed
 from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Job, Trouble
+from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Heads, Job, Trouble
 from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
@@ -119,7 +119,7 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=_grow(options),
-        one_head=not _may_elect(where, fewest),
+        heads=_heads(where, fewest),
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
@@ -131,14 +131,15 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
     )
 
 
-def _may_elect(where: Allocation, fewest: int) -> bool:
-    """Whether another agent may lead in place of the first one.
-
-    Without Slurm only the first one has an address that all know from the start. If it is started
-    anew, it cannot ask the others whether they have gone on, and could begin with machines that
-    are not with them. So no two groups may be large enough.
+def _heads(where: Allocation, fewest: int) -> Heads:
+    """Without Slurm only the first agent has an address that all know from the start. If it is
+    started anew, it cannot ask the others whether they have gone on. They tell it so, but if they
+    cannot reach it, it could begin with machines that are not with them. So no two groups may be
+    large enough.
     """
-    return where.endpoint is None or (where.numbered and 2 * fewest > where.nodes)
+    if where.endpoint is None:
+        return Heads.ANY
+    return Heads.ONCE_MET if 2 * fewest > where.nodes else Heads.FIRST
 
 
 def _isolate(options: argparse.Namespace) -> bool:

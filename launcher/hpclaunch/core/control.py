@@ -50,17 +50,27 @@ class Control:
         networks: tuple[str, ...] = (),
         *,
         anew: bool = False,
+        has_place: bool = True,
     ) -> None:
-        """`anew`: an agent of this job was started in this place before, and was killed."""
-        self.job = job
-        self.index = index
-        self.member = Member(job, index, nproc, address, incarnation, gpus, port, networks)
+        """`anew`: an agent of this job was started in this place before, and was killed.
+        `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
+        """
+        own = (nproc, address, incarnation, gpus, port, networks)
+        self.member = Member(job, index, *own, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._handled_at: float | None = None  # the last event, on that clock
         self._left: Verdict | None = None  # why this agent leaves the others to go on without it
         self.exited = False
+
+    @property
+    def job(self) -> Job:
+        return self.member.job
+
+    @property
+    def index(self) -> int:
+        return self.member.index
 
     @property
     def leads(self) -> bool:
@@ -133,7 +143,7 @@ class Control:
     def _route(self, event: Event, now: float) -> list[Effect]:
         if self.head is None:
             if isinstance(event, Received) and isinstance(event.message, Report):
-                return self._candidate.hear(event.sender, event.message, now)
+                return self._hear_report(event.sender, event.message, now)
             return self.member.handle(event, now)
         match event:
             case CheckpointChosen() | Diagnosed() | Received(message=Report()):
@@ -155,6 +165,12 @@ class Control:
             )
             effects.append(Say(said))
         return effects
+
+    def _hear_report(self, sender: int, report: Report, now: float) -> list[Effect]:
+        """While another agent leads, or nobody does."""
+        if sender >= len(self.job.places):
+            return []  # it has no place, and only the first head knows which ones are free
+        return self._candidate.hear(sender, report, now)
 
     def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
@@ -186,14 +202,15 @@ class Control:
 
     def _ask_around(self, now: float) -> list[Effect]:
         """The first agent leads when it is started. If it was started anew, another one may lead by
-        now: before anything begins without some of the agents, these are asked.
+        now: before anything begins without some of the agents, these are asked. Where only the
+        first agent can be found by all, whoever leads in its place reports to it instead.
         """
         follower = self.member.follower
-        if self.head is None or not follower.is_new:
+        if self.head is None:
             return []
-        follower.is_new = self.head.current is None
-        asked = self.head.whom_to_ask(now)
-        return follower.ask(asked) if bool(asked) != bool(follower.asked) else []
+        follower.is_new = follower.is_new and self.head.current is None
+        asked = self.head.choose_whom_to_ask(now)
+        return [] if asked is None else follower.ask(asked)
 
     def _lead_if_elected(self, now: float) -> list[Effect]:
         election = self._candidate.elected(now)

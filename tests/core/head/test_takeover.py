@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from story import a_job, tell
+from story import a_job, report, tell
 
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.control import Control
@@ -12,6 +12,7 @@ from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Dial, Send
 from hpclaunch.core.protocol.events import (
     HealthFound,
+    PeerClosed,
     Received,
     SearchFailed,
     Started,
@@ -19,8 +20,8 @@ from hpclaunch.core.protocol.events import (
     Tick,
     WorkerExited,
 )
-from hpclaunch.core.protocol.messages import Hint, Order
-from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Trouble, Verdict
+from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Heads, Phase, Trouble, Verdict
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -86,7 +87,7 @@ def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
     assert crew.clashes == set()
 
 
-@pytest.mark.parametrize("settings", [{"fewest": 3}, {"one_head": True}])
+@pytest.mark.parametrize("settings", [{"fewest": 3}, {"heads": Heads.FIRST}])
 def test_where_no_other_can_lead_the_job_ends(settings):
     crew = searching("n0 n1 n2", **settings)
     crew.tell(0, FAILED)
@@ -410,7 +411,7 @@ def test_half_of_four_do_not_go_on_if_the_head_has_followed_another():
 
 
 def test_where_only_one_can_lead_nobody_is_asked_to():
-    crew = at_work("n0 n1 n2", one_head=True)
+    crew = at_work("n0 n1 n2", heads=Heads.FIRST)
     crew.kill(0)
     crew.until(5.0)
     assert crew.heads == []
@@ -529,3 +530,99 @@ def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():
     order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2)
     crew.agents[0].handle(Received(1, order, "10.0.0.2"), 2.1)
     assert crew.heads == [0]
+
+
+# Where all know the first agent only
+
+
+def first_come(*hosts, heads=Heads.ONCE_MET, **settings):
+    crew = Crew("n0 n1 n2", fewest=2, heads=heads, **settings)
+    crew.start(0)
+    crew.come(*hosts)
+    crew.until(1.0)
+    return crew
+
+
+def test_who_came_without_a_place_leads_when_the_head_has_died():
+    crew = first_come("x", "y")
+    assert crew.running.keys() == {0, 1, 2}
+    crew.kill(0)
+    crew.until(5.0)
+    assert crew.heads == [1]
+    assert crew.said[-3:-1] == [
+        "the head on n0 was lost: x leads now",
+        "going on without n0: 2 nodes",
+    ]
+    assert crew.running.keys() == {1, 2}
+    crew.kill(1)
+    crew.until(20.0)
+    assert crew.heads == [2]
+    assert not crew.running
+
+
+@pytest.mark.parametrize(
+    ("hosts", "heads"),
+    [("x y", Heads.FIRST), ("x", Heads.ONCE_MET)],
+    ids=["two groups could be large enough", "nothing has begun"],
+)
+def test_who_came_without_a_place_ends_with_the_head(hosts, heads):
+    crew = first_come(*hosts.split(), heads=heads)
+    crew.kill(0)
+    crew.until(5.0)
+    dead = "the head on n0 was lost: it has died, says its host"
+    assert [verdict.reason for verdict in crew.verdicts.values()] == [dead] * len(hosts.split())
+
+
+def test_one_too_many_gets_no_place():
+    crew = first_come("x", "y", "z")
+    assert crew.running.keys() == {0, 1, 2}
+    crew.kill(2)
+    crew.come("y again")  # where the last one was, others may look for it
+    crew.until(700.0)
+    assert crew.verdicts.keys() == {5, 6}
+    assert "the head on n0 did not answer z within" in crew.verdicts[5].reason
+
+
+def test_a_first_agent_that_is_started_anew_is_taken_back():
+    """Nobody that it could ask is known to it: so the head reports to it."""
+    crew = first_come("x", "y", grow=Grow.NOW)
+    crew.kill(0)
+    crew.until(5.0)
+    crew.start(0, anew=True)
+    crew.until(8.0)
+    assert crew.heads == [1]
+    assert crew.follows(0) == 1
+    assert crew.running.keys() == {0, 1, 2}
+    assert crew.clashes == set()
+
+
+def idle(index, **fields):
+    return report(index, Phase.IDLE, **fields)
+
+
+def test_it_begins_nothing_while_another_head_reports_to_it():
+    """Also with enough agents that have come to it, and that the others do not know."""
+    job = a_job("n0 n1 n2", fewest=2, heads=Heads.ONCE_MET)
+    control = Control(job, 0, 1, "10.0.0.1", "b0", port=7000)
+    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    for index, name in ((3, "x"), (4, "y")):
+        given = Send(index, PlaceGiven(name, index - 2))
+        assert given in tell(control, 0.1, idle(index, incarnation=name))
+    of_head = report(1, Phase.RUNNING, 3, term=1)
+    assert Dial((1,), ("10.0.0.2",)) in tell(control, 0.2, of_head)
+    for now in (0.3, 0.8, 1.3, 1.8, 2.3, 2.8, 3.1, 3.3):
+        both = (idle(index, incarnation=name) for index, name in ((1, "x"), (2, "y")))
+        begun = [e for e in tell(control, now, *both, Tick()) if isinstance(e, ChooseCheckpoint)]
+        assert bool(begun) == (now > 0.2 + 3.0)
+
+
+def test_no_place_is_given_that_another_agent_has():
+    """Of a time before this first agent, as long as it is there."""
+    control = Control(a_job("n0 n1 n2", fewest=2, heads=Heads.ONCE_MET), 0, 1, "10.0.0.1", "b0")
+    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    tell(control, 0.1, report(1, Phase.RUNNING, 3))
+    came = idle(3, incarnation="x"), idle(4, incarnation="y")
+    assert [e for e in tell(control, 0.2, *came) if isinstance(e, Send)] == [
+        Send(3, PlaceGiven("x", 2))
+    ]
+    assert Send(4, PlaceGiven("y", 1)) in tell(control, 0.3, PeerClosed(1), came[1])

@@ -15,7 +15,7 @@ from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
 from ..placement.ranks import next_groups
 from ..protocol import ranges
-from ..protocol.configuration import Configuration, Record
+from ..protocol.configuration import NOBODY, Configuration, Record
 from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
 from ..protocol.events import (
     AgentGone,
@@ -27,8 +27,8 @@ from ..protocol.events import (
     Started,
     Tick,
 )
-from ..protocol.messages import Report
-from ..protocol.model import Job, Phase, Verdict
+from ..protocol.messages import PlaceGiven, Report
+from ..protocol.model import HEAD, Heads, Job, Phase, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
 from . import restarts
@@ -84,7 +84,11 @@ class Head:
         self._explanations = Explanations(self.budget)
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
-        self._asked_at = -math.inf  # when it was last told whom to ask
+        self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
+        self._asked: dict[int, str] = {}  # what it said
+        self._other_head: dict[int, str] = {}  # the one that leads in our place, and its address
+        self._given: dict[str, int] = {}  # the places that were given, by incarnation
+        self._elsewhere: set[int] = set()  # agents that report to us, but belong to another head
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Stragglers()
@@ -123,7 +127,8 @@ class Head:
         """Whether the others can elect another head, and go on without this node."""
         elected = self.current is not None or (self._takeover is not None and self._takeover.begun)
         left = self.roster.nodes - {self.job.places[self.me].node}
-        return elected and not self.job.one_head and len(left) >= self._rendezvous.fewest
+        others_may = self.job.heads is not Heads.FIRST
+        return elected and others_may and len(left) >= self._rendezvous.fewest
 
     @property
     def knows_rounds(self) -> bool:
@@ -171,8 +176,13 @@ class Head:
                 self._rendezvous.begin(now)
                 effects += self._renew(now)
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
-            case Received(message=Report(round=number)) if number >= 0 and not self.knows_rounds:
-                pass  # from the time of another head: see knows_rounds
+            case Received(sender=sender, message=Report() as report) if sender >= len(self.roster):
+                effects += self._give_place(sender, report)
+            case Received(sender=sender, message=Report() as report) if self._is_ahead(event):
+                self._elsewhere.add(sender)
+                if self._leads_instead(sender, report):
+                    self._other_head = {sender: report.address}
+                    self._rendezvous.pause(now + self.timing.loss)  # we are about to follow it
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
@@ -181,6 +191,7 @@ class Head:
                     effects += self._note_report(peer, report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 peer = self.roster[index]
+                self._elsewhere.discard(index)
                 peer.presence.contact.close(now)
                 if not peer.lost and (last := peer.report) is not None:
                     effects.append(Probe(index, last.address, last.port, last.incarnation))
@@ -218,6 +229,19 @@ class Head:
         if self._takeover is None:
             return effects
         return self._takeover.hold_back(effects, confirmed=self.lease.holds(now))
+
+    # Agents without a place
+
+    def _give_place(self, sender: int, report: Report) -> list[Effect]:
+        """Give the agent a place that nobody has had, if there is one. Only the first head knows
+        which ones these are.
+        """
+        given = self._given
+        if report.incarnation not in given and self._takeover is None:
+            free = self.roster.absent - {self.me, *given.values()} - self._elsewhere
+            given |= {report.incarnation: min(free)} if free else {}
+        index = given.get(report.incarnation)
+        return [] if index is None else [Send(sender, PlaceGiven(report.incarnation, index))]
 
     # Taking in reports and losses
 
@@ -347,13 +371,48 @@ class Head:
     @property
     def _unasked(self) -> list[int]:
         """Before the first round: agents that are not here, and may follow another head."""
-        if self.current is not None or self._takeover is not None or self.job.one_head:
+        if self.knows_rounds or self.job.heads is Heads.FIRST:
             return []
         return sorted(self.roster.absent.intersection(self.rotation.agents))
 
-    def whom_to_ask(self, now: float) -> tuple[int, ...]:
+    def choose_whom_to_ask(self, now: float) -> dict[int, str] | None:
+        """Return to which agents to report as well, with their addresses as far as they are known;
+        None if that is as before.
+        """
         self._asked_at = now
-        return tuple(self._unasked[:MOST_ASKED]) if now >= self._asks_at else ()
+        if self.job.heads is Heads.ONCE_MET and self._takeover is not None:
+            asked = self._first_agent_if_away()
+        elif self.job.heads is Heads.ONCE_MET:
+            asked = {} if self.knows_rounds else self._other_head
+        elif not self._unasked:
+            asked = {}
+        elif not self._asked and now >= self._asks_at:
+            asked = dict.fromkeys(self._unasked[:MOST_ASKED], "")
+        else:
+            return None
+        if asked == self._asked:
+            return None
+        self._asked = asked
+        return asked
+
+    def _first_agent_if_away(self) -> dict[int, str]:
+        """If it is started anew, it cannot find the others. So it is told who leads by now."""
+        first = self.roster[HEAD]
+        is_here = first.report is not None and not first.lost
+        return {} if is_here else {HEAD: ""}
+
+    def _is_ahead(self, event: Received) -> bool:
+        """Whether an agent that reports is from the time of another head: see knows_rounds."""
+        report = event.message
+        if self.knows_rounds or not isinstance(report, Report):
+            return False
+        return report.round >= 0 or self._leads_instead(event.sender, report)
+
+    def _leads_instead(self, sender: int, report: Report) -> bool:
+        """Whether an agent reports because it leads in our place: see _first_agent_if_away."""
+        if self.job.heads is not Heads.ONCE_MET or report.term == 0:
+            return False
+        return self.rotation.head_of(report.term) == sender and report.seeking == NOBODY
 
     @property
     def _asks_at(self) -> float:

@@ -7,11 +7,12 @@ when that head is lost, is in consensus/follower.py.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ..consensus.follower import Follower
 from ..consensus.rotation import Rotation
 from ..protocol.configuration import NOBODY
-from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send, StopWorkers
+from ..protocol.effects import Effect, KeepWorkers, LookAt, Probe, Send, StopWorkers, TakePlace
 from ..protocol.events import (
     AgentGone,
     CheckpointSeen,
@@ -19,6 +20,7 @@ from ..protocol.events import (
     Event,
     HeadClosed,
     HeadReached,
+    PlaceTaken,
     Received,
     Signalled,
     Started,
@@ -26,8 +28,8 @@ from ..protocol.events import (
     TroubleFound,
     WorkersSeen,
 )
-from ..protocol.messages import Hint, Order, Report
-from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict
+from ..protocol.messages import Hint, Order, PlaceGiven, Report
+from ..protocol.model import EXIT_LOST, FORWARDED, Job, Look, Phase, Seen, Verdict, with_place
 from ..protocol.wording import signal_name
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
@@ -48,8 +50,12 @@ class Member:
         gpus: tuple[str, ...] = (),
         port: int = 0,
         networks: tuple[str, ...] = (),
+        *,
+        has_place: bool = True,
     ) -> None:
+        """`has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
+        self.has_place = has_place
         self.index = index
         self.place = job.places[index]
         self.nproc = nproc
@@ -58,7 +64,7 @@ class Member:
         self.gpus = gpus
         self.port = port
         self.networks = networks
-        self.follower = Follower(Rotation(job.places), job.timing, index, fixed_head=job.one_head)
+        self.follower = Follower(Rotation(job.places), job.timing, index, job.heads)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)
@@ -103,6 +109,11 @@ class Member:
                 effects += self.work.prepare()
             case Received(message=Order() as order) if order.incarnation == self.incarnation:
                 effects += self._hear(event, order, now)
+            case Received(message=PlaceGiven() as given) if given.incarnation == self.incarnation:
+                effects += self._take_place(given.index)
+            case PlaceTaken(port=port):
+                self.port = port
+                self._report_at = now
             case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
                 effects += self.follower.hear_hint(sender, hint, now)
             case HeadReached(index=index):
@@ -150,6 +161,15 @@ class Member:
         # that are to be stopped: the head may have begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
         return effects + (asked + keep if stops else keep + asked)
+
+    def _take_place(self, index: int) -> list[Effect]:
+        if self.has_place:
+            return []  # it was given once more
+        self.has_place = True
+        self.job = replace(self.job, places=with_place(self.job.places, index, stand_in=self.index))
+        self.index, self.place = index, self.job.places[index]
+        self.follower.take_place(Rotation(self.job.places), index)
+        return [TakePlace(index)]
 
     def _handle_signal(self, signum: int, now: float) -> list[Effect]:
         if signum in FORWARDED:

@@ -23,6 +23,15 @@ class Dial:
 
 
 @dataclass(frozen=True, slots=True)
+class TakePlace:
+    """The agent has this place from now on: listen there, and report to the first head as the agent
+    of this place. Answered by PlaceTaken.
+    """
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Find out whether an agent is dead: then its own host says so, where the agent listened.
 
@@ -140,6 +149,7 @@ class Exit:
 Effect = (
     Send
     | Dial
+    | TakePlace
     | Probe
     | OpenStore
     | CheckHealth

@@ -15,7 +15,9 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message arrived; `sender` is the agent's index, authenticated by the channel."""
+    """A message arrived; `sender` is the agent's index, authenticated by the channel. An agent that
+    has no place yet has a number beyond those of all places.
+    """
 
     sender: int
     message: Message
@@ -41,6 +43,13 @@ class PeerClosed:
     """An agent that reports to us has closed the connection."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceTaken:
+    """The agent listens on this port, in the place that it was given."""
+
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +211,7 @@ Event = (
     | HeadReached
     | HeadClosed
     | PeerClosed
+    | PlaceTaken
     | AgentGone
     | StoreListening
     | StoreEnded

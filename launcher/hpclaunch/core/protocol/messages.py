@@ -2,7 +2,8 @@
 
 An agent sends a `Report` whenever its state changes, and again at every beat. The head answers with
 an `Order`. An agent that has lost its head asks others to lead, also with a `Report`; an agent that
-is the wrong one to ask answers with a `Hint`.
+is the wrong one to ask answers with a `Hint`. Without Slurm, an agent may not know its place in the
+job: the first head answers its reports with a `PlaceGiven` before anything else.
 
 A message may be lost, or come twice or late, without doing harm: the next one says everything
 again, and `serial` tells which one is newer.
@@ -113,4 +114,16 @@ class Hint:
         return (self.term, self.led)
 
 
-Message = Report | Order | Hint
+@dataclass(frozen=True, slots=True)
+class PlaceGiven:
+    """The answer of the first head to an agent that has come without a place: which one it has."""
+
+    incarnation: str  # of the agent that it is meant for
+    index: int
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        return (self.index,)
+
+
+Message = Report | Order | Hint | PlaceGiven

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .timing import DEFAULTS, Timing
@@ -48,13 +48,12 @@ class Allocation:
     places: tuple[Place, ...]
     index: int
     endpoint: tuple[str, int] | None = None  # the head's host and port, if the user named them
-    numbered: bool = True  # all agents know their places before they meet
-    seated: bool = True  # False: `index` is a stand-in until the head assigns one
+    has_place: bool = True  # False: `index` is a stand-in until the first head gives this agent one
 
     @property
     def label(self) -> str:
         """A name for this agent's files that no other agent has."""
-        return str(self.index) if self.seated else self.places[self.index].host
+        return str(self.index) if self.has_place else self.places[self.index].host
 
     @property
     def alone(self) -> bool:
@@ -69,6 +68,25 @@ class Allocation:
         """The number of agents on this agent's node, including itself."""
         mine = self.places[self.index].node
         return sum(place.node == mine for place in self.places)
+
+
+def a_machine(index: int) -> str:
+    """What an agent calls the host of a place while it does not know the name."""
+    return f"machine {index}"
+
+
+def with_place(places: tuple[Place, ...], index: int, *, stand_in: int) -> tuple[Place, ...]:
+    """The places as an agent knows them that had a stand-in, and now has the place `index`."""
+    known = {stand_in: a_machine(stand_in), index: places[stand_in].host}
+    return tuple(replace(p, host=known.get(p.index, p.host)) for p in places)
+
+
+class Heads(str, Enum):
+    """Which agents may lead."""
+
+    ANY = "any"  # all know each other's names from the start
+    ONCE_MET = "once met"  # they know the first one, and the others once a round has begun
+    FIRST = "first"  # they know the first one, and two groups of them could be large enough
 
 
 class Grow(str, Enum):
@@ -96,7 +114,7 @@ class Job:
     local: bool = False  # each node has such a directory of its own
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     timing: Timing = DEFAULTS
-    one_head: bool = False  # only the first head can lead: not all agents can reach another one
+    heads: Heads = Heads.ANY
 
     @property
     def nodes(self) -> int:

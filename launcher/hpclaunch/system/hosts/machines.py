@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import HEAD, Allocation, Place
+from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
 
 _claims: list[socket.socket] = []  # held for as long as this process lives
 
@@ -31,14 +31,14 @@ def first_come(
     is_head = (is_local(host) if head is None else head) and _claim(f"{port} {run_id}")
     index = HEAD if is_head else 1
     where = _allocation(index, machines, host, port, run_id=run_id, name=name)
-    return replace(where, numbered=False, seated=is_head)
+    return replace(where, has_place=is_head)
 
 
 def _allocation(
     index: int, machines: int, host: str, port: int, *, run_id: str, name: str
 ) -> Allocation:
     # The others' names are known once they report. Nobody needs them to find the head.
-    names = [host, *(f"machine {i}" for i in range(1, machines))]
+    names = [host, *map(a_machine, range(1, machines))]
     names[index] = socket.gethostname()
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
     identity = f"machines {machines} {run_id} {port}"

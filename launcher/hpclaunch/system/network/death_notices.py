@@ -21,7 +21,7 @@ from .route import begin_connection
 # before it has said who it is.
 QUESTION = b"\xff" + b"is dead?" + b"\x7f"
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
-UNSEATED = -1  # in the notice of an agent that does not know its index
+NO_PLACE = -1  # in the notice of an agent that does not know its index
 RELEASE_LIMIT = 0.5  # seconds
 _WORDS = "hpclaunch: dead:"
 _LONGEST = 512  # bytes

@@ -6,15 +6,20 @@ from typing import Literal
 
 import msgspec
 
-from hpclaunch.core.protocol.messages import Hint, Message, Order, Report
+from hpclaunch.core.protocol.messages import Hint, Message, Order, PlaceGiven, Report
 
 from ..shared import packing
 
 VERSION = 12
 MAX_BYTES = 1 << 20
 
-Kind = Literal["report", "order", "hint"]
-_KINDS: dict[Kind, type[Message]] = {"report": Report, "order": Order, "hint": Hint}
+Kind = Literal["report", "order", "hint", "place"]
+_KINDS: dict[Kind, type[Message]] = {
+    "report": Report,
+    "order": Order,
+    "hint": Hint,
+    "place": PlaceGiven,
+}
 _NAMES: dict[type[Message], Kind] = {kind: name for name, kind in _KINDS.items()}
 
 

@@ -7,8 +7,8 @@ Whatever listens on the other ports is never spoken to.
 
 Every agent listens, since any may have to replace a lost head; each also connects to its head.
 
-An agent's routing id is its index. An agent without one (`index` None) brings a random name, and
-the head gives it an index: first come, first served.
+An agent's routing id is its index. An agent without one (`index` None) brings a random name. Here
+it gets a number beyond those of all places, as one who asks the first head for a place.
 
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
 and are sent again (`core/protocol/messages.py`). What they mean is not this module's business.
@@ -34,7 +34,7 @@ from hpclaunch.core.protocol.model import HEAD
 # Below the usual range for outgoing connections (32768 and up), above most daemons.
 PORTS = range(20000, 32000)
 CANDIDATES = 8
-UNSEATED = b"?"  # begins the routing id of an agent without an index
+NO_PLACE = b"?"  # begins the routing id of an agent without an index
 MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
 LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
@@ -217,7 +217,7 @@ class HeadChannel(Channel):
         self.me = me
         self.agents = agents
         self.keys = keys
-        self._seats: dict[bytes, int] = {}  # routing id -> index, of those who came without one
+        self._numbers: dict[bytes, int] = {}  # routing id -> number, of those without an index
         self._names: dict[int, bytes] = {}  # and back
         self.zap = self.context.socket(zmq.REP)
         self.zap.linger = 0
@@ -261,13 +261,13 @@ class HeadChannel(Channel):
         return [self._arrived(frames[1], index)]
 
     def _index_of(self, routing_id: bytes) -> int | None:
-        if not routing_id.startswith(UNSEATED):
+        if not routing_id.startswith(NO_PLACE):
             index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else self.me
             return index if index < self.agents and index != self.me else None
-        if routing_id not in self._seats and len(self._seats) < self.agents - 1:
-            self._seats[routing_id] = len(self._seats) + 1
-            self._names[len(self._seats)] = routing_id
-        return self._seats.get(routing_id)
+        if routing_id not in self._numbers:
+            number = self._numbers[routing_id] = self.agents + len(self._numbers)
+            self._names[number] = routing_id
+        return self._numbers[routing_id]
 
     def send(self, to: int, data: bytes) -> None:
         name = self._names.get(to, str(to).encode())
@@ -295,7 +295,7 @@ class MemberChannel(Channel):
         super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
         self.to = to
         self.socket.routing_id = (
-            UNSEATED + os.urandom(8).hex().encode() if index is None else str(index).encode()
+            NO_PLACE + os.urandom(8).hex().encode() if index is None else str(index).encode()
         )
         # Messages go only to connections that have completed the handshake.
         self.socket.immediate = True
