@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,17 @@ from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import (
     EXIT_LOST,
     EXIT_USAGE,
+    HEAD,
     Assignment,
+    Heads,
+    Job,
     Look,
     Phase,
     RankState,
     Seen,
     Trouble,
     Verdict,
+    a_machine,
 )
 
 if TYPE_CHECKING:
@@ -87,11 +92,28 @@ class Agent:
         self._watched = 0  # how often a round has begun here
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
+        has_place = plan.numbered or index == HEAD
+        mine = index if has_place else 1  # a stand-in
+        job = plan.job if plan.job.heads is Heads.ANY else self._job_as_seen(mine)
         self.control = Control(
-            *(plan.job, index, plan.nprocs[index], address, self.name, plan.gpus[index]),
-            anew=again,
+            *(job, mine, plan.nprocs[index], address, self.name, plan.gpus[index]),
+            anew=again and plan.job.heads is Heads.ANY,
+            has_place=has_place,
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then
+
+    def _job_as_seen(self, mine: int) -> Job:
+        """The agent knows the names of the first host and of its own."""
+        job = self.sim.plan.job
+        hosts = {HEAD: job.places[HEAD].host, mine: self.host}
+        places = (replace(p, host=hosts.get(p.index, a_machine(p.index))) for p in job.places)
+        return replace(job, places=tuple(places))
+
+    @property
+    def place(self) -> int:
+        """Its index in the job; a number beyond those of all places while it has none."""
+        has_place = self.control.member.has_place
+        return self.control.index if has_place else len(self.sim.plan.starts) + self.index
 
     @property
     def clock(self) -> float:
@@ -227,10 +249,14 @@ class Agent:
         match effect:
             case effects.Send(to=to, message=message):
                 self.sim.network.send(self.index, to, message)
-            case effects.Dial(agents=agents):
-                self.sim.network.dial(self.index, agents)
-            case effects.Probe(agent=agent):
-                self.sim.network.probe(self.index, agent)
+            case effects.Dial(agents=agents, addresses=addresses):
+                self.sim.network.dial(self.index, agents, addresses)
+            case effects.TakePlace():
+                self.sim.network.dial(self.index, ())
+                self.sim.network.dial(self.index, (HEAD,))
+                self.deliver(events.PlaceTaken(self.sim.fresh_port()))
+            case effects.Probe():
+                self.sim.network.probe(self.index, effect)
             case effects.OpenStore():
                 if self._forkserver:
                     self.port = self.sim.fresh_port()

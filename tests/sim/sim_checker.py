@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 from sim_plan import Kind
 
 from hpclaunch.core.head.head import Head
+from hpclaunch.core.head.roster import Peer
 from hpclaunch.core.head.round import End, Round
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.messages import Hint, Report
+from hpclaunch.core.protocol.messages import Hint, PlaceGiven, Report
 from hpclaunch.core.protocol.model import (
+    HEAD,
     NO_RANK,
     Assignment,
     Culprit,
     Grow,
+    Heads,
     Phase,
     Place,
     Verdict,
@@ -66,10 +69,20 @@ class Checker:
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
+        self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
         self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
+
+    def _at(self, peer: Peer) -> Agent:
+        """The agent that a head has in this place. Its number differs from its index where agents
+        get their places as they come.
+        """
+        agents, report = self.sim.agents, peer.report
+        if report is None or self.sim.plan.numbered:
+            return agents[peer.place.index]
+        return agents[int(report.incarnation[1:].rstrip("+"))]
 
     def forget(self, index: int) -> None:
         """Another process is there in its place."""
@@ -82,7 +95,7 @@ class Checker:
 
     def before(self, agent: Agent, event: events.Event) -> Before:
         stale = False
-        if isinstance(event, events.Received) and not isinstance(event.message, Hint):
+        if isinstance(event, events.Received) and not isinstance(event.message, Hint | PlaceGiven):
             message = event.message  # of a process, or for one, that another may have replaced
             key = (agent.index, event.sender, type(message), message.incarnation)
             number = (getattr(event.message, "term", 0), event.message.serial)
@@ -141,7 +154,7 @@ class Checker:
             self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
             # What it learns in a round counts from the next one on.
-            self.cordoned[agent.index] = {
+            self.cordoned[control.index] = {
                 p.place.node for p in control.head.roster if p.unfit and not p.assignment
             }
 
@@ -177,9 +190,9 @@ class Checker:
 
     def begins(self, agent: Agent, part: Assignment) -> None:
         """The fork server of an agent starts its workers."""
-        plan, index = self.sim.plan, agent.index
+        plan, index = self.sim.plan, agent.control.index
         # It cannot know what those have told nobody from whom it was cut off ever since.
-        told = [i for i in self.done if not self.sim.network.is_cut(i, index)]
+        told = [i for i in self.done if not self.sim.network.is_cut(i, agent.index)]
         self._require(not told, agent, f"starts round {part.round} after the job's success")
         running = self._running_but(part.round)
         self._require(not running, agent, f"starts round {part.round} while {running} run")
@@ -188,14 +201,15 @@ class Checker:
         head = next(heads, None)
         if head is None:
             return  # it was held meanwhile, and is about to be told that the round is over
+        self._notice_new_job(agent, head)
         newest = max(self.started, default=(0, 0))
         others = any(a.living and a is not agent for a in self.sim.agents)
         told = others and not self.ended_apart  # else nobody is left to tell it
         old = (head.term, part.round) < newest and told
         self._require(not old, agent, "starts an old round")
         starters = self.started.setdefault((head.term, part.round), set())
-        self._require(index not in starters, agent, f"starts round {part.round} twice")
-        starters.add(index)
+        self._require(agent.index not in starters, agent, f"starts round {part.round} twice")
+        starters.add(agent.index)
         facts = (
             part.restarts,
             part.world_size,
@@ -212,9 +226,10 @@ class Checker:
         least = part.round - free if steady else 0
         self._require(least <= part.restarts <= part.round, agent, "miscounts its restarts")
         taking = [p.place for p in head.roster if p.assignment is not None]
+        nprocs = {p.place.index: plan.nprocs[self._at(p).index] for p in head.roster}
         groups = list(dict.fromkeys(p.node for p in taking))
         groups = sorted(groups, key=head.groups.index)
-        expected = _seat(taking, groups, plan.nprocs, index)
+        expected = _seat(taking, groups, nprocs, index)
         seat = (
             part.first_rank,
             part.nproc,
@@ -236,8 +251,22 @@ class Checker:
         complete = {f.path for f in self.sim.training.directory if f.complete}
         chosen = part.checkpoint
         self._require(not chosen or chosen in complete, agent, f"resumes from {chosen}")
-        seen = not chosen or self.sim.training.sees(index, chosen)
+        seen = not chosen or self.sim.training.sees(agent.index, chosen)
         self._require(seen, agent, f"resumes from {chosen}, which it does not see yet")
+
+    def _notice_new_job(self, agent: Agent, head: Head) -> None:
+        """Without Slurm, so many agents may have been started anew that they begin from the start.
+        They must be the only ones.
+        """
+        first = self._at(head.roster[HEAD])
+        by_first = first.control.head is head and head.lease.tenure == 0
+        if not by_first or first.name == self.first or self.sim.plan.job.heads is Heads.ANY:
+            return
+        if self.started:
+            running = self._running_but(-1)
+            self._require(not running, agent, f"begins the job anew while {running} run")
+        self.first = first.name
+        self.facts, self.started, self.begun = {}, {}, {}
 
     def _budget(self, agent: Agent, *, took_over: bool) -> None:
         """Only a checkpoint that the job has not resumed from yet gives restarts back, and a new
@@ -295,8 +324,11 @@ class Checker:
         head = agent.control.head
         if head is None or not head.lease.holds(agent.clock):
             return
-        for index, peer in enumerate(head.roster):
-            there = self.sim.agents[index].living and self.sim.agents[index].told
+        for peer in head.roster:
+            other = self._at(peer)
+            index, there = other.index, other.living and other.told
+            if peer.report is None and not self.sim.plan.numbered:
+                continue  # nobody has had this place yet
             lost = peer.lost and there and not peer.lost.endswith("before")
             if head.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
@@ -313,9 +345,7 @@ class Checker:
         self._require(not left, agent, f"leaves while its own {left} run")
         given_up = reason.startswith("the head on")
         head = agent.control.head
-        if head is not None and any(
-            p.lost and sim.agents[p.place.index].living for p in head.roster
-        ):
+        if head is not None and any(p.lost and self._at(p).living for p in head.roster):
             self.ended_apart = True  # they will find no head, and may go on by themselves
         late = given_up and any(not without for _, without in self.left)
         if not late:
@@ -424,7 +454,10 @@ def _is_unknown(agent: Agent, event: events.Received) -> bool:
     """To a head, which does not hear another process of an agent before the first is lost."""
     if agent.control.head is None or not isinstance(event.message, Report):
         return False
-    known = agent.control.head.roster[event.sender].report
+    roster = agent.control.head.roster
+    if event.sender >= len(roster):
+        return True  # it has no place, and is told once more which one it gets
+    known = roster[event.sender].report
     return known is None or known.incarnation != event.message.incarnation
 
 
@@ -449,7 +482,7 @@ def _state(agent: Agent) -> tuple[object, ...]:
 
 
 def _seat(
-    places: list[Place], groups: list[int], nprocs: tuple[int, ...], index: int
+    places: list[Place], groups: list[int], nprocs: dict[int, int], index: int
 ) -> tuple[int, ...]:
     """What the order of the nodes makes of an agent, counted one worker at a time."""
     workers = [

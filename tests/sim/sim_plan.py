@@ -13,13 +13,14 @@ from enum import Enum
 from random import Random
 
 from hpclaunch.core.hangs.suspicion import PATIENCE
-from hpclaunch.core.protocol.model import Grow, Job, Phase, Place
+from hpclaunch.core.protocol.model import Grow, Heads, Job, Phase, Place
 from hpclaunch.core.protocol.timing import Timing
 
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
 SKEW = 2e-4  # a bad crystal; the worst that NTP corrects is 5e-4
 ORDERLY = 12.0  # seconds between two losses, for everybody to be over the first
 UNEVEN = 0.5  # seconds between the first and the last node that is suspended, or goes on
+WITHOUT_SLURM = 0.2  # the share of them, of the jobs with one agent on each of several nodes
 LATEST_START = 60.0  # seconds; an agent that starts later than that is as good as absent
 
 
@@ -105,6 +106,7 @@ class Plan:
     lag: float = 0.0  # the most seconds until all nodes see a checkpoint
     broken: float = 0.0  # how likely one is that nobody can resume from
     hangs: int = 0  # rounds in which a worker hangs, or rests for a while
+    numbered: bool = True  # False: all agents but the first get their places as they come
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -190,7 +192,11 @@ def timed(job: Job, **times: float) -> Job:
 
 
 def draw(seed: int) -> Plan:
-    plan, more = _drawn(seed), Random(f"{seed} hangs")
+    plan, more = _draw(seed), Random(f"{seed} by an endpoint")
+    single = plan.job.nodes > 1 and len(plan.starts) == plan.job.nodes
+    if single and more.random() < WITHOUT_SLURM:
+        plan = _without_slurm(more, plan)
+    more = Random(f"{seed} hangs")
     return _hanging(more, plan) if more.random() < 0.15 else plan
 
 
@@ -209,7 +215,29 @@ def _hanging(rng: Random, plan: Plan) -> Plan:
     )
 
 
-def _drawn(seed: int) -> Plan:
+def _without_slurm(rng: Random, plan: Plan) -> Plan:
+    """Agents that know where the first one is, and learn from that where the others are."""
+    if rng.random() < 0.3:
+        plan = _first_anew(rng, plan)
+        plan = _more_anew(rng, plan) if rng.random() < 0.5 else plan
+    job, least = plan.job, plan.job.nodes // 2 + 1
+    job = replace(job, fewest=max(job.fewest, least), most=max(job.most, least) if job.most else 0)
+    job = replace(job, heads=Heads.ONCE_MET)
+    return replace(plan, job=job, numbered=rng.random() < 0.3)
+
+
+def _more_anew(rng: Random, plan: Plan) -> Plan:
+    """Others as well, as by a loop on each machine."""
+    (first,) = (f for f in plan.faults if f.kind is Kind.RESTART_AGENT)
+    numbers = range(1, len(plan.starts))
+    faults = [
+        replace(first, agent=number, at=first.at + rng.uniform(-2.0, 15.0))
+        for number in rng.sample(numbers, rng.randint(1, len(numbers)))
+    ]
+    return replace(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda f: f.at)))
+
+
+def _draw(seed: int) -> Plan:
     rng = Random(seed)
     places = _places(rng)
     size = Random(f"{seed} size")
