@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 
 TRAIN = """
 import os, resource, signal, torch, torch.distributed as dist
@@ -52,3 +53,53 @@ def test_two_machines(cluster: Cluster, tmp_path: Path, options: str) -> None:
     assert "rank 3 on n2 was killed by SIGKILL; restart 1 of 3" in said
     assert "rank 0 of 4 on n1 10.78.0.11" in said
     assert "rank 3 of 4 on n2 10.78.0.11" in said
+
+
+WAIT = """
+import os, time, torch.distributed as dist
+dist.init_process_group("gloo")
+open(f"of-{dist.get_world_size()}-{os.uname().nodename}", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+
+
+def test_the_first_of_three_machines_is_lost_and_comes_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The others knew nobody but it. Nothing of it is left to say that it is dead."""
+    (tmp_path / "train.py").write_text(WAIT)
+    line = (
+        f"cd '{tmp_path}'; export HOME=$PWD OMP_NUM_THREADS=1; "
+        "hpclaunch --nnodes=2:3 --nproc-per-node=1 --grow=now --rdzv-backend=c10d "
+        "--rdzv-endpoint=n1 train.py 2>&1"
+    )
+
+    def begin(host: str) -> Future[str]:
+        return pool.submit(cluster.on, host, ["bash", "-c", line])
+
+    def until_they_train(*hosts: str) -> None:
+        files = [tmp_path / f"of-{len(hosts)}-{host}" for host in hosts]
+        eventually(f"{files}", lambda: all(file.exists() for file in files), timeout=60)
+        for file in files:
+            file.unlink()
+
+    def end() -> None:
+        (tmp_path / "go").touch()
+
+    with ThreadPoolExecutor() as pool, ExitStack() as at_last:
+        at_last.callback(end)
+        others = [begin(host) for host in ("n2", "n3")]
+        lost = begin("n1")
+        until_they_train("n1", "n2", "n3")
+        for process in cluster.processes(host="n1"):
+            process.kill()
+        assert lost.exception() is not None
+        until_they_train("n2", "n3")
+        again = begin("n1")
+        until_they_train("n1", "n2", "n3")
+        end()
+        said = [each.result() for each in (*others, again)]
+    assert sum("the head on n1 was lost: " in each for each in said) == 1
+    assert "n1 leads no more: " in said[-1]
