@@ -239,10 +239,10 @@ class ProgressWatch:
         step, stepped_at, phase, number = self._files.slot(worker.slot)
         text = self._files.stacks(worker.slot)
         marks = self._marks.get(rank, [])
-        ends = [size for _, size in marks[1:]] + [len(text)]
+        sizes = [size for _, size in marks] + [len(text)]
         texts = [
             (process, text[begin:end].decode(errors="replace"))
-            for (process, begin), end in zip(marks, ends, strict=False)  # perhaps none was asked
+            for (process, begin), end in zip(marks, sizes[1:], strict=True)
         ]
         return {
             "rank": rank,
