@@ -6,23 +6,23 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..core.hangs import flight_records, stacks
+from ..core.hangs import flight_records, tracebacks
 from ..core.protocol.model import NO_STEP, RankState
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
-    stack = stacks.main_thread(found["stacks"])
+    stack = tracebacks.main_thread(found["stacks"])
     waits = flight_records.awaited(found["records"])
-    if waits is None and (name := stacks.collective(stack)):
+    if waits is None and (name := tracebacks.collective(stack)):
         waits = ("", 0, name)
     states = [process["state"] for process in found["processes"]]
     return RankState(
         rank=found["rank"],
-        place=stacks.place(stack),
+        place=tracebacks.place(stack),
         state=next((s for s in ("D", "T") if s in states), states[0] if states else ""),
         busy=found["busy"],
-        debugged=stacks.is_debugged(stack),
+        debugged=tracebacks.is_debugged(stack),
         step=found["step"] or NO_STEP,
         waits=waits,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpclaunch.core.hangs import stacks
+from hpclaunch.core.hangs import tracebacks
 
 LOADING = """\
 Thread 0x00007f34116d26c0 (most recent call first):
@@ -27,26 +27,26 @@ Current thread 0x00007f34359bbb81 (most recent call first):
 
 
 def test_the_place_is_the_innermost_line_of_the_script():
-    assert stacks.place(stacks.main_thread(LOADING)) == "loader.py:88, next_batch"
-    assert stacks.place(stacks.main_thread(REDUCING)) == "train.py:30, main"
+    assert tracebacks.place(tracebacks.main_thread(LOADING)) == "loader.py:88, next_batch"
+    assert tracebacks.place(tracebacks.main_thread(REDUCING)) == "train.py:30, main"
 
 
 def test_a_place_without_any_code_of_the_script():
     text = 'Thread 0x1 (most recent call first):\n  File "/lib/python3.11/ssl.py", line 5 in read\n'
-    assert stacks.place(stacks.main_thread(text)) == "ssl.py:5, read"
-    assert stacks.place(stacks.main_thread("")) == ""
+    assert tracebacks.place(tracebacks.main_thread(text)) == "ssl.py:5, read"
+    assert tracebacks.place(tracebacks.main_thread("")) == ""
 
 
 def test_the_collective_is_the_outermost_function_of_torchs():
-    assert stacks.collective(stacks.main_thread(REDUCING)) == "barrier"
-    assert stacks.collective(stacks.main_thread(LOADING)) == ""
+    assert tracebacks.collective(tracebacks.main_thread(REDUCING)) == "barrier"
+    assert tracebacks.collective(tracebacks.main_thread(LOADING)) == ""
 
 
 def test_a_debugger():
     text = 'Thread 0x1 (most recent call first):\n  File "/lib/python3.11/bdb.py", line 5 in f\n'
-    assert stacks.is_debugged(stacks.main_thread(text))
-    assert not stacks.is_debugged(stacks.main_thread(LOADING))
+    assert tracebacks.is_debugged(tracebacks.main_thread(text))
+    assert not tracebacks.is_debugged(tracebacks.main_thread(LOADING))
 
 
 def test_a_line_that_is_cut_off_is_left_out():
-    assert len(stacks.main_thread(LOADING[:-20])) == 2
+    assert len(tracebacks.main_thread(LOADING[:-20])) == 2
