@@ -30,7 +30,7 @@ def cwd(tmp_path):
         (
             ["status"],
             ", and no such command: the commands are checkpoints, doctor, prune, replay, sbatch, "
-            "shim",
+            "shim, stacks",
         ),
         (["--nproc", "2", "status"], "no script status in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),

@@ -16,7 +16,15 @@ from story import a_job
 
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
-from hpclaunch.core.protocol.model import Assignment, Look, Place, RankState, Seen, Verdict, checksum
+from hpclaunch.core.protocol.model import (
+    Assignment,
+    Look,
+    Place,
+    RankState,
+    Seen,
+    Verdict,
+    checksum,
+)
 
 MOMENT = 1e-6  # so much later than its deadline an agent is woken
 AGAIN = 20  # times that agents may be woken before time passes

@@ -112,7 +112,7 @@ def test_a_command_that_is_shown(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = shlex.split(line.replace(" R ", " 0 "), comments=True)
-    if words[0] in ("doctor", "checkpoints", "replay", "shim"):
+    if words[0] in ("doctor", "checkpoints", "replay", "shim", "stacks"):
         parser_of(words[0]).parse_args(words[1:])
         return
     if words[0] != "sbatch":

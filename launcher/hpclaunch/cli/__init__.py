@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.wording import for_console
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("checkpoints", "doctor", "prune", "replay", "sbatch", "shim")
+COMMANDS = ("checkpoints", "doctor", "prune", "replay", "sbatch", "shim", "stacks")
 
 
 def main(args: Sequence[str] | None = None) -> int:

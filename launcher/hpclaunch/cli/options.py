@@ -24,6 +24,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine alone
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch checkpoints DIR                   list the checkpoints in DIR
+    hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch replay LOG_DIR                    show what happened in a job
     hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script

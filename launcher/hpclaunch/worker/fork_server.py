@@ -419,6 +419,7 @@ class ForkServer:
 
     def born(self, rank, pid):
         self.workers[pid] = rank
+        self.progress.born(rank, pid)
         self.tell("started", rank=rank, pid=pid)
 
     def hear_template(self, wait=0.0):

@@ -85,7 +85,7 @@ class ProgressWatch:
         self.end()
         self._workers = {}
         try:
-            self._files = SharedFiles(len(workers))
+            self._files = SharedFiles([worker["rank"] for worker in workers])
         except OSError:
             return  # too many open files: better no watch than no workers
         for slot, worker in enumerate(workers):
@@ -95,6 +95,10 @@ class ProgressWatch:
         self._told = None
         self._gap = 0.0
         self.go_on()
+
+    def born(self, rank, pid):
+        if self._files is not None:
+            self._files.put(self._workers[rank].slot, page.WORKER, pid)
 
     def go_on(self):
         """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
@@ -261,7 +265,7 @@ class ProgressWatch:
 class SharedFiles:
     """Memory that only this process keeps open; the workers open it by its descriptors."""
 
-    def __init__(self, number):
+    def __init__(self, ranks):
         with contextlib.ExitStack() as stack:
 
             def opened(fd):
@@ -270,19 +274,25 @@ class SharedFiles:
 
             memory, stacks, records = page.NAMES
             self._page = opened(os.memfd_create(memory))
-            os.ftruncate(self._page, max(1, number) * page.SLOT)
-            self._stacks = [opened(os.memfd_create(stacks)) for _ in range(number)]
-            self._records = [opened(os.memfd_create(records)) for _ in range(number)]
+            os.ftruncate(self._page, max(1, len(ranks)) * page.SLOT)
+            self._stacks = [opened(os.memfd_create(stacks)) for _ in ranks]
+            self._records = [opened(os.memfd_create(records)) for _ in ranks]
             self._pipes = []
-            for _ in range(number):
+            for _ in ranks:
                 ends = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
                 self._pipes.append(tuple(map(opened, ends)))
             self._memory = stack.enter_context(mmap.mmap(self._page, 0))
             self.close = stack.pop_all().close
+        for slot, rank in enumerate(ranks):
+            self.put(slot, page.RANK, rank)
+            self.put(slot, page.STACKS, self._stacks[slot])
 
     def variable(self, slot):
         names = (self._stacks[slot], self._pipes[slot][0], self._records[slot])
         return ":".join(map(str, (os.getpid(), self._page, slot, *names)))
+
+    def put(self, slot, field, value):
+        struct.pack_into("q", self._memory, slot * page.SLOT + 8 * field, value)
 
     def slot(self, number):
         """(steps, the time of the last one, phase, the script's own number of the step)"""
@@ -376,10 +386,10 @@ def _is_of_stacks(pid, fd):
 
 
 def is_traced(pid):
-    return bool(int(_status(pid).get(b"TracerPid", b"0")))
+    return bool(int(status_of(pid).get(b"TracerPid", b"0")))
 
 
-def _status(pid):
+def status_of(pid):
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             return dict(line.split(b":\t", 1) for line in f.read().splitlines() if b":\t" in line)
@@ -411,7 +421,7 @@ def _writes(pid, thread):
 
 def described(pid):
     """One line, such as `4711 python S futex_wait_queue: 4 threads`."""
-    status = _status(pid)
+    status = status_of(pid)
     name = status.get(b"Name", b"?").decode(errors="replace")
     fields = stat(pid)
     state = fields[STATE].decode() if fields else "gone"

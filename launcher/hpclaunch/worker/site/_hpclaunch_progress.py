@@ -24,7 +24,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 64  # bytes
+SLOT = 128  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that has made the most, or as often as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -32,6 +32,10 @@ PHASE = 2
 WRITER = 3  # the pid of the process that writes the fields above; 0 if none does
 ANSWERER = 4  # the pid of the process whose stacks count
 NUMBER = 5  # of the step, as the script counts; 0 if it does not say
+# Written by the fork server, for `stack_reader.py`.
+WORKER = 6  # the pid of the worker, once it is there
+RANK = 7
+STACKS = 8  # the fork server's descriptor
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
 START, RENDEZVOUS, FIRST_STEP, STEPS = range(4)

@@ -1,0 +1,141 @@
+"""Show where the workers of a running job are, without disturbing them.
+
+    hpclaunch stacks               your workers on this machine
+    hpclaunch stacks 71            those of a Slurm job, on all of its nodes
+    hpclaunch stacks 71 --rank 3   all that is known of one of them
+
+A line tells the last step, the innermost line of the script, the state of the
+process, and what it waits for in the kernel. Workers for which all of this is
+the same have one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpclaunch.core.hangs import tracebacks
+from hpclaunch.core.protocol import ranges
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import EXIT_FAILED
+from hpclaunch.core.protocol.wording import count, plain
+
+from . import say, values, write
+from .parser import Parser
+
+USUAL = ("start", "step")  # phases that nobody has to be told of
+STOPPED = {"T": "stopped", "t": "stopped by a debugger"}
+
+
+def prepare_parser(parser: Parser) -> None:
+    parser.add_argument(
+        "job", nargs="?", metavar="JOB", help="Slurm's id of a job (default: this machine)"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="the stacks of all threads of all processes"
+    )
+    parser.add_argument(
+        "--rank", type=values.integer(0), metavar="R", help="the same, of this rank only"
+    )
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from hpclaunch.system.processes import worker_stacks
+
+    job, rank = options.job, options.rank
+    whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
+    try:
+        if job is None:
+            workers, complaint = worker_stacks.here(whole)
+        else:
+            workers, complaint = worker_stacks.of_job(job, whole, environ)
+    except OSError as e:
+        raise UsageError(f"cannot look at job {job}: {e.strerror}: {e.filename}") from e
+    except KeyboardInterrupt:
+        return 130
+    if not workers:
+        raise UsageError(_nothing(job, complaint))
+    if rank is not None:
+        workers, there = [w for w in workers if w["rank"] == rank], workers
+        if not workers:
+            ranks = ranges.written(worker["rank"] for worker in there)
+            raise UsageError(f"no rank {rank}: there {_are(ranks)}")
+    write("".join(f"{line}\n" for line in _shown(workers, in_full=bool(whole))))
+    if complaint:
+        say(f"not all of job {job} was seen: {complaint}")
+    return EXIT_FAILED if complaint else 0
+
+
+def _are(ranks: str) -> str:
+    return f"is rank {ranks}" if ranks.isdigit() else f"are ranks {ranks}"
+
+
+def _nothing(job: str | None, complaint: str) -> str:
+    if job is None:
+        where = "here; to look at a Slurm job on all of its nodes: hpclaunch stacks JOB"
+        return complaint or f"no workers run {where}"
+    return f"cannot look at job {job}: {complaint}" if complaint else f"job {job} has no workers"
+
+
+def _shown(workers: Sequence[Mapping[str, Any]], *, in_full: bool) -> Iterator[str]:
+    launches = sorted({worker["launch"] for worker in workers})
+    for launch in launches:
+        own = sorted((w for w in workers if w["launch"] == launch), key=lambda w: int(w["rank"]))
+        if len(launches) > 1:
+            yield plain(f"{launch}:")
+        for line in _each(own) if in_full else _grouped(own):
+            yield plain(f"  {line}" if len(launches) > 1 else line)
+
+
+def _grouped(workers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for worker in workers:
+        groups.setdefault(_state(worker), []).append(worker)
+    for state, alike in groups.items():
+        ranks = ranges.written(worker["rank"] for worker in alike)
+        yield f"{_name(alike[0])}: {state}" if len(alike) == 1 else f"ranks {ranks}: {state}"
+
+
+def _each(workers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for worker in workers:
+        yield f"{_name(worker)}: {_state(worker)}"
+        for process in worker["processes"]:
+            threads = count(process["threads"], "thread")
+            yield f"  process {process['pid']} ({process['name']}): {_kernel(process)}, {threads}"
+            for line in (process["stacks"] or "").splitlines():
+                yield f"    {line}" if line else ""
+
+
+def _name(worker: Mapping[str, Any]) -> str:
+    return f"rank {worker['rank']} on {worker['host']} (pid {worker['pid']})"
+
+
+def _state(worker: Mapping[str, Any]) -> str:
+    """Of the process that tells: the worker's own, or the first one below it."""
+    processes = worker["processes"]
+    process = next((p for p in processes if p["tells"]), processes[0])
+    told = [f"step {worker['step']}"] if worker["step"] else []
+    told += [f"phase {worker['phase']}"] if worker["phase"] not in USUAL else []
+    return f"{', '.join([*told, _place(process)])}; {_kernel(process)}"
+
+
+def _place(process: Mapping[str, Any]) -> str:
+    if not process["tells"]:
+        return f"in {process['name']}, which tells no stacks"
+    if process["state"] in STOPPED:
+        return f"{STOPPED[process['state']]}, so it cannot tell where"
+    if not process["stacks"]:
+        return "it does not answer"
+    stack = tracebacks.main_thread(process["stacks"])
+    place = tracebacks.place(stack)
+    if not place:
+        return "in no Python code"
+    collective = tracebacks.collective(stack)
+    return f"in {collective}, from {place}" if collective else f"in {place}"
+
+
+def _kernel(process: Mapping[str, Any]) -> str:
+    """Such as "S, futex_do_wait"; the kernel names nothing for a process that runs."""
+    waits = process["wchan"]
+    return f"{process['state']}, {waits}" if waits not in ("", "0") else str(process["state"])

@@ -1,0 +1,181 @@
+"""Tells where the workers on this node are, without their agents: for `hpclaunch stacks`.
+
+    python -I -S -c ... PATH MARK JOB WHOLE
+
+prints them as JSON, in lines that srun does not break, each after MARK and the host's name. JOB is
+"job" for the workers of this process's own Slurm job, or "" for all of this user's. They are found
+in the memory that their fork servers share with them (`progress_watch.py`).
+
+WHOLE is "all" to ask every process of every worker, a rank to do so for that rank only, or "" to
+ask one process of each. A process is asked with SIGNAL, and only if it has a handler for it and the
+file for the stacks open: for any other program, the signal could be the end.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import time
+
+from .processes import PARENT, all_pids, catches, stat
+from .progress_watch import MOST, described, status_of, tree
+from .site import _hpclaunch_progress as page
+
+PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
+LIMIT = 3.0  # seconds for all answers
+POLL = 0.005
+FORK_SERVER = b"hpclaunch.worker.fork_server"
+STOPPED = ("T", "t")
+
+
+def main(mark, job, whole):
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    workers = list(workers_of(os.environ.get("SLURM_JOB_ID") if job else None))
+    asking = [worker.ask(every=whole in ("all", str(worker.rank))) for worker in workers]
+    limit = time.monotonic() + LIMIT
+    while asking and time.monotonic() < limit:
+        asking = [each for each in asking if next(each, True) is None]
+        time.sleep(POLL)
+    text = json.dumps([worker.told() for worker in workers])
+    for at in range(0, len(text), PIECE):
+        sys.stdout.write(f"{mark} {host} {text[at : at + PIECE]}\n")
+
+
+class Found:
+    """A worker, and what its processes answer."""
+
+    def __init__(self, launch, server, fields):
+        self.launch = launch
+        self.fields = fields
+        self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
+        self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
+        self.processes = [
+            described(pid) | {"tells": self._tells(pid), "stacks": None} for pid in tree(self.pid)
+        ]
+
+    def told(self):
+        phase = self.fields[page.PHASE] if self.fields[page.WRITER] else page.START
+        return {
+            "launch": self.launch,
+            "rank": self.rank,
+            "pid": self.pid,
+            "step": self.fields[page.NUMBER] or self.fields[page.STEP],
+            "phase": page.PHASES[phase] if phase < page.OTHER else "other",
+            "processes": self.processes,
+        }
+
+    def _tells(self, pid):
+        if not catches(pid, page.SIGNAL):
+            return False
+        for fd in page.HIGH:
+            try:
+                if os.path.samefile(f"/proc/{pid}/fd/{fd}", self.file):
+                    return True
+            except OSError:
+                pass  # it has no such descriptor
+        return False
+
+    def ask(self, every):
+        """Yields None while it waits for an answer.
+
+        One process after the other: they write to the same file. After one that does not answer,
+        none is asked any more.
+        """
+        able = [process for process in self.processes if process["tells"]]
+        able = [
+            process for process in able[: None if every else 1] if process["state"] not in STOPPED
+        ]
+        try:
+            with open(self.file, "r+b", buffering=0) as file:
+                while not locked(file):
+                    yield
+                for process in able:
+                    yield from self._ask(process, file)
+        except OSError:
+            pass  # it has ended
+
+    def _ask(self, process, file):
+        pid = process["pid"]
+        process["stacks"] = ""
+        while is_answering(pid):  # the fork server, or an earlier question
+            yield
+        begin = os.fstat(file.fileno()).st_size
+        if begin > MOST:
+            file.truncate(begin := 0)
+        os.kill(pid, page.SIGNAL)
+        while True:
+            size = os.fstat(file.fileno()).st_size
+            if size < begin:  # the fork server has emptied it, to ask for itself
+                begin = 0
+            if size > begin and not is_answering(pid):
+                break
+            yield
+        file.seek(begin)
+        process["stacks"] = file.read(MOST).decode(errors="replace")
+
+
+def locked(file):
+    """For two that ask at once: with two signals, two threads would write at the same time."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_answering(pid):
+    """Whether SIGNAL waits for a thread, or one is in the handler for it. That runs with the signal
+    blocked. A thread that never gets any signal has others blocked as well.
+    """
+    ours = 1 << (page.SIGNAL - 1)
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        status = status_of(f"{pid}/task/{thread}")
+        waiting, blocked = (int(status.get(name, b"0"), 16) for name in (b"ShdPnd", b"SigBlk"))
+        if waiting & ours or blocked & (ours | ours << 1) == ours:
+            return True
+    return False
+
+
+def workers_of(job):
+    """This user's; of one job, or of all for None."""
+    for server in all_pids():
+        try:
+            if os.stat(f"/proc/{server}").st_uid != os.geteuid():
+                continue
+            if FORK_SERVER not in _words(server, "cmdline"):
+                continue
+            environ = dict(word.partition(b"=")[::2] for word in _words(server, "environ"))
+            if job is not None and environ.get(b"SLURM_JOB_ID") != os.fsencode(job):
+                continue
+            slots = _slots(server)
+        except OSError:
+            continue  # it has just ended
+        for fields in slots:
+            found = stat(fields[page.WORKER]) if fields[page.WORKER] else []
+            if found and int(found[PARENT]) == server:
+                yield Found(_launch(server, environ), server, fields)
+
+
+def _words(pid, file):
+    with open(f"/proc/{pid}/{file}", "rb") as f:
+        return f.read().split(b"\0")
+
+
+def _slots(server):
+    """The fields of each slot, as whole numbers; none if no round runs."""
+    for fd in os.listdir(f"/proc/{server}/fd"):
+        path = f"/proc/{server}/fd/{fd}"
+        if os.readlink(path).startswith(f"/memfd:{page.NAMES[0]} "):
+            with open(path, "rb") as f:
+                return list(struct.iter_unpack(f"{page.SLOT // 8}q", f.read()))
+    return []
+
+
+def _launch(server, environ):
+    """The same for all agents of a step."""
+    if b"SLURM_JOB_ID" in environ and b"SLURM_STEP_ID" in environ:
+        job, step = environ[b"SLURM_JOB_ID"], environ[b"SLURM_STEP_ID"]
+        return f"job {job.decode(errors='replace')}.{step.decode(errors='replace')}"
+    return f"hpclaunch with pid {int(stat(server)[PARENT])}"

@@ -1,0 +1,229 @@
+"""hpclaunch stacks: where the workers are, which go on as if nobody had asked."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import textwrap
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from launching import LIMIT, end, fork_server, hpclaunch, script, start, until
+
+# Each rank waits in a function of its own until something is in its fifo. Those that are named in
+# the arguments hold Python's lock meanwhile.
+WAITING = """\
+import ctypes, os, sys
+
+rank = os.environ["RANK"]
+fifo = os.open(f"fifo-{rank}", os.O_RDONLY)
+
+def resting():
+    return os.read(fifo, 1)
+
+def holding():
+    got = ctypes.create_string_buffer(1)
+    ctypes.PyDLL(None).read(fifo, got, 1)
+    return got.raw
+
+print("got", (holding if rank in sys.argv[1:] else resting)().decode())
+"""
+RESTING, HOLDING = "in train.py:7, resting; S", "in train.py:11, holding; S"
+
+
+class Waiting:
+    def __init__(self, directory, number, *command):
+        self.directory = directory
+        paths = [directory / f"fifo-{rank}" for rank in range(number)]
+        for path in paths:
+            os.mkfifo(path)
+        self.fifos = [os.open(path, os.O_RDWR) for path in paths]
+        self.process = start("--nproc", number, *command, cwd=directory)
+
+    def told(self, *args):
+        """Of this launch: there may be others on this machine. Without what the kernel calls the
+        place where a process waits, if it does."""
+        done = hpclaunch("stacks", *args, cwd=self.directory)
+        if done.returncode:
+            return ""
+        own = rf"^hpclaunch with pid {self.process.pid}:\n((?:  .*\n|\n)+)"
+        found = re.search(own, done.stdout, re.MULTILINE)
+        text = textwrap.dedent(found[1]) if found else done.stdout
+        return re.sub(r"(?m)(; [A-Z]), \w[\w.]*$", r"\1", text)
+
+    def until_told(self, text, *args):
+        return until(lambda: text in (said := self.told(*args)) and said)
+
+    def pid(self, name):
+        """Of the only process of that name below the fork server."""
+        (pid,) = [p for p in fork_server(self.process)[1:] if name in psutil.Process(p).cmdline()]
+        return pid
+
+    def ends_in_order(self):
+        for fd in self.fifos:
+            os.write(fd, b"x\n")
+        out, err = self.process.communicate(timeout=LIMIT)
+        assert self.process.returncode == 0, err
+        assert "restart" not in err
+        return out
+
+
+@contextmanager
+def waiting(directory, number, *command):
+    launch = Waiting(directory, number, *command)
+    try:
+        yield launch
+    finally:
+        if launch.process.poll() is None:
+            end(launch.process)
+        for fd in launch.fifos:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("how", [(), ("--cold",)], ids=["warm", "cold"])
+def test_workers_tell_and_go_on(tmp_path, how):
+    train = script(tmp_path, WAITING)
+    with waiting(tmp_path, 4, *how, train, "2") as launch:
+        launch.until_told(f"ranks 0-1,3: {RESTING}\n")
+        said = launch.until_told(HOLDING)
+        rank_2 = rf"rank 2 on \S+ \(pid \d+\): {re.escape(HOLDING)}\n"
+        assert re.fullmatch(rf"ranks 0-1,3: {re.escape(RESTING)}\n{rank_2}", said)
+        whole = launch.told("--rank", "2")
+        assert re.match(rank_2, whole)
+        assert f'    File "{train}", line 11 in holding\n' in re.sub(" +File", "    File", whole)
+        assert "resting" not in whole
+        full = launch.told("--full")
+        assert (full.count("in holding\n"), full.count("in resting\n")) == (1, 3)
+        done = hpclaunch("stacks", "--rank", "4711", cwd=tmp_path)
+        assert done.returncode == 2
+        assert "hpclaunch: error: no rank 4711: there are ranks 0-3" in done.stderr
+        assert launch.ends_in_order().count("got x") == 4
+
+
+def test_steps_and_phases(tmp_path):
+    begin = "from hpclaunch.progress import phase, step\nstep(1204)\n"
+    train = script(tmp_path, begin + 'phase("evaluation")\n' + WAITING)
+    with waiting(tmp_path, 1, train) as launch:
+        launch.until_told(": step 1204, phase evaluation, in train.py:10, resting; S\n")
+        launch.ends_in_order()
+
+
+def test_all_processes_of_a_worker(tmp_path):
+    """Those that it has forked answer as well, and are not mixed up."""
+    child = "import os\npid = os.fork()\nif not pid:\n    def loading(): os.read(r, 1)\n"
+    child += "    r, w = os.pipe()\n    loading()\n"
+    train = script(tmp_path, child + WAITING + "os.kill(pid, 9)\n")
+    with waiting(tmp_path, 1, train) as launch:
+        launch.until_told("in loading\n", "--full")
+        said = launch.until_told("in train.py:13, resting; S\n")
+        assert "loading" not in said
+        first, second = launch.told("--full").split("  process ")[1:]
+        assert "in resting\n" in first
+        assert "in resting\n" not in second
+        assert "in loading\n" in second
+        launch.ends_in_order()
+
+
+def test_a_worker_that_is_stopped(tmp_path):
+    """It is not asked: it would answer when it goes on."""
+    train = script(tmp_path, WAITING)
+    with waiting(tmp_path, 1, train) as launch:
+        launch.until_told(RESTING)
+        pid = launch.pid(str(train))
+        os.kill(pid, signal.SIGSTOP)
+        launch.until_told("stopped, so it cannot tell where; T\n")
+        os.kill(pid, signal.SIGCONT)
+        launch.until_told(RESTING)
+        launch.ends_in_order()
+
+
+@pytest.mark.parametrize("how", ["no Python", "--progress off"])
+def test_workers_that_tell_no_stacks(tmp_path, how):
+    """A signal would end them."""
+    if how == "no Python":
+        command = ("--no-python", "sh", "-c", "read x < fifo-0; echo got $x")
+    else:
+        command = ("--progress", "off", script(tmp_path, WAITING))
+    with waiting(tmp_path, 1, *command) as launch:
+        name = "sh" if how == "no Python" else "python3"
+        launch.until_told(f": in {name}, which tells no stacks; S\n")
+        assert launch.told("--full").count("process ") == 1
+        launch.ends_in_order()
+
+
+def test_stacks_are_not_kept(tmp_path):
+    """The memory that they take does not grow for ever."""
+    train = script(tmp_path, WAITING)
+    with waiting(tmp_path, 1, train) as launch:
+        launch.until_told(RESTING)
+        server = fork_server(launch.process)[0]
+        (file,) = [
+            f"/proc/{server}/fd/{fd}"
+            for fd in os.listdir(f"/proc/{server}/fd")
+            if "hpclaunch stacks" in os.readlink(f"/proc/{server}/fd/{fd}")
+        ]
+        os.truncate(file, 3 << 20)
+        launch.until_told(RESTING)
+        assert os.stat(file).st_size < 1 << 20
+        launch.ends_in_order()
+
+
+def test_odd_names(tmp_path):
+    odd = "tr\x1b[31min\n.py"
+    rename = 'open("/proc/self/comm", "wb").write(b"\\x1b[31mred\\x07\\r\\n")\n'
+    train = script(tmp_path, rename + WAITING, name=odd)
+    with waiting(tmp_path, 1, train) as launch:
+        said = launch.until_told("resting; S", "--full")
+        assert "\x1b" not in said
+        assert "(?[31mred" in said
+        launch.ends_in_order()
+
+
+def test_nothing_to_see(tmp_path):
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare here")
+    alone = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    done = hpclaunch("stacks", cwd=tmp_path, before=alone)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hpclaunch: error: no workers run here; ")
+
+
+def test_no_slurm(tmp_path):
+    done = hpclaunch("stacks", "71", cwd=tmp_path, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert done.stderr.startswith("hpclaunch: error: cannot look at job 71: No such file")
+
+
+def of_job(directory, squeue, srun):
+    """The command with stand-ins for Slurm's, as shell scripts."""
+    for name, text in (("squeue", squeue), ("srun", srun)):
+        script(directory, f"#!/bin/sh\n{text}\n", name).chmod(0o755)
+    env = {"PATH": f"{directory}:/bin:/usr/bin"}
+    done = hpclaunch("stacks", "71", cwd=directory, env=env)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    return done.stderr.removeprefix("hpclaunch: error: ")
+
+
+FAILS = "echo 'error: Invalid \033[31mjob id' >&2; exit 1"
+RUNS = "echo 71 2 RUNNING"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "srun", "says"),
+    [
+        (FAILS, "", "cannot look at job 71: error: Invalid ?[31mjob id\n"),
+        ("echo 71 2 PENDING", "", "cannot look at job 71: it is PENDING\n"),
+        ("", "", "cannot look at job 71: it is over\n"),
+        (RUNS, FAILS, "cannot look at job 71: error: Invalid ?[31mjob id\n"),
+        (RUNS, "exit 3", "cannot look at job 71: exit code 3\n"),
+        (RUNS, "echo prolog; echo hpclaunch-stacks n1 '[]'", "job 71 has no workers\n"),
+        (RUNS, "echo hpclaunch-stacks n1 '['", "cannot look at job 71: n1 did not tell all\n"),
+    ],
+)
+def test_slurm_says_no(tmp_path, squeue, srun, says):
+    assert of_job(tmp_path, squeue, srun) == says
