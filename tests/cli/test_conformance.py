@@ -57,7 +57,6 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_output": OUTPUT,
     "module._hpclaunch_progress": STACKS,
     "fd.900": STACKS,
-    "fd.200": STACKS,
     "fd.60": STACKS,
     "status.SigCgt": STACKS,
     "atexit.callbacks": ERRORS,
