@@ -57,7 +57,6 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_output": OUTPUT,
     "module._hpclaunch_progress": STACKS,
     "fd.900": STACKS,
-    "fd.60": STACKS,
     "status.SigCgt": STACKS,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
@@ -275,6 +274,7 @@ def test_ways_to_name_a_script(here, tmp_path, way, start):
     compare(here, tmp_path, way(here, start), start, scanned)
 
 
+LOW = ("fd.60",)  # where fd.900 is otherwise: the limit of open files is lower
 SETTINGS = {
     "its own": {
         "PYTHONHASHSEED": "7",
@@ -327,13 +327,13 @@ def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, settin
 def test_what_a_process_inherits(here, tmp_path, start):
     """Limits, umask, ignored signals, niceness: the user's, whatever the launcher does with its."""
     before = [sys.executable, FILES / "inheriting.py", ""]
-    compare(here, tmp_path, [place(here, "train.py", start=start)], start, before=before)
+    compare(here, tmp_path, [place(here, "train.py", start=start)], start, LOW, before=before)
 
 
 @both
 def test_signals_that_are_blocked(here, tmp_path, start):
     before = [sys.executable, FILES / "inheriting.py", f"{signal.SIGURG:d},{signal.SIGUSR2:d}"]
-    compare(here, tmp_path, [place(here, "train.py", start=start)], start, before=before)
+    compare(here, tmp_path, [place(here, "train.py", start=start)], start, LOW, before=before)
 
 
 # Modules

@@ -285,14 +285,14 @@ def test_every_python_below_a_worker_has_the_hooks_and_no_other(tmp_path, comman
 
 
 def test_a_torch_without_these_names_stays_as_it_is(tmp_path):
-    for name in ("distributed/rendezvous", "optim/optimizer", "amp/grad_scaler"):
+    for name in ("distributed/rendezvous", "optim/optimizer", "amp/grad_scaler", "cuda/graphs"):
         file = tmp_path / "torch" / f"{name}.py"
         file.parent.mkdir(parents=True)
         (file.parent / "__init__.py").touch()
         file.write_text("_rendezvous_handlers = {}")
     (tmp_path / "torch" / "__init__.py").touch()
     show = "from torch.distributed import rendezvous as r; print(r._rendezvous_handlers); "
-    show += "import torch.optim.optimizer, torch.amp.grad_scaler; " + COUNT
+    show += "import torch.optim.optimizer, torch.amp.grad_scaler, torch.cuda.graphs; " + COUNT
     env = environment(HOOKS, tmp_path, HPCLAUNCH_STORE="10.0.0.1:4000")
     found = python("-c", show, cwd=tmp_path, env=env)
     assert (found.stdout, found.stderr) == ("{}\n0\n", "")

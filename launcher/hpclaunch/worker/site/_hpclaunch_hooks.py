@@ -27,6 +27,7 @@ RENDEZVOUS = "torch.distributed.rendezvous"
 C10D = "torch.distributed.distributed_c10d"  # which imports it
 OPTIMIZER = "torch.optim.optimizer"
 SCALER = "torch.amp.grad_scaler"
+GRAPHS = "torch.cuda.graphs"
 HOROVOD = "horovod.common.basics"  # which all its bindings import
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
@@ -188,6 +189,10 @@ def told_of_scalers(scaler):
     progress.watch_scalers(scaler)
 
 
+def told_of_graphs(graphs):
+    progress.watch_graphs(graphs)
+
+
 def ends_in_order(c10d):
     """Before a group is destroyed, its threads have done what they need the interpreter's lock for.
 
@@ -313,6 +318,7 @@ PATCHES = {
     C10D: (own_backends, told_of_groups, ends_in_order),
     OPTIMIZER: (told_of_optimizers,),
     SCALER: (told_of_scalers,),
+    GRAPHS: (told_of_graphs,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

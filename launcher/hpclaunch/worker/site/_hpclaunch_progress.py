@@ -185,6 +185,10 @@ class ProgressSlot:
         optimizer, but the training goes on."""
         self._wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
+    def watch_graphs(self, graphs):
+        """`graphs` is the module torch.cuda.graphs. A step that is part of a graph is not seen."""
+        self._wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
+
     def _meets(self, *_):
         if self.writes and self._steps[PHASE] == START:
             self._steps[PHASE] = RENDEZVOUS
