@@ -18,7 +18,7 @@ LIBRARIES = (
     *("pyarrow.parquet", "h5py", "grpc", "omegaconf", "hydra", "datasets", "transformers"),
     *("accelerate", "tensorboard", "torch.utils.tensorboard", "wandb"),
 )
-OF_LAUNCH = {"MASTER_PORT", "HPCLAUNCH_STORE", "TORCHELASTIC_ERROR_FILE"}
+OF_LAUNCH = {"MASTER_PORT", "HPCLAUNCH_STORE", "HPCLAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE"}
 OF_LAUNCH |= {"TORCHELASTIC_RUN_ID", "HPCLAUNCH_RUN_ID", "UNTIL"}
 
 
