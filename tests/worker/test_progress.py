@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import hpclaunch
+from hpclaunch.agent.evidence import state_of
 from hpclaunch.worker.progress_watch import GATHERING, ProgressWatch
 from hpclaunch.worker.site._hpclaunch_progress import PHASES, SIGNAL
 from surroundings import environment
@@ -102,6 +103,7 @@ class Server:
                 command,
                 cwd=cwd,
                 env=env,
+                stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
                 text=True,
@@ -545,6 +547,22 @@ def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path,
     assert server.processes[0].poll() is None
     mine = tmp_path / "mine"
     assert not mine.exists() or not mine.read_text()
+
+
+def test_a_script_that_a_debugger_has_stopped(server, tmp_path):
+    text = """
+import pdb
+def stops():
+    pdb.set_trace()
+    return 1
+stops()
+"""
+    process = server.start(python(tmp_path, text), tmp_path)
+    assert process.stdout.readline().startswith("> ")  # what pdb writes first
+    state = state_of(server.evidence())
+    assert state.debugged
+    assert state.place.startswith("train.py:")
+    assert state.place.endswith(", stops")
 
 
 def test_few_descriptors(server, tmp_path):

@@ -30,6 +30,7 @@ class Samples(Dataset):
 
     def __getitem__(self, index):
         if index == self.stops_at:
+            time.sleep(0.5)  # what it has loaded before is on its way
             os.kill(os.getpid(), signal.SIGSTOP)
         return torch.full((4,), float(index))
 

@@ -1,0 +1,95 @@
+"""Hangs on one machine: real workers that stand still, found and named."""
+
+import json
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from launching import hpclaunch, script
+
+from surroundings import environment
+
+pytestmark = pytest.mark.torch
+
+HANGING = Path(__file__).parents[1] / "slurm" / "scripts" / "hanging.py"
+KINDS = ("asleep", "stopped", "holding", "skipped", "loader", "end")
+
+
+def logs_of(cwd):
+    (directory,) = (cwd / "hpclaunch-logs").iterdir()
+    return directory
+
+
+def test_each_hang_is_found_and_its_culprit_named(tmp_path):
+    hangs = [f"{kind}:{number % 2}:8" for number, kind in enumerate(KINDS)]
+    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 9, HANGING]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS=" ".join(hangs)))
+    assert done.returncode == 0, done.stderr
+    accounts = re.findall(
+        r"no step for .*: the workers hang\n((?:  .*\n)+)hpclaunch: (.*) hung; restart", done.stderr
+    )
+    assert len(accounts) == len(KINDS), done.stderr
+    for number, (kind, (lines, who)) in enumerate(zip(KINDS, accounts, strict=True)):
+        evidence = logs_of(tmp_path) / f"round-{number}" / "evidence"
+        rank = number % 2
+        if kind == "skipped":
+            assert who == "the workers", done.stderr
+            assert "they do not do the same, and each waits for the others" in lines
+        else:
+            assert who.startswith(f"rank {rank} on "), (kind, done.stderr)
+        out = (evidence.parent / f"rank-{rank}.out").read_text()
+        line = int(re.search(r"hangs in line (\d+)", out)[1])
+        known = line and kind != "skipped"
+        assert not known or f" hanging.py:{line}, " in lines, (kind, done.stderr)
+        files = {path.name: path for path in evidence.iterdir()}
+        living = {f"rank-{rank}.txt"} if kind == "end" else {"rank-0.txt", "rank-1.txt"}
+        assert living == {name for name in files if name.endswith(".txt")}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
+    text = (logs_of(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
+    assert text.startswith("rank 0, pid ")
+    assert ": step, step 8\n" in text
+
+
+def test_hangs_until_no_restart_is_left(tmp_path):
+    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 1, HANGING]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8 asleep:1:8"))
+    assert done.returncode == 124, done.stderr
+    assert "hung in round 1, and the only restart is used up" in done.stderr
+
+
+RESTING = """
+import time, torch
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    if step == 6:
+        time.sleep(8)
+"""
+
+
+def test_no_round_is_ended_without_a_timeout(tmp_path):
+    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
+    done = hpclaunch(*args, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = (logs_of(tmp_path) / "journal.jsonl").read_text().splitlines()
+    events = [
+        event["with"] for event in map(json.loads, lines) if event.get("event") == "WorkersSeen"
+    ]
+    assert max(event["still"] for event in events) > 5
+    assert events[-1]["steps"] == [8]
+
+
+def test_nothing_is_left_in_the_workers_without_progress(tmp_path):
+    text = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+kept = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) >= 60]
+print("HPCLAUNCH_PROGRESS" in os.environ, kept)
+dist.destroy_process_group()
+"""
+    done = hpclaunch("--nproc", 1, "--progress", "off", script(tmp_path, text), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "False []\n"), done.stderr
