@@ -153,7 +153,7 @@ telling = _hpclaunch_lesson.Telling(sys.argv[2])
 from random import seed
 for _ in range(5):
     seed(1)
-    telling.stepped(None, (), ())
+    telling.stepped(None)
 print(len(telling.changes))
 """
 

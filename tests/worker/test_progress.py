@@ -22,6 +22,7 @@ from surroundings import environment
 pytestmark = pytest.mark.torch
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
+HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of this takes
 
 MODEL = """
@@ -309,6 +310,11 @@ def test_a_compiled_step_is_compiled_as_without_the_launcher(server, tmp_path):
     )
     out, err = server.processes[0].communicate(timeout=LIMIT)
     assert out == without.stdout, err
+    warm = [HPCLAUNCH, "--nproc", "1", *command[1:]]
+    done = subprocess.run(
+        warm, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.stdout == without.stdout, done.stderr
     assert "Own True True [0, " in out
     # Where torch breaks the graph, the steps are seen; a script without any may run for long.
     assert server.told()[0::2] == (5, "end")

@@ -15,6 +15,8 @@ import json
 import os
 import sys
 
+from _hpclaunch_progress import progress  # type: ignore[import-not-found]  # loaded before
+
 STEPS = 2  # of an optimizer; the first may import what only the second needs
 MOST = 1 << 20  # bytes of that line
 STDLIB = os.path.dirname(os.__file__) + os.sep
@@ -41,10 +43,7 @@ class Telling:
         self.replace("os", "unsetenv", self.unsetenv)
         for generator, module, name in SEEDS:
             self.replace(module, name, functools.partial(self.seed, generator))
-        optimizer = sys.modules.get("torch.optim.optimizer")
-        register = getattr(optimizer, "register_optimizer_step_post_hook", None)
-        if register:
-            register(self.stepped)  # for good: torch is iterating over its hooks when it is told
+        progress.listen(self.stepped)  # for good: torch is iterating over its hooks when it is told
         atexit.register(self.tell)
 
     def replace(self, module, name, noting):
@@ -80,7 +79,7 @@ class Telling:
     def seed(self, generator, *_args):
         self.note("seed", generator, None)
 
-    def stepped(self, _optimizer, _args, _kwargs):
+    def stepped(self, _optimizer):
         if self.left > 0:
             self.left -= 1
             if not self.left:

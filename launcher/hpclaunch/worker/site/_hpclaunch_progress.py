@@ -59,7 +59,9 @@ class ProgressSlot:
         self._most = 0
         self._begun = False  # it is a worker, or below one, and no template
         self._tried = 0  # the process that has tried to write to its slot
-        self._register: Any = None  # registers a hook for all optimizers, until it has
+        self._register: Any = None  # torch's function, for a hook of all optimizers
+        self._listeners: Any = []  # to be called after each step, once there is an optimizer
+        self._listens = False
         self._answering = 0  # the process that has begun to answer requests
 
     def names(self):
@@ -180,6 +182,10 @@ class ProgressSlot:
             self._register = register
             self._wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
+    def listen(self, function):
+        """Have it called with the optimizer after each step, of optimizers still to be made."""
+        self._listeners.append(function)
+
     def watch_scalers(self, scaler):
         """`scaler` is the module torch.amp.grad_scaler. A step that it skips is none of the
         optimizer, but the training goes on."""
@@ -201,11 +207,14 @@ class ProgressSlot:
 
     def _made(self, *_):
         """An optimizer was."""
-        if self._register is not None:
-            register, self._register = self._register, None
-            register(_hook(self.stepped))
-        if self.writes and self._steps[PHASE] < FIRST_STEP:
-            self._steps[PHASE] = FIRST_STEP
+        if self.writes:
+            if not self._listens:
+                self._listens = True
+                self.listen(self.stepped)
+            if self._steps[PHASE] < FIRST_STEP:
+                self._steps[PHASE] = FIRST_STEP
+        while self._listeners:
+            self._register(_hook(self._listeners.pop()))
 
     def _moved(self, *_):
         if self._steps is not None:
