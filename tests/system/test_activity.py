@@ -15,7 +15,7 @@ import psutil
 import pytest
 from serving import LIMIT, Client, free_port, python
 
-from hpclaunch.worker import activity
+from hpclaunch.worker import activity, connections
 
 UNAVAILABLE = 77  # exit code: this kernel, or a container around it, does not have the system calls
 PIECES = 4  # between two looks; one takes a fifth of a second
@@ -339,7 +339,7 @@ def test_a_network_that_cannot_be_seen(monkeypatch):
     def refuse():
         raise PermissionError
 
-    monkeypatch.setattr(activity, "_dump", refuse)
+    monkeypatch.setattr(connections, "_dump", refuse)
     left, right = socket.socketpair()
     with left, right:
         assert _seems_idle(())
