@@ -45,14 +45,14 @@ def steps(number):
     watch.begin(workers, told=True)
     os.environ[page.VARIABLE] = workers[0]["env"][page.VARIABLE]
     page.progress.begin()
-    page.progress._made()
-    assert page.progress.writes
     plain = per_step(optimizer, number)
     handle = register_optimizer_step_post_hook(lambda *_: None)
     empty = per_step(optimizer, number)
     handle.remove()
-    register_optimizer_step_post_hook(page.progress.stepped)
+    page.progress.watch_optimizers(sys.modules["torch.optim.optimizer"])
+    optimizer = torch.optim.SGD([tensor], lr=0.1)  # from the first one on they are counted
     counted = per_step(optimizer, number)
+    assert watch._files.slot(0)[0] >= number
     begun = time.perf_counter()
     for _ in range(number):
         page.progress.stepped(optimizer)
