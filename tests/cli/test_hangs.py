@@ -35,7 +35,7 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
         rank = number % 2
         if kind == "skipped":
             assert who == "the workers", done.stderr
-            assert "they do not do the same, and each waits for the others" in lines
+            assert "they wait for one another, in different collectives" in lines
         else:
             assert who.startswith(f"rank {rank} on "), (kind, done.stderr)
         out = (evidence.parent / f"rank-{rank}.out").read_text()
