@@ -24,6 +24,7 @@ from hpclaunch.core.protocol.events import (
     Signalled,
     Started,
     StoreListening,
+    WorkersSeen,
 )
 from hpclaunch.core.protocol.messages import Message, Order, Report
 from hpclaunch.core.protocol.model import (
@@ -82,6 +83,12 @@ def a_part(number: int = 0, **fields: Any) -> Assignment:
 def run(number: int = 0, **fields: Any) -> Received:
     """The head orders the round `number` to be run."""
     return an_order(Goal.RUN, number, **{"assignment": a_part(number)} | fields)
+
+
+def seen(still: float = 0.0, steps: tuple[int, ...] = (100, 100), **fields: Any) -> WorkersSeen:
+    """Two workers that train have done nothing for so long."""
+    defaults = dict.fromkeys(("busy", "meets", "patient", "traced"), False)
+    return WorkersSeen(steps, still, **{"gap": 0.0, "trains": True, **defaults, **fields})
 
 
 def stop(number: int = 0, **fields: Any) -> Received:

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from story import seen
 
 from hpclaunch.core.hangs.suspicion import Suspicion
-from hpclaunch.core.protocol.events import WorkersSeen
 from hpclaunch.core.protocol.timing import LEARNED, Timing
-
-
-def seen(steps=(100, 100), still=0.0, **fields):
-    defaults = {
-        "gap": 0.0,
-        "busy": False,
-        "trains": True,
-        "meets": False,
-        "patient": False,
-        "traced": False,
-    }
-    return WorkersSeen(steps=steps, still=still, **{**defaults, **fields})
 
 
 def after(*events, hang=LEARNED):

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from crew import Crew
+from story import seen
 
-from hpclaunch.core.protocol.events import WorkerExited, WorkersGone, WorkersSeen
+from hpclaunch.core.protocol.events import WorkerExited, WorkersGone
 from hpclaunch.core.protocol.model import EXIT_HUNG, RankState
 
 LOOK = 0.5
-
-
-def seen(still, **fields):
-    defaults = {
-        "gap": 0.0,
-        "busy": False,
-        "trains": True,
-        "meets": False,
-        "patient": False,
-        "traced": False,
-    }
-    return WorkersSeen(steps=(100, 100), still=still, **{**defaults, **fields})
 
 
 def waiting(rank):
