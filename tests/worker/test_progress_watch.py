@@ -90,7 +90,8 @@ def test_a_process_that_sleeps_is_still(watch, worker):
 )
 def test_one_that_does_something_is_not(watch, worker, text):
     process = worker(f"import subprocess, time\n{text}")
-    assert all(each["still"] == 0 for each in looks(watch, process))
+    # Not at every look: on a busy machine it may not have run since the last one.
+    assert any(each["still"] == 0 for each in looks(watch, process))
 
 
 def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
@@ -109,7 +110,8 @@ def test_what_its_children_do_counts(watch, worker):
         "import os, time\nif os.fork():\n    time.sleep(600)\n"
         "while True: os.write(1, b'.'); time.sleep(0.02)"
     )
-    assert all(each["still"] == 0 for each in looks(watch, process))
+    # Not at every look: on a busy machine it may not have run since the last one.
+    assert any(each["still"] == 0 for each in looks(watch, process))
 
 
 def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
