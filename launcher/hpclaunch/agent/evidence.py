@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..core.hangs import flight_records, tracebacks
-from ..core.protocol.model import NO_STEP, RankState
+from ..core.protocol.model import RankState
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:
@@ -23,7 +23,6 @@ def state_of(found: Mapping[str, Any]) -> RankState:
         state=next((s for s in ("D", "T") if s in states), states[0] if states else ""),
         busy=found["busy"],
         debugged=tracebacks.is_debugged(stack),
-        step=found["step"] or NO_STEP,
         waits=waits,
     )
 

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from .connections import sockets_of, tcp_connections
-from .processes import PARENT, SESSION, STATE, all_pids, stat
+from .processes import PARENT, SESSION, STATE, all_pids, io_of, stat
 
 CPU = 0.05  # seconds; gloo wakes a hundred times a second, which takes a quarter of this in 5 s
 BYTES = 1 << 16
@@ -148,13 +148,12 @@ def _owners(pid, stats, workers, me, others):
 
 def _work_of(pid, fields):
     try:
-        with open(f"/proc/{pid}/io", "rb") as f:
-            counts = dict(line.split(b": ") for line in f.read().splitlines())
+        counts = io_of(pid)
     except OSError:
         return None
     names = (b"rchar", b"wchar", b"read_bytes", b"write_bytes")
     cpu = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
-    moved = sum(int(counts[name]) for name in names)
+    moved = sum(counts[name] for name in names)
     return Work(cpu, moved, sum(map(int, fields[PAGE_FAULTS])))
 
 

@@ -67,6 +67,12 @@ def stat(process):
         return []
 
 
+def io_of(pid):
+    """The counters of /proc/PID/io, by name. OSError if they may not be seen."""
+    with open(f"/proc/{pid}/io", "rb") as f:
+        return {name: int(n) for name, n in (line.split(b": ") for line in f.read().splitlines())}
+
+
 def catches(pid, signum):
     """Whether a process has a handler for a signal, or ignores it."""
     masks = 0

@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from .connections import sockets_of, tcp_connections
-from .processes import STATE, catches, stat
+from .processes import STATE, catches, io_of, stat
 from .site import _hpclaunch_progress as page
 
 LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
@@ -51,8 +51,7 @@ RENAMING = {"x86_64": {26, 82, 162, 264, 316}, "aarch64": {38, 81, 227, 276}}.ge
 class Watched:
     """One worker of the round, as it was at the last look."""
 
-    def __init__(self, rank, slot):
-        self.rank = rank
+    def __init__(self, slot):
         self.slot = slot
         self.told: Any = None  # what it has written to its slot
         self.work: Any = None  # pid -> (bytes read, bytes written, CPU time)
@@ -89,7 +88,7 @@ class ProgressWatch:
         except OSError:
             return  # too many open files: better no watch than no workers
         for slot, worker in enumerate(workers):
-            self._workers[worker["rank"]] = Watched(worker["rank"], slot)
+            self._workers[worker["rank"]] = Watched(slot)
             if told:
                 worker["env"][page.VARIABLE] = self._files.variable(slot)
         self._told = None
@@ -136,7 +135,7 @@ class ProgressWatch:
         seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
         if any(moved for moved, _, _ in seen) or len(pids) < self._living:
             self._moved_at, self._traffic = now, None
-        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic(pids):
+        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
             self._moved_at = now
         self._living = len(pids)
         still = now - self._moved_at
@@ -145,7 +144,7 @@ class ProgressWatch:
             "busy": any(busy for _, busy, _ in seen),
             "traced": any(traced for _, _, traced in seen),
             "patient": bool(phases & page.LONG)
-            or (still >= COSTLY_AFTER and any(saves(process) for process in all_of(pids))),
+            or (still >= COSTLY_AFTER and any(map(saves, self._processes()))),
             "trains": bool(phases - {page.START, page.RENDEZVOUS}),
             "meets": page.RENDEZVOUS in phases,
         }
@@ -160,11 +159,15 @@ class ProgressWatch:
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
         return {"steps": steps, "still": still, "gap": gap, **state}
 
-    def _has_traffic(self, pids):
+    def _processes(self):
+        """Those of the workers that have not moved, as this look has found them."""
+        return [process for worker in self._workers.values() for process in worker.work or ()]
+
+    def _has_traffic(self):
         """Whether more than a little has gone over one of their connections since the last look."""
         known = tcp_connections() or {}
         inodes = set()
-        for process in all_of(pids):
+        for process in self._processes():
             with contextlib.suppress(OSError):  # it has ended
                 inodes |= sockets_of(process)
         before, self._traffic = self._traffic, {i: known[i].bytes for i in inodes if i in known}
@@ -218,8 +221,9 @@ class ProgressWatch:
             slot = self._workers[rank].slot
             self._files.request(slot)
             answerer = self._files.answerer(slot)
+            stacks = self._files.path_of_stacks(slot)
             # For any other program the signal could be the end.
-            printing = [process for process in tree(pid) if answerer and prints(process)]
+            printing = [process for process in tree(pid) if answerer and prints(process, stacks)]
             printing.sort(key=lambda process: process != answerer)
             self._others[rank], self._marks[rank] = printing, []
         self.ask_another()
@@ -240,7 +244,7 @@ class ProgressWatch:
 
     def _found(self, rank, pid):
         worker = self._workers[rank]
-        step, stepped_at, phase, number = self._files.slot(worker.slot)
+        step, _, phase, number = self._files.slot(worker.slot)
         text = self._files.stacks(worker.slot)
         marks = self._marks.get(rank, [])
         sizes = [size for _, size in marks] + [len(text)]
@@ -254,7 +258,6 @@ class ProgressWatch:
             "step": number or step,
             "phase": page.PHASES[phase] if phase < page.OTHER else "",
             "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
-            "age": time.monotonic() - stepped_at if step else -1.0,
             "stacks": texts[0][1] if texts else "",
             "forked": [each for each in texts[1:] if each[1]],
             "records": self._files.records(worker.slot),
@@ -317,6 +320,9 @@ class SharedFiles:
         except BlockingIOError:
             pass  # nobody answers there
 
+    def path_of_stacks(self, slot):
+        return f"/proc/self/fd/{self._stacks[slot]}"
+
     def size_of_stacks(self, slot):
         return os.fstat(self._stacks[slot]).st_size
 
@@ -347,10 +353,6 @@ def tree(pid):
     return found[:MOST_PROCESSES]
 
 
-def all_of(pids):
-    return (process for pid in pids.values() for process in tree(pid))
-
-
 def work_of(pid):
     found = {}
     for process in tree(pid):
@@ -359,9 +361,8 @@ def work_of(pid):
             continue
         used = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
         try:
-            with open(f"/proc/{process}/io", "rb") as f:
-                counts = dict(line.split(b": ") for line in f.read().splitlines())
-            found[process] = (int(counts[b"rchar"]), int(counts[b"wchar"]), used)
+            counts = io_of(process)
+            found[process] = (counts[b"rchar"], counts[b"wchar"], used)
         except OSError:
             found[process] = (0, 0, used)
     return found
@@ -371,18 +372,17 @@ def cpu_of(pid):
     return sum(used for _, _, used in work_of(pid).values())
 
 
-def prints(pid):
-    """Whether SIGNAL has it write its stacks. The handler may be the script's own, and the
-    descriptor may be of another file by now; a process that was forked has both."""
-    return catches(pid, page.SIGNAL) and any(_is_of_stacks(pid, fd) for fd in page.HIGH)
+def prints(pid, stacks):
+    """Whether SIGNAL has it write its stacks to this file. The handler may be the script's own, and
+    the descriptor may be of another file by now; a process that was forked has both."""
+    return catches(pid, page.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in page.HIGH)
 
 
-def _is_of_stacks(pid, fd):
+def _is_same(pid, fd, file):
     try:
-        file = os.readlink(f"/proc/{pid}/fd/{fd}".encode())
+        return os.path.samefile(f"/proc/{pid}/fd/{fd}", file)
     except OSError:
-        return False
-    return file.startswith(b"/memfd:" + page.NAMES[1].encode())
+        return False  # it has no such descriptor, or has ended
 
 
 def is_traced(pid):
@@ -420,7 +420,7 @@ def _writes(pid, thread):
 
 
 def described(pid):
-    """One line, such as `4711 python S futex_wait_queue: 4 threads`."""
+    """What people want to know of a process that does nothing."""
     status = status_of(pid)
     name = status.get(b"Name", b"?").decode(errors="replace")
     fields = stat(pid)

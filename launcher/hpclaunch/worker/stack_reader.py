@@ -19,8 +19,8 @@ import struct
 import sys
 import time
 
-from .processes import PARENT, all_pids, catches, stat
-from .progress_watch import MOST, described, status_of, tree
+from .processes import PARENT, all_pids, stat
+from .progress_watch import MOST, described, prints, status_of, tree
 from .site import _hpclaunch_progress as page
 
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
@@ -52,7 +52,8 @@ class Found:
         self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
         self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
         self.processes = [
-            described(pid) | {"tells": self._tells(pid), "stacks": None} for pid in tree(self.pid)
+            described(pid) | {"tells": prints(pid, self.file), "stacks": None}
+            for pid in tree(self.pid)
         ]
 
     def told(self):
@@ -65,17 +66,6 @@ class Found:
             "phase": page.PHASES[phase] if phase < page.OTHER else "other",
             "processes": self.processes,
         }
-
-    def _tells(self, pid):
-        if not catches(pid, page.SIGNAL):
-            return False
-        for fd in page.HIGH:
-            try:
-                if os.path.samefile(f"/proc/{pid}/fd/{fd}", self.file):
-                    return True
-            except OSError:
-                pass  # it has no such descriptor
-        return False
 
     def ask(self, every):
         """Yields None while it waits for an answer.

@@ -317,7 +317,6 @@ class RankState:
     state: str = ""  # of its process, as in proc(5): "S" sleeps, "D" cannot be interrupted
     busy: bool = False  # uses the CPU
     debugged: bool = False
-    step: int = NO_STEP
     # (process group, number, name) of the collective that it waits in; None: in none. If only its
     # stack tells, the group is "" and the number 0.
     waits: tuple[str, int, str] | None = None
