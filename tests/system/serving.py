@@ -13,7 +13,7 @@ LIMIT = 20  # seconds; far more than any of this takes
 
 
 class Client:
-    """A fork server and what it has told so far."""
+    """A fork server and what it has told so far, but for its regular reports of progress."""
 
     def __init__(self, tmp_path):
         self.server = ForkServerClient()
@@ -58,7 +58,8 @@ class Client:
                     self.told.remove(reply)
                     return reply
             if select.select([self.server], [], [], 0.1)[0]:
-                self.told += self.server.receive()
+                told = self.server.receive()
+                self.told += [reply for reply in told if reply["event"] != "progress"]
         raise AssertionError(f"no {event} within {LIMIT} s, only {self.told}")
 
     @property
