@@ -394,27 +394,32 @@ class Agent:
 
     def _watch(self, number: int) -> None:
         """How far the workers have come, every now and then."""
-        living = self.living_workers()
-        if number != self._watched or not living or not self._forkserver:
+        if number != self._watched or not self.living_workers() or not self._forkserver:
             return
-        if not (self.stands_still or self._stopping):
-            still = all(map(self.sim.training.is_still, living))
-            since = max((w.world.still_since for w in living), default=0.0)
-            self._answer(
-                events.WorkersSeen(
-                    steps=tuple(100 for _ in living),
-                    still=self.sim.now - since if still else 0.0,
-                    gap=0.0,
-                    busy=still and living[0].world.still_until < math.inf,
-                    trains=True,
-                    meets=False,
-                    patient=False,
-                    traced=False,
-                )
-            )
+        self._see_workers()
         self.sim.after(WATCH, lambda: self._watch(number))
 
+    def _see_workers(self) -> None:
+        living = self.living_workers()
+        if not living or self.stands_still or self._stopping:
+            return
+        still = all(map(self.sim.training.is_still, living))
+        since = max(w.world.still_since for w in living)
+        self._answer(
+            events.WorkersSeen(
+                steps=tuple(100 for _ in living),
+                still=self.sim.now - since if still else 0.0,
+                gap=0.0,
+                busy=still and living[0].world.still_until < math.inf,
+                trains=True,
+                meets=False,
+                patient=False,
+                traced=False,
+            )
+        )
+
     def _tell(self, number: int) -> None:
+        self._see_workers()
         states = []
         for worker in self.living_workers():
             this = worker.world

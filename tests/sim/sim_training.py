@@ -52,6 +52,7 @@ class Round:
     culprit: int | None = None  # the rank that hangs, or rests, sooner or later
     still_since: float = math.inf  # since when it does, and in a coupled training all do nothing
     still_until: float = math.inf  # it only rests, and uses the CPU
+    awake_since: float = -math.inf  # it did
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
 
@@ -146,7 +147,7 @@ class Training:
             self.sim.after(rest, lambda: self._wake(this))
 
     def _wake(self, this: Round) -> None:
-        this.culprit, this.still_since = None, math.inf
+        this.culprit, this.still_since, this.awake_since = None, math.inf, self.sim.now
         for worker in this.workers:
             self.go_on(worker)
 
