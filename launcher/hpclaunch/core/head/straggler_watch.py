@@ -16,7 +16,7 @@ from .round import Round
 
 LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, that tell the same
 FORGIVEN_AFTER = 3  # samples without it
-SOON = 1.0  # seconds until it is tried again, if the workers make no steps
+SOON = 1.0  # seconds until the first one is tried, and again if the workers make no steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StragglerWatch:
         self._found.clear()
         parts = [p.assignment for p in current.participants if p.assignment is not None]
         alone = sum(part.nproc for part in parts) == 1
-        self._next_at = math.inf if alone else now + self.timing.sampling
+        self._next_at = math.inf if alone else now + SOON
 
     def next_deadline(self) -> float:
         return self._next_at

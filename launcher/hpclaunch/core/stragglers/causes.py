@@ -26,15 +26,19 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> str:
     if not (late and others):
         return ""
     more = _more(loads, late, others)
-    if more.throttled >= MORE:
-        return f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time"
-    if more.queued >= MORE:
-        return f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them"
-    if more.blocked >= MORE:
-        return f"it waits for storage for {more.blocked:.0%} of the time"
-    if more.cpu >= MORE:
-        return f"it computes for {more.cpu:.0%} of the time more: more work, or a slower processor"
-    return UNKNOWN
+    shares = {
+        f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time": more.throttled,
+        # A thread that is stopped by a quota waits for a CPU as well.
+        f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them": (
+            more.queued - more.throttled
+        ),
+        f"it waits for storage for {more.blocked:.0%} of the time": more.blocked,
+        f"it computes for {more.cpu:.0%} of the time more: more work, or a slower processor": (
+            more.cpu
+        ),
+    }
+    why = max(shares, key=lambda why: shares[why])
+    return why if shares[why] >= MORE else UNKNOWN
 
 
 def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> Load:
