@@ -20,7 +20,7 @@ def together(traces: Mapping[int, Trace]) -> tuple[Arrivals, ...]:
 
 
 def _of_group(group: str, traces: Mapping[int, Trace]) -> Iterator[Arrivals]:
-    ranks = {rank: trace[group] for rank, trace in traces.items() if trace.get(group)}
+    ranks = {rank: trace[group] for rank, trace in traces.items() if group in trace}
     numbers = sorted(set.intersection(*(set(times) for times in ranks.values())))
     if not numbers:
         return

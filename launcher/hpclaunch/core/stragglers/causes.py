@@ -27,7 +27,9 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> str:
         return ""
     more = _more(loads, late, others)
     shares = {
-        f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time": more.throttled,
+        f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time": (
+            more.throttled
+        ),
         # A thread that is stopped by a quota waits for a CPU as well.
         f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them": (
             more.queued - more.throttled
