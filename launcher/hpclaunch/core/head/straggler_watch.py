@@ -148,10 +148,8 @@ def _far(samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
 
 
 def _who(current: Round, straggler: Straggler) -> str:
-    host = next((p.host for p in current.participants if p.place.index == straggler.agent), "")
-    if straggler.rank == NO_RANK:
-        return f"{host} is"
-    return f"rank {straggler.rank} on {host} is"
+    host = next(p.host for p in current.participants if p.place.index == straggler.agent)
+    return f"{host} is" if straggler.rank == NO_RANK else f"rank {straggler.rank} on {host} is"
 
 
 def _account(who: str, late: Late, why: str) -> str:

@@ -357,6 +357,7 @@ class Arrivals:
     """When the workers of one agent began collectives of a process group, one after the other."""
 
     group: str  # as torch names it
+    members: int  # how many of these workers are in it
     first: int  # the number of the first one
     base: float  # seconds
     usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`

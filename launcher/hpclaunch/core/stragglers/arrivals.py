@@ -35,4 +35,4 @@ def _of_group(group: str, traces: Mapping[int, Trace]) -> Iterator[Arrivals]:
         usual.append((half - base) // 1000)
         late.append((when - half) // 1000)
         last.append(rank)
-    yield Arrivals(group, first, base / 1e9, tuple(usual), tuple(late), tuple(last))
+    yield Arrivals(group, len(ranks), first, base / 1e9, tuple(usual), tuple(late), tuple(last))

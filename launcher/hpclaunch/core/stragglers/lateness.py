@@ -40,7 +40,7 @@ class LastArrival:
 
     at: float  # on the head's clock
     agent: int  # of the last one
-    rank: int
+    rank: int  # NO_RANK: half of this agent's are about as late
     late: float  # seconds after half of the ranks
 
 
@@ -62,7 +62,7 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     begun = last_arrivals[0].at
     worst: dict[int, LastArrival] = {}  # of each step
     for each in last_arrivals:
-        number = int((each.at - begun) / pace)
+        number = int((each.at - begun) / pace + 0.5)  # what comes together counts as one
         if number not in worst or each.late > worst[number].late:
             worst[number] = each
     last = max(worst)
@@ -114,8 +114,10 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
             seen = {agent: _seen(samples[agent], agents[agent], number) for agent in agents}
             half = lower_median(usual for usual, _, _ in seen.values())
             agent = max(seen, key=lambda agent: seen[agent][1])
-            _, at, rank = seen[agent]
+            usual, at, rank = seen[agent]
             late = at - half
+            if agents[agent].members > 1 and at - usual < late / 2:
+                rank = NO_RANK
             yield LastArrival(at, agent, rank, late if late > 2 * max(errors) else 0.0)
 
 
