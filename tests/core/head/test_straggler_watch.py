@@ -85,8 +85,9 @@ def test_an_agent_that_does_not_answer_is_not_waited_for():
 def test_a_node_that_is_far_away_is_not_late_by_itself():
     """Those that wait for its messages are late after them."""
     crew = training()
-    for agent, delay in enumerate((0.0002, 0.0002, 0.08)):
-        crew.samples[agent] = sample(agent, 0.15 * (agent == 1), delay=delay)
+    ways = {0: ("10.0.0.2", 0.0002), 1: ("10.0.0.3", 0.08), 2: ("10.0.0.1", 0.08)}
+    for agent, way in ways.items():
+        crew.samples[agent] = sample(agent, 0.15 * (agent == 1), ways=(way,))
     crew.until(60.0)
     (account,) = (text for text in crew.said if "straggler" in text)
     assert account.splitlines() == [

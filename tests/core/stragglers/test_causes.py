@@ -46,24 +46,39 @@ def test_ranks_of_which_nothing_is_known():
     assert cause({0: Sample(1, 1.0), 1: samples()[1]}, 0, 0) == ""
 
 
+def between(**delays):
+    """Of pairs of nodes: a_b is the way from a to b."""
+    ways = {}
+    for pair, delay in delays.items():
+        one, other = pair.split("_")
+        ways.setdefault(one, {})[other] = delay
+        ways.setdefault(other, {})
+    return ways
+
+
+NEAR, FAR = 0.0002, 0.02
+
+
 @pytest.mark.parametrize(
-    ("delays", "far"),
+    ("ways", "far"),
     [
-        ((0.0002, 0.0203, 0.0002), 1),
-        ((0.0002, 0.0008, 0.0001), None),  # it is not much
-        ((0.02, 0.03, 0.02), None),  # it is so everywhere
-        ((0.0002, 0.02), None),  # which end it is, nobody knows
-        ((0.0002, 0.02, 0.0), None),  # one has no connection to another node
-        ((0.0002, 0.0002, 0.0002, 0.05), 3),
+        (between(a_b=FAR, b_c=FAR, c_a=NEAR), "b"),
+        (between(a_b=FAR, b_a=FAR, b_c=FAR, c_b=FAR, a_c=NEAR, c_a=NEAR), "b"),
+        (between(a_b=FAR, b_c=NEAR, c_a=NEAR), None),  # one way only, by chance
+        (between(a_b=0.0008, b_c=0.0008, c_a=0.0001), None),  # it is not much
+        (between(a_b=FAR, b_c=FAR, c_a=FAR), None),
+        (between(a_b=FAR, b_a=FAR), None),  # which end it is, nobody knows
+        (between(a_b=NEAR, b_c=NEAR, c_d=0.05, d_a=0.04), "d"),
+        ({}, None),
+        ({"a": {}}, None),
     ],
 )
-def test_a_node_that_is_far_from_all_others(delays, far):
-    found = far_node({agent: Sample(1, 1.0, delay=d) for agent, d in enumerate(delays)})
-    assert (None if found is None else found.agent) == far
+def test_a_node_that_is_far_from_all_others(ways, far):
+    found = far_node(ways)
+    assert (None if found is None else found.address) == far
 
 
 def test_how_far_it_is():
-    found = far_node({agent: Sample(1, 1.0, delay=d) for agent, d in enumerate((2e-4, 0.02, 2e-4))})
-    assert found.account == (
+    assert far_node(between(a_b=FAR, b_c=FAR, c_a=NEAR)).account == (
         "the network: its messages take 20.0 ms to other nodes and back (usual: 0.2 ms)"
     )

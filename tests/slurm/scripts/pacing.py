@@ -1,4 +1,5 @@
-"""Trains for SECONDS, with steps of 0.1 s; SLOW=KIND:RANK:FACTOR slows one rank down so much:
+"""Trains for SECONDS, with steps of 0.1 s; SLOW=KIND:WHO:FACTOR slows a rank, or the ranks of a
+node, down so much:
 
 loader   its batches come late
 compute  it has more to compute
@@ -85,10 +86,13 @@ def main():
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     rank = dist.get_rank()
-    kind, at, factor = os.environ.get("SLOW", ":-1:1").split(":")
-    kind, more = (kind, float(factor) - 1) if rank == int(at) else ("", 0.0)
+    kind, at, factor = os.environ.get("SLOW", "::1").split(":")
+    here = at in (str(rank), os.environ.get("SLURMD_NODENAME"))
+    kind, more = (kind, float(factor) - 1) if here else ("", 0.0)
     work = computes if os.environ.get("WORK") == "compute" else time.sleep
     saves, saved_at = os.environ.get("SAVES"), time.monotonic()
+    if saves:
+        os.makedirs(saves, exist_ok=True)
     storage = Storage() if kind == "storage" else None
     if kind == "quota":
         limit_cpu(1 + more)
@@ -99,6 +103,9 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     end = time.monotonic() + float(os.environ.get("SECONDS", "40"))
     over, steps = torch.zeros(1), 0
+    dist.barrier()
+    sys.stdout.write(f"rank {rank} trains\n")
+    sys.stdout.flush()
     while not over:
         if kind == "loader":
             time.sleep(more * STEP)

@@ -69,7 +69,7 @@ class StragglerWatch:
         return []
 
     def _judge(self, current: Round, samples: Mapping[int, Sample]) -> list[Effect]:
-        finding, why = _find(samples)
+        finding, why = _find(current, samples)
         if not finding.steps:
             return []
         self._found.append(finding)
@@ -124,27 +124,31 @@ def _makes_steps(current: Round) -> bool:
     return True
 
 
-def _find(samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
+def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
     """Who is late, and why."""
     found = lateness.find(samples)
-    if (far := _far(samples)) is not None:
+    if (far := _far(current, samples)) is not None:
         late, why = far
         return Lateness(max(1, found.steps), late), why
-    late_one = found.late
-    why = "" if late_one is None else causes.cause(samples, late_one.agent, late_one.rank)
-    return found, why
+    one = found.late
+    return found, "" if one is None else causes.cause(samples, one.agent, one.rank)
 
 
-def _far(samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
+def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
     """A node for whose messages the others wait. Who is late then is no matter of its own speed."""
-    far = causes.far_node(samples)
+    addresses = {p.place.index: p.report.address for p in current.participants if p.report}
+    ways: dict[str, dict[str, float]] = {}
+    for agent, sample in samples.items():
+        ways.setdefault(addresses[agent], {}).update(sample.ways)
+    far = causes.far_node(ways)
     if far is None:
         return None
     pace = max(sample.pace for sample in samples.values())
     cost = far.delay * lateness.collectives_a_step(samples)
     if not pace or cost < lateness.LEAST * pace:
         return None
-    return Late(far.agent, NO_RANK, min(cost, pace), pace), far.account
+    agent = next(agent for agent in samples if addresses[agent] == far.address)
+    return Late(agent, NO_RANK, min(cost, pace), pace), far.account
 
 
 def _who(current: Round, straggler: Straggler) -> str:
