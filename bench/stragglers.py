@@ -2,7 +2,7 @@
 none is slow, to see that none is named.
 
     python bench/stragglers.py [--slow 12] [--healthy 12] [--workers 3] [--seed N] [--jobs 1]
-                               [--factor 1.3] [--kinds KIND,...]
+                               [--factor 1.3] [--seconds 45] [--kinds KIND,...]
 
 Each job trains with DDP (`tests/slurm/scripts/pacing.py`) on this machine, half of the healthy ones
 with the CPU busy in their steps. The time is from the first line of the job to the line that names
@@ -35,7 +35,6 @@ CAUSES = {
     "stolen": "it waits for a CPU",
 }
 COMPUTING = {"quota", "stolen"}
-SECONDS = 45
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,11 @@ class Named:
     cause: bool  # so was the right cause
 
 
-def run(job, workers, factor):
-    workers = min(workers, os.cpu_count() or 1) if job.computes else workers
+def run(job, options):
+    workers = min(options.workers, os.cpu_count() or 1) if job.computes else options.workers
     with tempfile.TemporaryDirectory() as directory:
-        environ = {**os.environ, "SECONDS": str(SECONDS)}
-        environ |= {"SLOW": f"{job.kind}:{job.rank}:{factor}"} if job.kind else {}
+        environ = {**os.environ, "SECONDS": str(options.seconds)}
+        environ |= {"SLOW": f"{job.kind}:{job.rank}:{options.factor}"} if job.kind else {}
         environ |= {"WORK": "compute"} if job.computes else {}
         begun = time.monotonic()
         process = subprocess.Popen(
@@ -93,6 +92,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="at a time")
     parser.add_argument("--factor", type=float, default=1.3)
+    parser.add_argument("--seconds", type=float, default=45.0, help="for which each job trains")
     parser.add_argument("--kinds", default=",".join(CAUSES))
     options = parser.parse_args()
     rng = random.Random(options.seed)
@@ -106,7 +106,7 @@ def main():
     rng.shuffle(jobs)
     by_kind = defaultdict(list)
     with ThreadPoolExecutor(options.jobs) as pool:
-        for named in pool.map(lambda job: run(job, options.workers, options.factor), jobs):
+        for named in pool.map(lambda job: run(job, options), jobs):
             by_kind[named.kind].append(named)
     print("kind      jobs named  median  longest  rank  cause")
     for kind in (*kinds, "healthy"):
