@@ -92,15 +92,16 @@ class StragglerWatch:
         agents: set[int] = set()
         ranks: set[int] = set()
         steps = samples = 0
-        for finding in reversed(self._found):
-            if finding.late is None:
+        for found in reversed(self._found):
+            if found.late is None:
                 return None
-            agents.add(finding.late.agent)
-            ranks.add(finding.late.rank)
-            steps, samples = steps + finding.steps, samples + 1
+            agents.add(found.late.agent)
+            ranks.add(found.late.rank)
+            steps, samples = steps + found.steps, samples + 1
             if samples >= LEAST_SAMPLES and steps >= LEAST_STEPS:
                 break
-        if len(agents) > 1 or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
+        one_by_one = len(ranks - {NO_RANK}) > 1
+        if len(agents) > 1 or one_by_one or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
             return None
         return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
 

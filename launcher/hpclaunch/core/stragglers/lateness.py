@@ -76,9 +76,11 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     cost = costs[agent]
     own = {number: step for number, step in worst.items() if step.agent == agent}
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
-    if not enough or not _is_spread(own, steps, pace):
+    rank = _mostly(own.values())
+    nobody = rank == NO_RANK and len(samples) == 1
+    if not enough or nobody or not _is_spread(own, steps, pace):
         return Lateness(steps, None)
-    return Lateness(steps, Late(agent, _mostly(own.values()), cost / steps, pace))
+    return Lateness(steps, Late(agent, rank, cost / steps, pace))
 
 
 def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
