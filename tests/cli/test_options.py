@@ -290,7 +290,7 @@ class TestParsing:
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
-            "progress",
+            *("progress", "replace_stragglers"),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),
             *("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),

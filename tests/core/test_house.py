@@ -40,12 +40,12 @@ PURE = {
 }
 # What each room may import of the package.
 PARTS = (
-    *("protocol", "consensus", "placement", "health", "hangs", "source", "head", "member"),
-    "control",
+    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "source"),
+    *("head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
-RULES = {"core.consensus", "core.placement", "core.health", "core.hangs"}
+RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"}
 OF_BOTH = ("worker.json_lines", "worker.private_files")  # the agent's side and the worker's
 ALLOWED = {
     "core.protocol": set(),
@@ -53,6 +53,7 @@ ALLOWED = {
     "core.placement": NOUNS,
     "core.health": NOUNS,
     "core.hangs": NOUNS,
+    "core.stragglers": NOUNS,
     "core.source": NOUNS,
     "core.head": NOUNS | RULES,
     "core.member": NOUNS | RULES,

@@ -37,7 +37,7 @@ from ..system.logs.journal.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import evidence, post_mortem
+from . import evidence, post_mortem, sampling
 from .config import Config
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
@@ -272,6 +272,8 @@ class Agent:
                 self._deliver(events.WorkersSeen(**{**seen, "steps": tuple(seen["steps"])}))
             case {"event": "evidence", "number": number, "ranks": ranks}:
                 self._deliver(*self._take_evidence(number, ranks))
+            case {"event": "sample", "number": number, "ranks": ranks, "delay": delay}:
+                self._deliver(events.SampleTaken(sampling.sample_of(number, ranks, delay)))
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)
@@ -391,6 +393,8 @@ class Agent:
                 self.forkserver.keep(until)
             case effects.GatherEvidence(number=number):
                 self.forkserver.gather(number)
+            case effects.TakeSample(number=number):
+                self.forkserver.sample(number)
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers() | effects.KillWorkers() if self._starting is not None:

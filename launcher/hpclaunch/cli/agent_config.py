@@ -115,6 +115,7 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
         isolate=_isolate(options),
         health=options.health == "on",
         preflight=options.preflight,
+        replaces_stragglers=_replaces_stragglers(options),
         saves=options.checkpoint_dir is not None,
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
@@ -146,6 +147,12 @@ def _isolate(options: argparse.Namespace) -> bool:
     """Whether every worker is to see its own GPUs only: under MPS it has to."""
     own = options.virtual_local_rank or options.gpus_per_worker > 1
     return bool(own or options.mps == "on")
+
+
+def _replaces_stragglers(options: argparse.Namespace) -> bool:
+    if options.replace_stragglers and options.checkpoint_dir is None:
+        raise UsageError("--replace-stragglers needs --checkpoint-dir, to lose no work with it")
+    return bool(options.replace_stragglers)
 
 
 def _grow(options: argparse.Namespace) -> Grow:

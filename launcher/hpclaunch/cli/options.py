@@ -234,6 +234,12 @@ def _add_health(add: Callable[..., None]) -> None:
         "(default: %(default)s)",
     )
     add(
+        "--replace-stragglers",
+        action="store_true",
+        help="a node for whose workers the others wait, step after step, gives its place to a spare "
+        "(see --nnodes MIN:MAX) at the next checkpoint; needs --checkpoint-dir",
+    )
+    add(
         "--wait-for-nodes",
         type=values.seconds,
         default=DEFAULTS.wait,

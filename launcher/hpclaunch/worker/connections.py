@@ -6,7 +6,17 @@ import socket
 import struct
 import sys
 
-Connection = collections.namedtuple("Connection", ["bytes", "unacknowledged", "sent", "received"])
+Connection = collections.namedtuple(
+    "Connection",
+    [
+        "bytes",
+        "unacknowledged",
+        "sent",
+        "received",
+        "is_remote",  # its other end is on another node
+        "delay",  # seconds for a packet and its acknowledgement, smoothed
+    ],
+)
 
 
 def sockets_of(pid):
@@ -27,8 +37,8 @@ INET_DIAG_INFO = 2  # an attribute, a struct tcp_info
 CONNECTED = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8  # also those that are being opened or closed
 HEADER, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
 REQUEST = struct.Struct("=BBBxI48x")
-MESSAGE = struct.Struct("=BBBB48xIIIII")
-AGES, AMOUNTS = struct.Struct("=44xIIII"), struct.Struct("=120xQQ")
+MESSAGE = struct.Struct("=BBBB4x16s16s12xIIIII")
+AGES, DELAY, AMOUNTS = map(struct.Struct, ("=44xIIII", "=68xI", "=120xQQ"))
 
 
 def tcp_connections():
@@ -49,11 +59,14 @@ def _dump():
             size = HEADER.size + len(request)
             kernel.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, flags, 1, 0) + request)
             for message in _answers(kernel):
-                *_, unacknowledged, _, inode = MESSAGE.unpack_from(message)
+                *_, own, other, _, _, unacknowledged, _, inode = MESSAGE.unpack_from(message)
                 info = _attribute(message, INET_DIAG_INFO)
                 sent, _, received, _ = AGES.unpack_from(info)
                 amount = sum(AMOUNTS.unpack_from(info))
-                found[inode] = Connection(amount, unacknowledged, sent, received)
+                delay = DELAY.unpack_from(info)[0] / 1e6
+                found[inode] = Connection(
+                    amount, unacknowledged, sent, received, own != other, delay
+                )
     return found
 
 

@@ -22,6 +22,8 @@ blocked.
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
+    {"op": "sample", "number": N}                  {"event": "sample", "number": N, "ranks": [...],
+                                                    "delay": SECONDS}
     {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
                                                        "ranks": [...]}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
@@ -49,7 +51,7 @@ script did; a start waits for the first one only. This process itself is one thr
 CUDA or ZeroMQ.
 
 With "progress" it is told how far the workers have come, and where they are when it is asked
-(`progress_watch.py`).
+(`progress_watch.py`); and with "sample", how they keep pace (`sampler.py`).
 
 At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
 agent does: others may be about to go on without this node. If they do not, because all have been
@@ -85,6 +87,7 @@ from .processes import (
     to_group,
 )
 from .progress_watch import GATHERING, ONE_BY_ONE, ProgressWatch
+from .sampler import Sampler
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -134,6 +137,7 @@ class ForkServer:
         self.lessons = Lessons()
         self.progress = ProgressWatch()
         self.gathering: Any = None  # (when to tell the evidence, its number), once it was asked for
+        self.sampler = Sampler(self.progress)
         self.board = NoticeBoard()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -189,7 +193,7 @@ class ForkServer:
         if self.gathering is not None:
             ends += [max(0, 1000 * (self.gathering[0] - time.monotonic()))]
         elif not (self.held or self.stopping):
-            ends += [self.progress.left()]
+            ends += [self.progress.left(), self.sampler.left()]
         successor = self.template.successor
         if successor is not None:
             ends += [max(0, 1000 * (successor.limit - time.monotonic()))]
@@ -213,6 +217,7 @@ class ForkServer:
     def on_start(self, workers, env, store, peers, warm, learn, progress, terminals, size):
         self.store.begin(store, peers)
         self.progress.begin(workers, told=progress)
+        self.sampler.begin()
         had = self.terminals.pid
         self.terminals.give(workers, terminals, size)
         if self.terminals.pid != had:
@@ -224,8 +229,13 @@ class ForkServer:
             self.on_lease_over()
         self.proceed()
 
+    def on_sample(self, number):
+        if self.running and self.gathering is None:
+            self.sampler.ask(number, self.pids())
+
     def on_gather(self, number):
         if self.running:
+            self.sampler.cancel()  # its answers would mix
             self.gathering = (time.monotonic() + GATHERING, number)
             self.progress.ask(self.pids())
 
@@ -376,6 +386,9 @@ class ForkServer:
             told = self.progress.look(self.pids(), at_once=at_once)
             if told is not None:
                 self.tell("progress", **told)
+            told = self.sampler.look(self.pids())
+            if told is not None:
+                self.tell("sample", **told)
 
     def learn(self, ready):
         lesson = self.lessons.take(ready)
@@ -541,6 +554,7 @@ class ForkServer:
         if self.running and self.request is None and not self.workers and self.sweep():
             self.running = self.held = False
             self.gathering = None
+            self.sampler.cancel()
             self.progress.end()
             self.tell_flushed(None, "gone")
 

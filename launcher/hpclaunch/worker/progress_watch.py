@@ -204,6 +204,26 @@ class ProgressWatch:
             cpu += used - used_before
         return moved, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
 
+    # How they keep pace
+
+    def ask_arrivals(self, pids):
+        """Have all of them tell when they began their last collectives: `arrivals_of` has it."""
+        if self._files is not None:
+            self._files.empty_answers()
+            for rank in pids:
+                self._files.request(self._workers[rank].slot, page.ARRIVALS)
+
+    def arrivals_of(self, rank):
+        """{process group: {number: when}}; {} if it has not told."""
+        if self._files is None:
+            return {}
+        answer = self._files.answer(self._workers[rank].slot, "arrivals")
+        return {} if answer is None else answer["arrivals"]
+
+    def steps_of(self, rank):
+        """(steps so far, the time of the last one)"""
+        return (0, 0.0) if self._files is None else self._files.slot(self._workers[rank].slot)[:2]
+
     # Where they are
 
     def ask(self, pids):
@@ -212,14 +232,15 @@ class ProgressWatch:
         self._asked, self._others, self._marks = {}, {}, {}
         if self._files is None:
             return
-        self._files.empty()
+        self._files.empty_stacks()
+        self._files.empty_answers()
         for worker in self._workers.values():  # what they do now, they do because they are asked
             worker.work = None
         self._traffic = None
         for rank, pid in pids.items():
             self._asked[rank] = cpu_of(pid)
             slot = self._workers[rank].slot
-            self._files.request(slot)
+            self._files.request(slot, page.ENTRIES)
             answerer = self._files.answerer(slot)
             stacks = self._files.path_of_stacks(slot)
             # For any other program the signal could be the end.
@@ -260,7 +281,7 @@ class ProgressWatch:
             "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
             "stacks": texts[0][1] if texts else "",
             "forked": [each for each in texts[1:] if each[1]],
-            "records": self._files.records(worker.slot),
+            "records": self._files.answer(worker.slot, "entries"),
             "processes": [described(process) for process in tree(pid)],
         }
 
@@ -310,13 +331,17 @@ class SharedFiles:
     def _field(self, slot, field):
         return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
 
-    def empty(self):
-        for fd in (*self._stacks, *self._records):
+    def empty_stacks(self):
+        for fd in self._stacks:
             os.ftruncate(fd, 0)
 
-    def request(self, slot):
+    def empty_answers(self):
+        for fd in self._records:
+            os.ftruncate(fd, 0)
+
+    def request(self, slot, what):
         try:
-            os.write(self._pipes[slot][1], b".")
+            os.write(self._pipes[slot][1], what)
         except BlockingIOError:
             pass  # nobody answers there
 
@@ -329,13 +354,16 @@ class SharedFiles:
     def stacks(self, slot):
         return os.pread(self._stacks[slot], MOST, 0)
 
-    def records(self, slot):
-        text = os.pread(self._records[slot], MOST, 0)
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return None  # nothing is there, or only half of it
-        return found if isinstance(found, dict) else None
+    def answer(self, slot, name):
+        """The newest line that has this; None if there is none, or only half of it."""
+        for line in reversed(os.pread(self._records[slot], MOST, 0).splitlines()):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(found, dict) and name in found:
+                return found
+        return None
 
 
 def tree(pid):

@@ -14,7 +14,7 @@ from ..protocol.effects import ChooseCheckpoint, Effect, Say
 from ..protocol.events import CheckpointChosen
 from ..protocol.model import EXIT_LOST, Job, Look, Seen, Tally, Verdict, checksum
 from .restarts import Budget
-from .roster import Peer, Stragglers, hosts_of
+from .roster import Awaited, Peer, hosts_of
 
 FAILED_TWICE = "the job failed twice while it was resuming from it"
 NO_STEP_IN_NAME = (
@@ -42,7 +42,7 @@ class CheckpointChoice:
         self._tally_before: Tally | None = None  # the tally before the first choice was rejected
         self._accepts_rejected = False  # there is nothing better
         self._unseen = ""  # why a checkpoint was passed over that some agent does not see
-        self._not_answered = Stragglers()
+        self._not_answered = Awaited()
         self._waited_for: list[Peer] = []
         self._since = self._asked_at = 0.0
         self._give_up_at = math.inf  # until then, agents may yet come to see it; inf: no longer
@@ -85,7 +85,7 @@ class CheckpointChoice:
         """
         if now >= self._give_up_at:
             self._give_up_at = math.inf
-            self._not_answered = Stragglers()
+            self._not_answered = Awaited()
         if now < self._notice_at:
             return []
         self._notice_at = now + self.job.timing.next_notice
@@ -158,7 +158,7 @@ class CheckpointChoice:
             self._give_up_at = math.inf if self.job.local else now + limit
             self._asked_at, self._notice_at = now, now + self.job.timing.next_notice
         self._look = Look(choice.path, choice.mark, choice.size, choice.time, rounds=choice.rounds)
-        self._not_answered = Stragglers()
+        self._not_answered = Awaited()
         self.asked += 1
         return []
 

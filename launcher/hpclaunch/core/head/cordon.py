@@ -8,6 +8,7 @@ from ..protocol.model import Job
 from .roster import Peer, Roster
 
 AGAIN = "its workers, and no others, have failed again and again"
+SLOW = "the others have waited for its workers, step after step"
 
 
 class Cordon:
@@ -35,16 +36,26 @@ def cordon(roster: Roster, host: str) -> str:
     """Cordon a node whose workers alone have failed in the last rounds. Returns the line for the
     user.
     """
-    for peer in roster:
-        if peer.host == host:
-            peer.cordoned = AGAIN
-    roster.changed()
+    _cordon(roster, host, AGAIN)
     return f"{host} is cordoned: its workers have failed again, and there is a spare"
 
 
+def relieve(roster: Roster, host: str) -> str:
+    """The same for one with a straggler, for which a spare is there."""
+    _cordon(roster, host, SLOW)
+    return f"ending the round: a spare takes the place of {host}, for whose workers the others wait"
+
+
+def _cordon(roster: Roster, host: str, why: str) -> None:
+    for peer in roster:
+        if peer.host == host:
+            peer.cordoned = why
+    roster.changed()
+
+
 def uncordon(roster: Roster) -> None:
-    """Let all nodes take part again whose workers have failed: too few others are left. Nodes that
-    are unfit stay cordoned.
+    """Let all nodes take part again whose workers have failed, or were slow: too few others are
+    left. Nodes that are unfit stay cordoned.
     """
     for peer in roster:
         peer.cordoned = ""

@@ -1,4 +1,6 @@
-"""When to end a round so that nodes that have come, or come back, can take part in a larger one."""
+"""When to end a round so that other nodes can take part in the next one: nodes that have come, or
+come back, and spares in place of stragglers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from .roster import Roster
 
 
 class Growth:
-    """Nodes that have come take part in the next round in any case. This decides whether to end
-    the running round for their sake.
+    """Nodes that have come take part in the next round in any case. This tells whether to end the
+    running round for their sake.
     """
 
     def __init__(self, job: Job, roster: Roster) -> None:
@@ -54,14 +56,17 @@ class Growth:
 
     @property
     def is_worthwhile(self) -> bool:
-        """Whether the round may be ended now: at once, or because a new checkpoint was saved, so
-        that little work is lost.
-        """
-        return self.job.grow is Grow.NOW or self._newest != self._base
+        """Whether the round may be ended now for the sake of newcomers."""
+        return self.job.grow is Grow.NOW or self.has_new_checkpoint
+
+    @property
+    def has_new_checkpoint(self) -> bool:
+        """Whether one was saved in this round, so that little work is lost with it."""
+        return self._newest != self._base
 
     def look(self, search: ChooseCheckpoint, now: float) -> list[Effect]:
         """Search for a new checkpoint if it is time to do so."""
-        if self.job.grow is not Grow.CHECKPOINT or (now < self._look_at and not self._looking):
+        if now < self._look_at and not self._looking:
             return []
         # Put off while a search is running, so that the interval counts from the end of a search.
         self._look_at = now + self.job.timing.look

@@ -28,12 +28,12 @@ from ..protocol.events import (
     Tick,
 )
 from ..protocol.messages import PlaceGiven, Report
-from ..protocol.model import HEAD, Heads, Job, Phase, Verdict
+from ..protocol.model import HEAD, Grow, Heads, Job, Phase, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
 from . import restarts
 from .checkpoint_choice import CheckpointChoice
-from .cordon import Cordon, at_the_end, cordon
+from .cordon import Cordon, at_the_end, cordon, relieve
 from .explanations import Explanations
 from .growth import Growth
 from .hang_watch import HangWatch
@@ -41,8 +41,9 @@ from .loss_detection import LossDetector
 from .orders import Orders
 from .preface import NAMES, preface
 from .rendezvous import Rendezvous
-from .roster import Peer, Roster, Stragglers, all_in
+from .roster import Awaited, Peer, Roster, all_in
 from .round import End, Round
+from .straggler_watch import StragglerWatch
 from .takeover import Takeover, next_unused_round
 
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
@@ -77,6 +78,7 @@ class Head:
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
         self._hangs = HangWatch(job.timing)
+        self._stragglers = StragglerWatch(job.timing)
         self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
@@ -91,7 +93,7 @@ class Head:
         self._elsewhere: set[int] = set()  # agents that report to us, but belong to another head
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
-        self._still_stopping = Stragglers()
+        self._still_stopping = Awaited()
         self._beat_at = math.inf
         self._stage_since = 0.0
 
@@ -118,6 +120,7 @@ class Head:
                 deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
             deadlines += [self.lease.renewable_until, self._hangs.next_deadline()]
+            deadlines.append(self._stragglers.next_deadline())
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -478,6 +481,7 @@ class Head:
         self.current = Round(self.round, participants, groups, now, resumed, preflight)
         self.growth.begin()
         self._hangs.forget()
+        self._stragglers.begin(self.current, now)
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
         self._begins += not preflight
@@ -503,15 +507,18 @@ class Head:
             self._enter(Stage.STOPPING, now)
             return self._order_all(now)
         if not done or not self.lease.holds(now):
-            return self._look_for_hang(current, now)
+            return self._watch_workers(current, now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
 
-    def _look_for_hang(self, current: Round, now: float) -> list[Effect]:
+    def _watch_workers(self, current: Round, now: float) -> list[Effect]:
         is_last = self.budget.is_last(saves=self.job.saves)
-        said = self._hangs.check(current, now, is_last=is_last)
-        return [] if said is None else said + self._order_all(now)
+        hang = self._hangs.check(current, now, is_last=is_last)
+        straggler = self._stragglers.check(current, now)
+        if hang is None and straggler is None:
+            return []
+        return (hang or []) + (straggler or []) + self._order_all(now)
 
     @property
     def _current_round(self) -> Round:
@@ -519,16 +526,32 @@ class Head:
         return self.current
 
     def _grow(self, now: float) -> list[Effect]:
-        """End the round if nodes have come that can take part in a larger one, and it is time."""
+        """End the round if it is time to go on with other nodes: with newcomers in a larger one, or
+        with a spare in place of a straggler.
+        """
         current = self._current_round
-        hosts = self.growth.newcomers(current.groups, current.number)
-        if not hosts or current.is_preflight or current.ends:
+        if current.is_preflight or current.ends:
             return []
-        if not self.growth.is_worthwhile:
+        hosts = self.growth.newcomers(current.groups, current.number)
+        slow = self._replaceable_straggler(current)
+        if slow and self.growth.has_new_checkpoint:
+            said = relieve(self.roster, slow)
+        elif hosts and self.growth.is_worthwhile:
+            said = f"ending the round, to go on with {some(hosts, NAMES)}"
+        elif slow or (hosts and self.job.grow is Grow.CHECKPOINT):
             return self.growth.look(self._choosing.search, now)
+        else:
+            return []
         current.ends.add(End.GROWTH)
-        said = Say(f"ending the round, to go on with {some(hosts, NAMES)}")
-        return [said, *self._advance(now, ticked=False)]
+        return [Say(said), *self._advance(now, ticked=False)]
+
+    def _replaceable_straggler(self, current: Round) -> str:
+        """Its host; "" if there is none, or no spare for it."""
+        named = self._stragglers.named
+        spares = self.roster.nodes.difference(current.groups)
+        if named is None or not (self.job.replaces_stragglers and self.job.saves and spares):
+            return ""
+        return self.roster[named.agent].host
 
     def _stopping_step(self, now: float) -> list[Effect]:
         """Go on, to the next round or to the end, once no worker of this round is left anywhere."""
@@ -582,7 +605,13 @@ class Head:
     def _order(self, peer: Peer, now: float) -> Send:
         look = self._choosing.look(peer) if self.stage is Stage.CHOOSING else None
         goal = GOAL[self.stage]
-        gather = self._hangs.gather
         return self._orders.order(
-            peer, goal, self.round, now, verdict=self.verdict, look=look, gather=gather
+            peer,
+            goal,
+            self.round,
+            now,
+            verdict=self.verdict,
+            look=look,
+            gather=self._hangs.gather,
+            sample=self._stragglers.number,
         )

@@ -25,12 +25,13 @@ class Orders:
         verdict: Verdict | None = None,
         look: Look | None = None,
         gather: int = 0,
+        sample: int = 0,
     ) -> Send:
         """Return the next order for an agent: `goal` for round `number`.
 
         `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
-        `look` is the checkpoint to look at, for a WAIT; `gather` is the number of the evidence to
-        gather, for a RUN.
+        `look` is the checkpoint to look at, for a WAIT; `gather` and `sample` are the numbers of
+        the evidence to gather and of the sample to take, for a RUN.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
@@ -56,6 +57,8 @@ class Orders:
             tenure=self.lease.tenure,
             look=look if goal is Goal.WAIT else None,
             gather=gather if goal is Goal.RUN else 0,
+            sample=sample if goal is Goal.RUN else 0,
+            clock=round(now, 6),
         )
         presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

@@ -9,7 +9,7 @@ from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Diagnose, Effect, Say
 from ..protocol.model import EXIT_LOST, Job, Phase, Verdict
 from .cordon import uncordon
-from .roster import Peer, Roster, Stragglers, hosts_of
+from .roster import Awaited, Peer, Roster, hosts_of
 
 Groups = Callable[[], Collection[int]]
 
@@ -31,8 +31,8 @@ class Rendezvous:
         self._since = 0.0
         self._short_since = math.inf  # since when too few nodes, or no quorum, are left
         self._notice_at = math.inf
-        self._not_idle = Stragglers()
-        self._with_workers = Stragglers()
+        self._not_idle = Awaited()
+        self._with_workers = Awaited()
         self._arrivals_closed = False  # the wait for agents that were never heard is over
         # But the head has taken over, and still waits for the voters of its predecessor.
         self._taken_over = False

@@ -151,11 +151,11 @@ class Roster:
         return [self._peers[i] for i in sorted(self.absent)]
 
 
-class Stragglers:
+class Awaited:
     """The agents that the others wait for.
 
     The head asks for them again with every report. To make this cheap with thousands of agents,
-    the stragglers of the last time are asked first, and all agents only when none of these is left.
+    those of the last time are asked first, and all agents only when none of these is left.
     """
 
     def __init__(self) -> None:

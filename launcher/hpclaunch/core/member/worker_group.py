@@ -20,6 +20,7 @@ from ..protocol.effects import (
     SignalWorkers,
     StartWorkers,
     StopWorkers,
+    TakeSample,
 )
 from ..protocol.events import (
     Event,
@@ -28,6 +29,7 @@ from ..protocol.events import (
     GpusReady,
     HealthFound,
     LeaseOver,
+    SampleTaken,
     StoreEnded,
     StoreListening,
     WorkerExited,
@@ -43,6 +45,7 @@ from ..protocol.model import (
     Phase,
     Place,
     Progress,
+    Sample,
     Trouble,
     Verdict,
 )
@@ -77,6 +80,8 @@ class WorkerGroup:
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._gathering = 0  # the number of the evidence that was asked for last
+        self.sample: Sample | None = None  # what an order has asked for
+        self._sampling = 0  # the number of the sample that was asked for last
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
 
@@ -120,6 +125,8 @@ class WorkerGroup:
                 self._suspicion.saw(event)
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)
+            case SampleTaken(sample=sample) if sample.number == self._sampling:
+                self.sample = sample
             case WorkersGone():
                 return self._workers_gone()
             case LeaseOver():
@@ -139,7 +146,7 @@ class WorkerGroup:
         match order.goal:
             case Goal.RUN:
                 begun = self._run(order.assignment, now) if willing else []
-                return begun + self._gather(order)
+                return begun + self._gather(order) + self._take_sample(order)
             case Goal.STOP:
                 return self._leave_round(order.round, now, lost=order.lost)
             case Goal.END:
@@ -158,6 +165,7 @@ class WorkerGroup:
         self.exits = Exits()
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._evidence, self._gathering = None, 0
+        self.sample, self._sampling = None, 0
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -172,6 +180,16 @@ class WorkerGroup:
             return []
         self._evidence, self._gathering = None, order.gather
         return [GatherEvidence(order.gather)]
+
+    def _take_sample(self, order: Order) -> list[Effect]:
+        """As above. An order that asks for none says that the head has what it wants."""
+        if order.sample != self._sampling:
+            self.sample = None
+        running = self.phase is Phase.RUNNING and order.round == self.round
+        if order.sample <= self._sampling or not running:
+            return []
+        self._sampling = order.sample
+        return [TakeSample(order.sample)]
 
     def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:

@@ -108,6 +108,13 @@ class GatherEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeSample:
+    """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to the workers, except to those that have no handler and would be killed."""
 
@@ -160,6 +167,7 @@ Effect = (
     | StartWorkers
     | KeepWorkers
     | GatherEvidence
+    | TakeSample
     | SignalWorkers
     | StopWorkers
     | KillIdleWorkers

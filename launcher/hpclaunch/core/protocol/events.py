@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import RankState, Rounds, Seen, Trouble
+from .model import RankState, Rounds, Sample, Seen, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +168,13 @@ class EvidenceGathered:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleTaken:
+    """How the workers keep pace; answers a TakeSample."""
+
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
 
@@ -224,6 +231,7 @@ Event = (
     | WorkerExited
     | WorkersSeen
     | EvidenceGathered
+    | SampleTaken
     | WorkersGone
     | LeaseOver
     | ForkServerReplaced

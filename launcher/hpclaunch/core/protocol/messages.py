@@ -21,6 +21,7 @@ from .model import (
     Look,
     Phase,
     Progress,
+    Sample,
     Seen,
     Trouble,
     Verdict,
@@ -57,6 +58,7 @@ class Report:
     networks: tuple[str, ...] = ()  # from which its node connects to others; () in a job of one
     progress: Progress | None = None  # of its workers; None while none run
     evidence: Evidence | None = None  # what the last order asked for
+    sample: Sample | None = None  # what the last order asked for
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -74,6 +76,7 @@ class Report:
             self.seen,
             self.progress is not None and self.progress.suspected,
             self.evidence,
+            0 if self.sample is None else self.sample.number,
         )
 
 
@@ -95,11 +98,13 @@ class Order:
     tenure: int = 0  # the term in which this head began to lead
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
     gather: int = 0  # with RUN: the number of the evidence to gather; 0 for none
+    sample: int = 0  # with RUN: the number of the sample to take; 0 for none
+    clock: float = 0.0  # the head's, when it sent this
 
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two orders only if the later one says something new."""
-        return (self.term, self.goal, self.round, self.look, self.gather)
+        return (self.term, self.goal, self.round, self.look, self.gather, self.sample)
 
 
 @dataclass(frozen=True, slots=True)

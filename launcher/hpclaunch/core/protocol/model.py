@@ -1,7 +1,7 @@
 """The facts of a job: frozen values that events, messages and effects carry.
 
-Times are seconds on the monotonic clock of the agent that holds the value. They are never compared
-with a time of another machine.
+Times are seconds on the monotonic clock of the agent that holds the value. Only those of a `Sample`
+are compared with times of another machine, since it tells how far apart the clocks are.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ class Job:
     isolate: bool = False  # every worker sees its own GPUs only, even if no GPU is shared
     health: bool = False  # check the nodes' health before every round
     preflight: bool = False  # the first round measures the nodes
+    replaces_stragglers: bool = False  # spares take their places
     saves: bool = False  # the script saves checkpoints in a directory that we know
     local: bool = False  # each node has such a directory of its own
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
@@ -349,3 +350,41 @@ class Goal(str, Enum):
     RUN = "run"
     STOP = "stop"
     END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When the workers of one agent began collectives of a process group, one after the other."""
+
+    group: str  # as torch names it
+    first: int  # the number of the first one
+    base: float  # seconds
+    usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
+    late: tuple[int, ...]  # how much later the last of them did, in microseconds
+    last: tuple[int, ...]  # the rank of that one
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker and the processes below it have done since the last sample, in shares of the
+    time since then.
+    """
+
+    rank: int
+    cpu: float  # they used a CPU; more than 1 with several threads
+    queued: float  # the thread that did so the longest waited for one
+    throttled: float  # the quota of their cgroup was used up
+    blocked: float  # one of them waited for storage
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What an agent knows of its workers' pace, when it was asked."""
+
+    number: int  # of the order that asked for it
+    pace: float  # seconds for a step, since the last sample; 0: they make none
+    arrivals: tuple[Arrivals, ...] = ()
+    loads: tuple[Load, ...] = ()
+    delay: float = 0.0  # seconds to the nearest other node and back, over TCP; 0: not known
+    ahead: float = 0.0  # seconds by which the head's clock is ahead of that of the times above
+    error: float = 0.0  # it is wrong by no more

@@ -32,7 +32,8 @@ class Timing:
     hang: float = LEARNED  # workers that do nothing for so long hang; 0: they never do
     least_hang: float = 10.0  # what is learned is at least this
     early_hang: float = 600.0  # the same before the first steps: data is prepared, a compiler runs
-    gathering: float = 3.0  # wait for the agents' evidence of a hang
+    gathering: float = 3.0  # wait for the agents' evidence of a hang, or for a sample
+    sampling: float = 10.0  # between two samples of how the ranks keep pace
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time

@@ -106,6 +106,10 @@ class ForkServerClient(Helper):
         """Until when the workers may run: their lease."""
         self.ask(op="keep", until=until)
 
+    def sample(self, number: int) -> None:
+        """Find out how the workers keep pace: "sample"."""
+        self.ask(op="sample", number=number)
+
     def gather(self, number: int) -> None:
         """Find out where the workers are: "evidence"."""
         self.ask(op="gather", number=number)

@@ -8,8 +8,8 @@ there, from hooks in torch: each optimizer step, and the phase.
 
 STACKS is where faulthandler writes the stacks of all threads when the fork server sends SIGNAL, in
 C and without Python's lock. RECORDS is where torch's flight recorder is written for each byte from
-REQUESTS, by a thread that waits for it; that is Python, and a rank that is in a collective has let
-go of the lock.
+REQUESTS, as a line of JSON, by a thread that waits for it; that is Python, and a rank that is in a
+collective has let go of the lock.
 """
 
 import os
@@ -43,7 +43,9 @@ END = PHASES.index("end")
 OTHER = len(PHASES)  # whatever other name the script has given
 LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take much longer than a step
 
-MOST_ENTRIES = 500  # of a flight recorder
+# What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
+ENTRIES, ARRIVALS = b"e", b"a"
+MOST_ENTRIES, MOST_ARRIVALS = 500, 128  # of a flight recorder
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptor is not among the first, which scripts may count on.
@@ -334,17 +336,36 @@ def _answer(server, requests, records):
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL})
     try:
         with Opened(server, requests, os.O_RDONLY) as fd:
-            while os.read(fd, 1):
-                text = recorded()
-                with Opened(server, records, os.O_WRONLY) as to:
+            while asked := os.read(fd, 1):
+                text = arrived() if asked == ARRIVALS else recorded()
+                with Opened(server, records, os.O_WRONLY | os.O_APPEND) as to:
                     while text:
                         text = text[os.write(to, text) :]
-    except (OSError, RuntimeError, TypeError, ValueError):
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError):
         pass  # the fork server is gone, or this torch has another recorder
 
 
 def recorded():
-    """The last entries of torch's flight recorders, as JSON: NCCL's, and that of all backends."""
+    """The last entries of torch's flight recorders: NCCL's, and that of all backends."""
+    kept = [
+        {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
+        for entry in _entries()[-MOST_ENTRIES:]
+    ]
+    return _line({"entries": kept})
+
+
+def arrived():
+    """When the last collectives began: {process group: {number: ns on the monotonic clock}}."""
+    ahead = time.time_ns() - time.monotonic_ns()
+    groups: Any = {}
+    for entry in _entries()[-MOST_ARRIVALS:]:
+        if not entry["is_p2p"]:
+            times = groups.setdefault(entry["process_group"][0], {})
+            times.setdefault(entry["collective_seq_id"], entry["time_created_ns"] - ahead)
+    return _line({"arrivals": groups})
+
+
+def _entries():
     import json
 
     torch = sys.modules.get("torch")
@@ -355,11 +376,13 @@ def recorded():
         found = {} if dump is None else json.loads(dump(True, False))
         entries += found.get("entries", ())
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
-    kept = [
-        {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
-        for entry in entries[-MOST_ENTRIES:]
-    ]
-    return json.dumps({"entries": kept}).encode()
+    return entries
+
+
+def _line(value):
+    import json
+
+    return json.dumps(value).encode() + b"\n"
 
 
 progress = ProgressSlot()

@@ -1,0 +1,159 @@
+"""Awaited: the head has samples taken of how all ranks keep pace, and names who does not."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..protocol.effects import Effect, Say
+from ..protocol.model import NO_RANK, Phase, Sample
+from ..protocol.timing import Timing
+from ..stragglers import causes, lateness
+from ..stragglers.lateness import Late, Lateness
+from .round import Round
+
+LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, that tell the same
+FORGIVEN_AFTER = 3  # samples without it
+SOON = 1.0  # seconds until it is tried again, if the workers make no steps
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    agent: int
+    rank: int  # NO_RANK: several of this agent
+
+
+class StragglerWatch:
+    """Of one round. Once all agents that take part were asked, nobody waits for one that does not
+    answer.
+    """
+
+    def __init__(self, timing: Timing) -> None:
+        self.timing = timing
+        self.number = 0  # of the sample that is asked for; 0: none
+        self.named: Straggler | None = None
+        self._numbers = 0
+        self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
+        self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
+        self._without = 0  # samples in a row, since it was named
+
+    def begin(self, current: Round, now: float) -> None:
+        self.number, self.named = 0, None
+        self._found.clear()
+        parts = [p.assignment for p in current.participants if p.assignment is not None]
+        alone = sum(part.nproc for part in parts) == 1
+        self._next_at = math.inf if alone else now + self.timing.sampling
+
+    def next_deadline(self) -> float:
+        return self._next_at
+
+    def check(self, current: Round, now: float) -> list[Effect] | None:
+        """Return what to say, if all agents are to be sent new orders; None if they are not."""
+        if self.number:
+            samples = _samples(current, self.number)
+            if now < self._next_at and len(samples) < len(current.participants):
+                return None
+            self.number = 0
+            self._next_at = now + self.timing.sampling
+            return self._judge(current, samples)
+        if now < self._next_at:
+            return None
+        if not _makes_steps(current):
+            self._next_at = now + SOON
+            return None
+        self._numbers += 1
+        self.number = self._numbers
+        self._next_at = now + self.timing.gathering
+        return []
+
+    def _judge(self, current: Round, samples: Mapping[int, Sample]) -> list[Effect]:
+        finding, why = _find(samples)
+        if not finding.steps:
+            return []
+        self._found.append(finding)
+        late = finding.late
+        if late is None:
+            self._without += 1
+            if self.named is None or self._without < FORGIVEN_AFTER:
+                return []
+            who, self.named = _who(current, self.named), None
+            return [Say(f"{who} no longer a straggler")]
+        self._without = 0
+        straggler = self._same()
+        if straggler is None or straggler == self.named:
+            return []
+        self.named = straggler
+        return [Say(_account(_who(current, straggler), late, why))]
+
+    def _same(self) -> Straggler | None:
+        """Whom the last samples all tell of, if they are enough."""
+        agents: set[int] = set()
+        ranks: set[int] = set()
+        steps = samples = 0
+        for finding in reversed(self._found):
+            if finding.late is None:
+                return None
+            agents.add(finding.late.agent)
+            ranks.add(finding.late.rank)
+            steps, samples = steps + finding.steps, samples + 1
+            if samples >= LEAST_SAMPLES and steps >= LEAST_STEPS:
+                break
+        if len(agents) > 1 or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
+            return None
+        return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
+
+
+def _samples(current: Round, number: int) -> dict[int, Sample]:
+    found = {}
+    for peer in current.participants:
+        sample = None if peer.report is None else peer.report.sample
+        if sample is not None and sample.number == number:
+            found[peer.place.index] = sample
+    return found
+
+
+def _makes_steps(current: Round) -> bool:
+    for peer in current.participants:
+        report = peer.report
+        if report is None or report.round != current.number or report.phase is not Phase.RUNNING:
+            return False
+        if report.progress is None or not any(report.progress.steps):
+            return False
+    return True
+
+
+def _find(samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
+    """Who is late, and why."""
+    found = lateness.find(samples)
+    if (far := _far(samples)) is not None:
+        late, why = far
+        return Lateness(max(1, found.steps), late), why
+    late_one = found.late
+    why = "" if late_one is None else causes.cause(samples, late_one.agent, late_one.rank)
+    return found, why
+
+
+def _far(samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
+    """A node for whose messages the others wait. Who is late then is no matter of its own speed."""
+    far = causes.far_node(samples)
+    if far is None:
+        return None
+    pace = max(sample.pace for sample in samples.values())
+    cost = far.delay * lateness.collectives_a_step(samples)
+    if not pace or cost < lateness.LEAST * pace:
+        return None
+    return Late(far.agent, NO_RANK, min(cost, pace), pace), far.account
+
+
+def _who(current: Round, straggler: Straggler) -> str:
+    host = next((p.host for p in current.participants if p.place.index == straggler.agent), "")
+    if straggler.rank == NO_RANK:
+        return f"{host} is"
+    return f"rank {straggler.rank} on {host} is"
+
+
+def _account(who: str, late: Late, why: str) -> str:
+    waits = f"the others wait for it, {late.seconds:.2g} s of each step of {late.pace:.2g} s"
+    return "\n  ".join(filter(None, [f"{who} a straggler: {waits}", why]))

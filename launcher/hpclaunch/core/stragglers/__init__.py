@@ -1,0 +1,1 @@
+"""Awaited: ranks for which the others wait, step after step, and why they are late."""

@@ -1,0 +1,153 @@
+"""Which rank arrives last at the collectives, and how much time that costs the others.
+
+All ranks leave a collective at the same time, so all of them take equally long for a step. Who is
+slow shows only in when they begin a collective. What a step loses is how late the last rank is
+there: in a step, lateness carries over from one collective to the next, so that its longest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ..protocol.model import NO_RANK, Arrivals, Sample
+from .medians import lower_median
+
+LEAST = 0.1  # of the time, that is lost
+MOSTLY = 0.7  # of the lost time, that one agent costs
+PARTS = 5  # of a sample
+SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
+LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    agent: int
+    rank: int  # NO_RANK: several of this agent
+    seconds: float  # a step
+    pace: float  # seconds for a step
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    steps: int  # that were looked at; 0: nothing can be said
+    late: Late | None  # nobody is late
+
+
+@dataclass(frozen=True, slots=True)
+class LastArrival:
+    """A collective, as all have begun it."""
+
+    at: float  # on the head's clock
+    agent: int  # of the last one
+    rank: int
+    late: float  # seconds after half of the ranks
+
+
+def find(samples: Mapping[int, Sample]) -> Lateness:
+    """`samples` by agent, of all that take part in the round."""
+    paces = [sample.pace for sample in samples.values() if sample.pace]
+    if not paces:
+        return Lateness(0, None)
+    pace = lower_median(paces)
+    if any(sample.arrivals for sample in samples.values()):
+        return _by_arrivals(samples, pace)
+    return _by_load(samples, pace)
+
+
+def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
+    last_arrivals = sorted(_last_arrivals(samples), key=lambda each: each.at)
+    if not last_arrivals:
+        return Lateness(0, None)
+    begun = last_arrivals[0].at
+    worst: dict[int, LastArrival] = {}  # of each step
+    for each in last_arrivals:
+        number = int((each.at - begun) / pace)
+        if number not in worst or each.late > worst[number].late:
+            worst[number] = each
+    last = max(worst)
+    if last:
+        del worst[last]  # it was not looked at as a whole
+    steps = max(1, last)
+    costs: dict[int, float] = {}
+    for each in worst.values():
+        costs[each.agent] = costs.get(each.agent, 0.0) + each.late
+    agent = max(costs, key=lambda agent: costs[agent])
+    cost = costs[agent]
+    own = {number: step for number, step in worst.items() if step.agent == agent}
+    enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
+    if not enough or not _is_spread(own, steps, pace):
+        return Lateness(steps, None)
+    return Lateness(steps, Late(agent, _mostly(own.values()), cost / steps, pace))
+
+
+def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
+    """Whether it is late again and again: not once, for a save or an evaluation."""
+    parts = min(PARTS, steps)
+    costs = [0.0] * parts
+    for number, step in own.items():
+        costs[number * parts // steps] += step.late
+    hit = sum(cost >= LEAST / 2 * pace * steps / parts for cost in costs)
+    return hit >= SPREAD * parts
+
+
+def _mostly(steps: Iterable[LastArrival]) -> int:
+    costs: dict[int, float] = {}
+    for step in steps:
+        costs[step.rank] = costs.get(step.rank, 0.0) + step.late
+    rank = max(costs, key=lambda rank: costs[rank])
+    return rank if costs[rank] >= MOSTLY * sum(costs.values()) else NO_RANK
+
+
+def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
+    """Of each collective that all agents remember which are in its group."""
+    groups: dict[str, dict[int, Arrivals]] = {}
+    for agent, sample in samples.items():
+        for arrivals in sample.arrivals:
+            groups.setdefault(arrivals.group, {})[agent] = arrivals
+    for agents in groups.values():
+        first = max(arrivals.first for arrivals in agents.values())
+        end = min(arrivals.first + len(arrivals.last) for arrivals in agents.values())
+        # One agent's times are on one clock.
+        errors = [samples[agent].error for agent in agents] if len(agents) > 1 else [0.0]
+        for number in range(first, end):
+            seen = {agent: _seen(samples[agent], agents[agent], number) for agent in agents}
+            half = lower_median(usual for usual, _, _ in seen.values())
+            agent = max(seen, key=lambda agent: seen[agent][1])
+            _, at, rank = seen[agent]
+            late = at - half
+            yield LastArrival(at, agent, rank, late if late > 2 * max(errors) else 0.0)
+
+
+def _seen(sample: Sample, arrivals: Arrivals, number: int) -> tuple[float, float, int]:
+    """(when half of its ranks had begun it, when the last one had, which that is)"""
+    i = number - arrivals.first
+    usual = arrivals.base + sample.ahead + arrivals.usual[i] / 1e6
+    return usual, usual + arrivals.late[i] / 1e6, arrivals.last[i]
+
+
+def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
+    """Without a flight recorder: ranks that wait for another neither use a CPU nor want one."""
+    wanted = {
+        (agent, load.rank): min(1.0, load.cpu) + load.queued + load.blocked
+        for agent, sample in samples.items()
+        for load in sample.loads
+    }
+    if len(wanted) < 2:
+        return Lateness(0, None)
+    usual = lower_median(wanted.values())
+    agent, rank = max(wanted, key=lambda key: wanted[key])
+    more = min(1.0, wanted[agent, rank] - usual)
+    late = Late(agent, rank, more * pace, pace) if more >= LEAST_WANTED else None
+    return Lateness(1, late)
+
+
+def collectives_a_step(samples: Mapping[int, Sample]) -> float:
+    """Of the rank that has most, roughly; 0: not known."""
+    found = [0.0]
+    for sample in samples.values():
+        for arrivals in sample.arrivals:
+            span = (arrivals.usual[-1] - arrivals.usual[0]) / 1e6
+            if span and sample.pace:
+                found.append((len(arrivals.usual) - 1) * sample.pace / span)
+    return max(found)
