@@ -128,6 +128,17 @@ def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     assert 0.1 <= gaps[2] < 10  # of two steps: the mean
 
 
+def test_steps_count_that_one_has_made_between_the_last_look_and_its_end(watch):
+    watch.begin([{"rank": rank, "env": {}} for rank in (0, 1)], told=True)
+    process = subprocess.Popen(["sleep", "600"])
+    for slot in (0, 1):
+        struct.pack_into("q", watch._files._memory, slot * page.SLOT, 9)
+    time.sleep(0.1)
+    assert watch.look({0: process.pid})["steps"] == [9, 9]
+    process.kill()
+    process.wait()
+
+
 def test_a_phase_that_may_take_long(watch, worker):
     process = worker(QUIET)
     struct.pack_into("qq", watch._files._memory, 8 * page.PHASE, page.OTHER, process.pid)

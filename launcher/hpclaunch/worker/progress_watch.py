@@ -156,6 +156,9 @@ class ProgressWatch:
             return None
         self._told, self._told_still, self._told_at = state, bool(still), now
         gap, self._gap = self._gap, 0.0
+        for rank in self._workers.keys() - pids.keys():  # it has ended since it was looked at
+            ended = self._workers[rank]
+            ended.step = max(ended.step, self._files.slot(ended.slot)[0])
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
         return {"steps": steps, "still": still, "gap": gap, **state}
 

@@ -341,8 +341,18 @@ def _answer(server, requests, records):
                 with Opened(server, records, os.O_WRONLY | os.O_APPEND) as to:
                     while text:
                         text = text[os.write(to, text) :]
+                if asked != ARRIVALS:
+                    _take_signal(_signal)
     except (LookupError, OSError, RuntimeError, TypeError, ValueError):
         pass  # the fork server is gone, or this torch has another recorder
+
+
+def _take_signal(_signal):
+    """SIGNAL waits for the main thread, even if the kernel holds that up, in a read from a file
+    system that has stalled. Another thread takes it only when its own mask changes."""
+    time.sleep(TAKEN)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {SIGNAL})
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGNAL})
 
 
 def recorded():
