@@ -105,6 +105,18 @@ def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker)
     assert looks(watch, process)[-1]["still"] > 0
 
 
+def test_an_answer_is_no_sign_of_life(watch, worker):
+    """Else nothing would count as still that is asked again and again."""
+    process = worker("import sys\nfor _ in sys.stdin: print('an answer', flush=True)")
+    before = looks(watch, process)[-1]["still"]
+    watch.ask_arrivals({0: process.pid})
+    process.stdin.write(b"a question\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    watch.disregard()
+    assert all(each["still"] > before for each in looks(watch, process))
+
+
 def test_what_its_children_do_counts(watch, worker):
     process = worker(
         "import os, time\nif os.fork():\n    time.sleep(600)\n"

@@ -209,8 +209,16 @@ class ProgressWatch:
 
     # How they keep pace
 
+    def disregard(self):
+        """What they have done since the last look, they may have done because they were asked."""
+        self._traffic = None
+        for worker in self._workers.values():
+            worker.work = None
+
     def ask_arrivals(self, pids):
-        """Have all of them tell when they began their last collectives: `arrivals_of` has it."""
+        """Have all of them tell when they began their last collectives: `arrivals_of` has it. The
+        caller calls `disregard` once they have answered."""
+        self.disregard()
         if self._files is not None:
             self._files.empty_answers()
             for rank in pids:
@@ -237,9 +245,7 @@ class ProgressWatch:
             return
         self._files.empty_stacks()
         self._files.empty_answers()
-        for worker in self._workers.values():  # what they do now, they do because they are asked
-            worker.work = None
-        self._traffic = None
+        self.disregard()
         for rank, pid in pids.items():
             self._asked[rank] = cpu_of(pid)
             slot = self._workers[rank].slot

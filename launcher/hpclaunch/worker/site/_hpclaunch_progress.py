@@ -45,6 +45,7 @@ LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take muc
 
 # What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
 ENTRIES, ARRIVALS = b"e", b"a"
+TAKEN = 0.1  # seconds in which the main thread takes SIGNAL, if it can
 MOST_ENTRIES, MOST_ARRIVALS = 500, 128  # of a flight recorder
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
