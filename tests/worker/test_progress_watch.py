@@ -140,6 +140,18 @@ def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     assert 0.1 <= gaps[2] < 10  # of two steps: the mean
 
 
+def test_a_process_is_still_since_its_last_step(watch, worker):
+    process = worker(QUIET)
+    watch.look({0: process.pid})
+    stepped_at = time.monotonic()
+    struct.pack_into("qd", watch._files._memory, 0, 1, stepped_at)
+    time.sleep(0.2)
+    assert watch.look({0: process.pid})["still"] == 0
+    before = time.monotonic()
+    still = watch.look({0: process.pid})["still"]
+    assert still >= before - stepped_at
+
+
 def test_steps_count_that_one_has_made_between_the_last_look_and_its_end(watch):
     watch.begin([{"rank": rank, "env": {}} for rank in (0, 1)], told=True)
     process = subprocess.Popen(["sleep", "600"])

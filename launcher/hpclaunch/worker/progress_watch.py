@@ -133,12 +133,16 @@ class ProgressWatch:
             self.go_on()
             return None
         seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
-        if any(moved for moved, _, _ in seen) or len(pids) < self._living:
-            self._moved_at, self._traffic = now, None
-        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
-            self._moved_at = now
+        moments = [moment for moment, _, _ in seen if moment is not None]
+        if len(pids) < self._living:
+            moments.append(now)
         self._living = len(pids)
-        still = now - self._moved_at
+        if moments:
+            self._moved_at, self._traffic = max(moments), None
+        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
+            moments = [now]
+            self._moved_at = now
+        still = 0.0 if moments else now - self._moved_at
         phases = {self._phase(rank) for rank in pids}
         state = {
             "busy": any(busy for _, busy, _ in seen),
@@ -185,7 +189,8 @@ class ProgressWatch:
         return worker.told[2]
 
     def _see(self, worker, pid, elapsed):
-        """(whether it has done something, whether it uses the CPU, whether it is being debugged)"""
+        """(when it has last done something, None if not since the last look; whether it uses the
+        CPU, whether it is being debugged)"""
         told = self._files.slot(worker.slot)
         if told != worker.told:
             if told[0] > worker.step and worker.step:
@@ -194,18 +199,21 @@ class ProgressWatch:
                 self._gap = max(self._gap, each, self._looked_at - elapsed - since)
             worker.step, worker.stepped_at = told[0], told[1]
             worker.told, worker.work = told, None
-            return True, False, False
+            # Of a step since the last look, unless the worker's clock is another.
+            since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
+            return told[1] if since_last else self._looked_at, False, False
         before, worker.work = worker.work, work_of(pid)
         if before is None:
-            return False, False, False
+            return None, False, False
         if before.keys() != worker.work.keys():
-            return True, False, False
+            return self._looked_at, False, False
         cpu, moved = 0.0, False
         for process, (read, written, used) in worker.work.items():
             read_before, written_before, used_before = before[process]
             moved |= written > written_before or read - read_before >= READ
             cpu += used - used_before
-        return moved, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
+        moment = self._looked_at if moved else None
+        return moment, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
 
     # How they keep pace
 
