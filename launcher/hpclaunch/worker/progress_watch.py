@@ -26,7 +26,7 @@ from .site import _hpclaunch_progress as page
 LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
 LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
-STILL_TELL = 0.05  # of the time for which nothing has moved: the same, while nothing does
+STILL_TELL = 0.04  # of the time for which nothing has moved: the same, while nothing does
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
