@@ -70,12 +70,13 @@ def callback(seconds: float) -> None:
 
 
 def compiling(seconds: float) -> None:
+    """Forward and back, of one model after the other."""
     began, width = time.monotonic(), 16
     while time.monotonic() < began + seconds:
         torch._dynamo.reset()
         layers = [torch.nn.Linear(width, width) for _ in range(20)]
         model = torch.nn.Sequential(*(part for one in layers for part in (one, torch.nn.GELU())))
-        torch.compile(model, options={"force_disable_caches": True})(torch.ones(4, width)).sum()
+        torch.compile(model)(torch.ones(4, width)).sum().backward()
         width += 1
 
 
