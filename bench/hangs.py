@@ -1,11 +1,15 @@
 """Workers that hang in every way, one in each round, and how long it takes until that is found.
 
     python bench/hangs.py [--hangs 20] [--workers 4] [--seed N] [--jobs 1] [--kinds KIND,...]
+    python bench/hangs.py --slurm 2 [--workers 2] ...
 
-Each job trains with DDP (`tests/slurm/scripts/hanging.py`) on this machine, and in each of its
-rounds one rank hangs. The table says for each kind how many were found, how long after the hang
-the next round began, whether the right rank was named, and whether the right line was. torchrun
-finds none of them until gloo gives up, after 30 minutes.
+Each job trains with DDP (`tests/slurm/scripts/hanging.py`) on this machine, or on so many nodes of
+a real Slurm cluster with `--workers` on each, and in each of its rounds one rank hangs. The table
+says for each kind how many were found, how many within 12 s (10 s or 5 steps, and 2 s), how long
+after the hang the next round began, whether the right rank was named, and whether the right line
+was. torchrun finds none of them until gloo gives up, after 30 minutes.
+
+The nodes are network namespaces of this machine and share its CPUs; as root only.
 """
 
 import argparse
@@ -16,21 +20,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
-ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "tests" / "slurm" / "scripts" / "hanging.py"
+from on_slurm import allocation, cluster_of, why_not
+
+SCRIPTS = Path(__file__).parent.parent / "tests" / "slurm" / "scripts"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 KINDS = (
-    *("stopped", "asleep", "skipped", "locked", "holding", "endless", "reading"),
-    *("barrier", "loader", "end"),
+    *("stopped", "asleep", "skipped", "swapped", "locked", "holding", "endless", "reading"),
+    *("storage", "barrier", "left", "loader", "end", "unsent", "pipeline"),
 )
+OF_NODES = ("cut",)
+WITHOUT_LINE = "all have begun it: a network that loses data"
 A_JOB = 6  # hangs
-LIMIT = 200.0  # seconds for one hang
+LIMIT = 130  # seconds for each of them
+IN_TIME = 12.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,50 +50,115 @@ class Found:
     line: bool | None  # None: there is none
 
 
-def job(hangs, workers):
+class Here:
+    """This machine, as a place for jobs."""
+
+    def __init__(self):
+        self.environ = {}
+
+    def start(self, argv, _directory):
+        return argv
+
+    def on_each_host(self, argv):
+        subprocess.run(argv, check=True)
+
+    def hosts(self):
+        return [os.uname().nodename]
+
+
+class Nodes(Here):
+    """Those of an allocation of a cluster, which all jobs share."""
+
+    def __init__(self, cluster, held):
+        self._cluster, self._held = cluster, held
+        self.environ = held.env
+
+    def start(self, argv, directory):
+        return self._held.srun(argv, directory)
+
+    def on_each_host(self, argv):
+        for host in self._cluster.nodes:
+            self._cluster.on(host, argv)
+
+    def hosts(self):
+        return list(self._cluster.nodes)
+
+
+@contextmanager
+def stalling(place, directory):
+    """A file system on each host, which stalls while there is a file named after the host."""
+    mounted = [directory / host for host in place.hosts()]
+    for each in mounted:
+        each.mkdir()
+        each.with_suffix(".source").mkdir()
+    paths = [f"{directory}/$(hostname){end}" for end in (".source", "", ".stalls")]
+    script = f"exec {sys.executable} {SCRIPTS}/stalling.py {' '.join(paths)}"
+    place.on_each_host(["sh", "-c", script])
+    try:
+        yield
+    finally:
+        heal(directory)
+        place.on_each_host(["sh", "-c", f"umount --lazy {directory}/$(hostname)"])
+
+
+def heal(directory):
+    for file in directory.glob("*.stalls"):
+        file.unlink()
+
+
+def job(place, hangs, workers):
     """Run one job; one Found for each hang."""
-    with tempfile.TemporaryDirectory() as directory:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hangs-")))
+        if any(kind == "storage" for kind, _, _ in hangs):
+            stack.enter_context(stalling(place, directory))
         told = " ".join(f"{kind}:{rank}:{step}" for kind, rank, step in hangs)
-        command = [HPCLAUNCH, "--nproc", str(workers), "--max-restarts", str(len(hangs)), SCRIPT]
-        environ = {**os.environ, "HANGS": told}
+        restarts = str(len(hangs))
+        command = ["timeout", str(LIMIT * len(hangs)), str(HPCLAUNCH), "--nproc", str(workers)]
+        command += ["--max-restarts", restarts, str(SCRIPTS / "hanging.py")]
         process = subprocess.Popen(
-            command,
+            place.start(command, directory),
             cwd=directory,
-            env=environ,
+            env=os.environ | place.environ | {"HANGS": told, "STALLING": str(directory)},
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
         )
-        return list(follow(process, hangs))
+        return list(follow(process, hangs, directory))
 
 
-def follow(process, hangs):
+def follow(process, hangs, directory):
     began = line = None
     lines, said, number = [], [], 0
     for text in process.stdout:
         said.append(text)
-        now = time.monotonic()
+        now = monotonic()
         if match := re.search(r"hangs in line (\d+)", text):
             began, line = now, int(match[1])
         elif text.startswith("  "):
             lines.append(text)
-        elif "restart" in text and began is not None:
-            kind, rank, _ = hangs[number]
-            account = "".join(lines)
-            right = f"rank {rank} on" in account
-            there = f"hanging.py:{line}," in account if line else None
-            if not right or there is False:
-                print(f"{kind} of rank {rank}, line {line}:\n{account}", file=sys.stderr)
-            yield Found(kind, now - began, right, there)
+        elif "; restart" in text and began is not None:
+            yield found(hangs[number], now - began, line, "".join(lines))
             number, began, lines = number + 1, None, []
         if "no step for" in text:
             lines = [text]
+            heal(directory)  # what waits there cannot be killed
     code = process.wait()
     for kind, _, _ in hangs[number:]:
         yield Found(kind, None, False, None)
     if code or number < len(hangs):
-        print(f"a job has ended with {code}: {hangs}, {said[-5:]}", file=sys.stderr)
+        print(f"a job has ended with {code}: {hangs}, {said[-20:]}", file=sys.stderr)
+
+
+def found(hang, seconds, line, account):
+    kind, rank, _ = hang
+    right = (WITHOUT_LINE if kind == "cut" else f"rank {rank} on") in account
+    there = f"hanging.py:{line}," in account if line else None
+    if not right or there is False or (seconds > IN_TIME and kind != "endless"):
+        print(f"{kind} of rank {rank}, line {line}, {seconds:.1f} s:\n{account}", file=sys.stderr)
+    return Found(kind, seconds, right, there)
 
 
 def main():
@@ -95,35 +169,60 @@ def main():
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="at a time")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", help="all, unless some are named")
+    parser.add_argument("--slurm", type=int, default=0, metavar="NODES")
     options = parser.parse_args()
+    if options.slurm and why_not():
+        print(f"not measured on Slurm: needs {why_not()}")
+        return
+    kinds = (*KINDS, *(OF_NODES if options.slurm else ()))
+    if options.kinds:
+        kinds = options.kinds.split(",")
+    elif why_not():
+        kinds = [kind for kind in kinds if kind != "storage"]
     rng = random.Random(options.seed)
-    kinds = options.kinds.split(",")
+    world = options.workers * max(1, options.slurm)
     hangs = [
-        (kinds[n % len(kinds)], rng.randrange(options.workers), rng.randrange(8, 25))
+        (kinds[n % len(kinds)], rng.randrange(world), rng.randrange(8, 25))
         for n in range(options.hangs)
     ]
     rng.shuffle(hangs)
     jobs = [hangs[at : at + A_JOB] for at in range(0, len(hangs), A_JOB)]
     by_kind = defaultdict(list)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for found in pool.map(lambda each: job(each, options.workers), jobs):
-            for each in found:
+    with (
+        place_for_jobs(options.slurm) as place,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+        for done in pool.map(lambda each: job(place, each, options.workers), jobs):
+            for each in done:
                 by_kind[each.kind].append(each)
-    print("kind       hangs found  median  longest  rank  line")
+    print("kind       hangs found in time  median  longest  rank  line")
     for kind in kinds:
         print_row(kind, by_kind[kind])
-    print_row("all", [found for each in by_kind.values() for found in each])
+    print_row("all", [each for done in by_kind.values() for each in done])
 
 
-def print_row(name, found):
-    times = [f.seconds for f in found if f.seconds is not None]
-    lines = [f.line for f in found if f.line is not None]
+@contextmanager
+def place_for_jobs(nodes):
+    if not nodes:
+        yield Here()
+        return
+    with cluster_of(nodes) as cluster, allocation(cluster, nodes) as held:
+        yield Nodes(cluster, held)
+
+
+def print_row(name, done):
+    times = [f.seconds for f in done if f.seconds is not None]
+    lines = [f.line for f in done if f.line is not None]
     median = f"{statistics.median(times):.1f} s" if times else "-"
     longest = f"{max(times):.1f} s" if times else "-"
-    right = sum(f.rank for f in found)
+    in_time = sum(seconds <= IN_TIME for seconds in times)
+    right = sum(f.rank for f in done)
     line = f"{sum(lines)}/{len(lines)}" if lines else "-"
-    print(f"{name:10} {len(found):5} {len(times):5} {median:>7} {longest:>8} {right:5} {line:>5}")
+    print(
+        f"{name:10} {len(done):5} {len(times):5} {in_time:7} {median:>7} {longest:>8} "
+        f"{right:5} {line:>5}"
+    )
 
 
 if __name__ == "__main__":

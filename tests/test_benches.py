@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-HELPERS = {"first_step_worker", "measuring", "side_by_side", "stages", "worker"}
+HELPERS = {"first_step_worker", "measuring", "side_by_side", "stages", "slow_worker", "worker"}
 SMALLEST = {
     "checkpoints": "--files 40 --size 1 --read 0.07 --runs 1",
+    "false_hangs": "--cases callback --seconds 2",
     "first_step": "--workers 1 --kinds light --runs 1 --stages",
     "hangs": "--hangs 1 --workers 2 --kinds asleep",
     "head_scale": "--agents 16",

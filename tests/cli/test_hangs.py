@@ -58,6 +58,15 @@ def test_hangs_until_no_restart_is_left(tmp_path):
     assert "hung in round 1, and the only restart is used up" in done.stderr
 
 
+def test_samples_that_are_taken_meanwhile_hide_no_hang(tmp_path):
+    """They are, every 10 s: the workers answer."""
+    args = ["--nproc", 2, "--hang-timeout", 12, "--max-restarts", 1, HANGING]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8"))
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on " in done.stderr
+    assert " hung; restart 1 of 1" in done.stderr
+
+
 RESTING = """
 import time, torch
 model = torch.nn.Linear(4, 2)

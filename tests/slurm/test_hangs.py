@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch
+from .test_stalls import needs_fuse, stalling
 
 HANGING = SCRIPTS / "hanging.py"
 LIMIT = ("--hang-timeout", 4)
@@ -40,3 +42,32 @@ def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(
     ended = job.wait(timeout=120)
     assert ended.code == 0, str(ended)
     assert "n2 is cordoned: its workers have failed again, and there is a spare" in ended.output
+
+
+def test_ranks_that_wait_for_one_another_in_many_ways(cluster: Cluster, launch: Launch) -> None:
+    env = {"HANGS": "cut:2:8 swapped:1:9 unsent:3:8 pipeline:0:8 left:2:9"}
+    job = launch("--nproc", 2, *LIMIT, "--max-restarts", 5, HANGING, nodes=2, env=env)
+    ended = job.wait(timeout=180)
+    assert ended.code == 0, str(ended)
+    who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
+    ranks = ["rank 1 on n1", "rank 3 on n2", "rank 0 on n1", "rank 2 on n2"]
+    assert who == ["the workers", *ranks], str(ended)
+    assert "all have begun it: a network that loses data" in ended.output
+    assert "rank 2 on n2 has ended" in ended.output
+    for line in re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M):
+        assert f" hanging.py:{line}, " in ended.output, str(ended)
+
+
+@needs_fuse
+def test_a_read_from_a_file_system_that_stalls(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    env = {"HANGS": "storage:0:8", "STALLING": str(tmp_path)}
+    with stalling(cluster, "n1", tmp_path / "n1"):
+        job = launch("--nproc", 1, *LIMIT, "--max-restarts", 1, HANGING, nodes=2, env=env)
+        job.says("the workers hang")
+        (tmp_path / "n1.stalls").unlink()  # what waits there cannot be killed
+        ended = job.wait()
+    assert ended.code == 0, str(ended)
+    (line,) = re.findall(r"^hangs in line (\d+)", ended.output, re.M)
+    assert f"it is in hanging.py:{line}, storage, in the kernel" in ended.output, str(ended)

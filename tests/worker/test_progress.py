@@ -482,6 +482,27 @@ holds()
     assert found["stacks"].rstrip().endswith("in <module>")
 
 
+def test_stacks_while_the_kernel_holds_up_the_main_thread(server, tmp_path):
+    """As in a read from a file system that has stalled: here until a child has begun."""
+    text = f"""
+import ctypes, signal
+import torch, torch.distributed as dist
+torch.optim.SGD([torch.ones(1)], lr=0.1)
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+libc, stack, size = ctypes.CDLL(None), ctypes.create_string_buffer(1 << 16), 1 << 16
+top = ctypes.c_void_p((ctypes.addressof(stack) + size) & ~15)
+CLONE_VM, CLONE_VFORK = 0x100, 0x4000
+def is_held_up():
+    print("there", flush=True)
+    libc.clone(libc.pause, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, None)
+is_held_up()
+"""
+    found = stacks_of(server, python(tmp_path, text), tmp_path)
+    assert found["processes"][0]["state"] == "D"
+    assert " in is_held_up\n" in found["stacks"]
+    assert found["stacks"].rstrip().endswith("in <module>")
+
+
 def test_forked_processes_come_after_the_worker(server, tmp_path):
     text = """
 import torch, time

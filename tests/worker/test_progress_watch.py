@@ -105,6 +105,18 @@ def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker)
     assert looks(watch, process)[-1]["still"] > 0
 
 
+def test_an_answer_is_no_sign_of_life(watch, worker):
+    """Else nothing would count as still that is asked again and again."""
+    process = worker("import sys\nfor _ in sys.stdin: print('an answer', flush=True)")
+    before = looks(watch, process)[-1]["still"]
+    watch.ask_arrivals({0: process.pid})
+    process.stdin.write(b"a question\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    watch.disregard()
+    assert all(each["still"] > before for each in looks(watch, process))
+
+
 def test_what_its_children_do_counts(watch, worker):
     process = worker(
         "import os, time\nif os.fork():\n    time.sleep(600)\n"
@@ -126,6 +138,29 @@ def test_steps_are_seen_with_the_longest_time_between_two(watch, worker):
     assert gaps[0] == 0
     assert 0.3 <= gaps[1] < 10
     assert 0.1 <= gaps[2] < 10  # of two steps: the mean
+
+
+def test_a_process_is_still_since_its_last_step(watch, worker):
+    process = worker(QUIET)
+    watch.look({0: process.pid})
+    stepped_at = time.monotonic()
+    struct.pack_into("qd", watch._files._memory, 0, 1, stepped_at)
+    time.sleep(0.2)
+    assert watch.look({0: process.pid})["still"] == 0
+    before = time.monotonic()
+    still = watch.look({0: process.pid})["still"]
+    assert still >= before - stepped_at
+
+
+def test_steps_count_that_one_has_made_between_the_last_look_and_its_end(watch):
+    watch.begin([{"rank": rank, "env": {}} for rank in (0, 1)], told=True)
+    process = subprocess.Popen(["sleep", "600"])
+    for slot in (0, 1):
+        struct.pack_into("q", watch._files._memory, slot * page.SLOT, 9)
+    time.sleep(0.1)
+    assert watch.look({0: process.pid})["steps"] == [9, 9]
+    process.kill()
+    process.wait()
 
 
 def test_a_phase_that_may_take_long(watch, worker):

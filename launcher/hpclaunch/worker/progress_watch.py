@@ -26,7 +26,7 @@ from .site import _hpclaunch_progress as page
 LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
 LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
-STILL_TELL = 0.05  # of the time for which nothing has moved: the same, while nothing does
+STILL_TELL = 0.04  # of the time for which nothing has moved: the same, while nothing does
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
@@ -133,12 +133,16 @@ class ProgressWatch:
             self.go_on()
             return None
         seen = [self._see(self._workers[rank], pid, elapsed) for rank, pid in pids.items()]
-        if any(moved for moved, _, _ in seen) or len(pids) < self._living:
-            self._moved_at, self._traffic = now, None
-        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
-            self._moved_at = now
+        moments = [moment for moment, _, _ in seen if moment is not None]
+        if len(pids) < self._living:
+            moments.append(now)
         self._living = len(pids)
-        still = now - self._moved_at
+        if moments:
+            self._moved_at, self._traffic = max(moments), None
+        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
+            moments = [now]
+            self._moved_at = now
+        still = 0.0 if moments else now - self._moved_at
         phases = {self._phase(rank) for rank in pids}
         state = {
             "busy": any(busy for _, busy, _ in seen),
@@ -156,6 +160,9 @@ class ProgressWatch:
             return None
         self._told, self._told_still, self._told_at = state, bool(still), now
         gap, self._gap = self._gap, 0.0
+        for rank in self._workers.keys() - pids.keys():  # it has ended since it was looked at
+            ended = self._workers[rank]
+            ended.step = max(ended.step, self._files.slot(ended.slot)[0])
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
         return {"steps": steps, "still": still, "gap": gap, **state}
 
@@ -182,7 +189,8 @@ class ProgressWatch:
         return worker.told[2]
 
     def _see(self, worker, pid, elapsed):
-        """(whether it has done something, whether it uses the CPU, whether it is being debugged)"""
+        """(when it has last done something, None if not since the last look; whether it uses the
+        CPU, whether it is being debugged)"""
         told = self._files.slot(worker.slot)
         if told != worker.told:
             if told[0] > worker.step and worker.step:
@@ -191,23 +199,34 @@ class ProgressWatch:
                 self._gap = max(self._gap, each, self._looked_at - elapsed - since)
             worker.step, worker.stepped_at = told[0], told[1]
             worker.told, worker.work = told, None
-            return True, False, False
+            # Of a step since the last look, unless the worker's clock is another.
+            since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
+            return told[1] if since_last else self._looked_at, False, False
         before, worker.work = worker.work, work_of(pid)
         if before is None:
-            return False, False, False
+            return None, False, False
         if before.keys() != worker.work.keys():
-            return True, False, False
+            return self._looked_at, False, False
         cpu, moved = 0.0, False
         for process, (read, written, used) in worker.work.items():
             read_before, written_before, used_before = before[process]
             moved |= written > written_before or read - read_before >= READ
             cpu += used - used_before
-        return moved, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
+        moment = self._looked_at if moved else None
+        return moment, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
 
     # How they keep pace
 
+    def disregard(self):
+        """What they have done since the last look, they may have done because they were asked."""
+        self._traffic = None
+        for worker in self._workers.values():
+            worker.work = None
+
     def ask_arrivals(self, pids):
-        """Have all of them tell when they began their last collectives: `arrivals_of` has it."""
+        """Have all of them tell when they began their last collectives: `arrivals_of` has it. The
+        caller calls `disregard` once they have answered."""
+        self.disregard()
         if self._files is not None:
             self._files.empty_answers()
             for rank in pids:
@@ -234,9 +253,7 @@ class ProgressWatch:
             return
         self._files.empty_stacks()
         self._files.empty_answers()
-        for worker in self._workers.values():  # what they do now, they do because they are asked
-            worker.work = None
-        self._traffic = None
+        self.disregard()
         for rank, pid in pids.items():
             self._asked[rank] = cpu_of(pid)
             slot = self._workers[rank].slot

@@ -70,6 +70,7 @@ class Sampler:
             return None
         number = self.number
         self.cancel()
+        self.progress.disregard()
         ranks = [self._told(rank, pid) for rank, pid in pids.items()]
         return {"number": number, "ranks": ranks, "ways": ways_of(pids.values())}
 

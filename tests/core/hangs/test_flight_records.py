@@ -34,8 +34,30 @@ def test_what_comes_before_one_that_is_done_is_done():
     assert awaited({"entries": [*some, entry(4, retired=False)]}) == ("0", 4, "all_reduce")
 
 
-def test_messages_between_two_ranks_are_no_collectives():
-    assert awaited({"entries": [entry(1, is_p2p=True, retired=False)]}) is None
+def message(number, name, *, retired=False, **fields):
+    numbers = {"collective_seq_id": 0, "p2p_seq_id": number}
+    return entry(0, name=f"nccl:{name}", retired=retired, is_p2p=True, **numbers | fields)
+
+
+def test_a_message_that_has_not_come_is_awaited():
+    some = [entry(25), message(3, "recv 1<-0"), entry(26, retired=False)]
+    assert awaited({"entries": some}) == ("0", 3, "recv 1<-0")
+
+
+def test_messages_overtake_one_another():
+    some = [message(3, "recv 1<-0"), message(4, "send 1->2", retired=True)]
+    assert awaited({"entries": some}) == ("0", 3, "recv 1<-0")
+
+
+def test_messages_that_are_sent_as_one_are_done_with_the_last_entry():
+    batch = [message(3, "send 1->2"), message(3, "recv 1<-2")]
+    assert awaited({"entries": [*batch, message(3, "coalesced", retired=True)]}) is None
+    assert awaited({"entries": batch}) == ("0", 3, "send 1->2")
+
+
+def test_collectives_and_messages_are_counted_apart():
+    some = [message(30, "recv 1<-0", retired=True), entry(4, retired=False)]
+    assert awaited({"entries": some}) == ("0", 4, "all_reduce")
 
 
 def test_names_are_short_and_plain():

@@ -66,6 +66,28 @@ def test_the_one_that_is_in_a_collective_of_another_group():
     assert found.lines[-1] == "they wait for one another, in different collectives"
 
 
+def receiving(rank, sender, number=7, group="0"):
+    return waiting(rank, number, f"recv {rank}<-{sender}", group)
+
+
+def test_the_one_that_sends_no_message():
+    found = judged(waiting(0), waiting(1), receiving(2, 1), receiving(3, 2, number=8))
+    assert found.culprits == (1,)
+    assert found.lines[-1] == "rank 1 on n1 waits in all_reduce number 26, in train.py:13, <module>"
+    assert judged(elsewhere(0), receiving(1, 0), receiving(2, 1)).culprits == (0,)
+
+
+def test_ranks_that_wait_for_messages_of_one_another():
+    found = judged(receiving(0, 1), receiving(1, 0, number=8))
+    assert found.culprits == ()
+    assert found.lines[-1] == "they wait for one another, in different collectives"
+
+
+def test_the_ranks_of_a_smaller_group_are_not_those_of_the_job():
+    found = judged(waiting(0), waiting(1), waiting(2), receiving(3, 1, group="5"))
+    assert found.culprits == (3,)
+
+
 def test_nobody_is_at_fault_if_all_wait_in_the_same_collective():
     found = judged(waiting(0), waiting(1))
     assert found.culprits == ()

@@ -20,6 +20,13 @@ Current thread 0x00007f34359bbb80 (most recent call first):
   File "/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 81 in wrapper
   File "/home/me/train.py", line 30 in main
 """
+PASSING_ON = """\
+Current thread 0x00007f34359bbb80 (most recent call first):
+  File "/env/lib/python3.11/site-packages/torch/distributed/pipelining/schedules.py", line 6 in \
+_wait_batch_p2p
+  File "/env/lib/python3.11/site-packages/torch/distributed/pipelining/schedules.py", line 8 in step
+  File "/home/me/train.py", line 31 in main
+"""
 OF_A_CHILD = """\
 Current thread 0x00007f34359bbb81 (most recent call first):
   File "/home/me/data.py", line 7 in __getitem__
@@ -40,6 +47,12 @@ def test_a_place_without_any_code_of_the_script():
 def test_the_collective_is_the_outermost_function_of_torchs():
     assert tracebacks.collective(tracebacks.main_thread(REDUCING)) == "barrier"
     assert tracebacks.collective(tracebacks.main_thread(LOADING)) == ""
+
+
+def test_a_stage_of_a_pipeline_that_waits_for_another():
+    stack = tracebacks.main_thread(PASSING_ON)
+    assert tracebacks.collective(stack) == "batch_isend_irecv"
+    assert tracebacks.place(stack) == "train.py:31, main"
 
 
 def test_a_debugger():

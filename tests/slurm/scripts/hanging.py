@@ -1,11 +1,15 @@
 """Trains a little, and hangs in each round as HANGS says: "KIND:RANK:STEP KIND:RANK:STEP ...", one
 for each round; in the round after the last it goes on to the end. The rank at fault tells which
-line it is in: "hangs in line N".
+line it is in: "hangs in line N", 0 for none.
+
+For "storage", STALLING is a directory with a file system of `stalling.py` for each host. For "cut",
+the hosts are network namespaces, and the script runs as root.
 """
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -92,9 +96,85 @@ def barrier():
     threading.Event().wait()
 
 
-KINDS = {
-    f.__name__: f for f in (stopped, asleep, skipped, locked, holding, endless, reading, barrier)
+def storage():
+    """A file system that has stalled: nothing that reads from there can be interrupted."""
+    mounted = os.path.join(os.environ["STALLING"], os.uname().nodename)
+    with open(f"{mounted}/data", "wb") as f:
+        f.write(bytes(100))
+    file = os.open(f"{mounted}/data", os.O_RDONLY)
+    with open(f"{mounted}.stalls", "w") as f:
+        f.write("access getattr open write flush")
+    tell()
+    os.read(file, 100)
+
+
+def cut():
+    """Nothing that this worker sends to other hosts arrives any more; what they send does."""
+    import psutil
+
+    ways = [
+        f"{c.raddr.ip.removeprefix('::ffff:')} . {c.laddr.port} . {c.raddr.port}"
+        for c in psutil.Process().net_connections("tcp")
+        if c.raddr and c.laddr.ip != c.raddr.ip and c.raddr.port != int(os.environ["MASTER_PORT"])
+    ]
+    lost = f"ip daddr . tcp sport . tcp dport {{ {', '.join(ways)} }} drop"
+    table = f"table inet cut-{os.getpid()}"
+    hook = "type filter hook output priority 0"
+    subprocess.run(["nft", f"{table} {{ chain out {{ {hook}; {lost}; }}; }}"], check=True)
+    tell(0)
+
+
+def left():
+    """The process ends; one that it has started keeps its connections open."""
+    tell(0)
+    if os.fork():
+        os._exit(0)
+    time.sleep(1000)
+
+
+def swapped(mine):
+    """All ranks are here: two collectives, and one rank calls the second one first."""
+    world = dist.get_world_size()
+    if mine:
+        tell()
+        dist.all_gather([torch.zeros(2) for _ in range(world)], torch.ones(2))
+    dist.all_reduce(torch.ones(2))
+    dist.all_gather([torch.zeros(2) for _ in range(world)], torch.ones(2))
+
+
+def unsent(mine):
+    """A message goes round, and one rank does not pass it on."""
+    rank, world, message = dist.get_rank(), dist.get_world_size(), torch.ones(2)
+    if rank > 0:
+        dist.recv(message, rank - 1)
+    if mine:
+        asleep()
+    dist.send(message, (rank + 1) % world)
+    if rank == 0:
+        dist.recv(message, world - 1)
+
+
+def pipeline(mine):
+    """A stage that never comes to an end."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x):
+            if mine:
+                asleep()
+            return super().forward(x)
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    stage = PipelineStage(Layer(4, 4), rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2)
+    schedule.step(*([torch.ones(4, 4)] if rank == 0 else []))
+
+
+OF_ONE = {
+    **{f.__name__: f for f in (stopped, asleep, skipped, locked, holding, endless, reading)},
+    **{f.__name__: f for f in (barrier, storage, cut, left)},
 }
+OF_ALL = {f.__name__: f for f in (swapped, unsent, pipeline)}
 
 
 def hang_of_this_round():
@@ -121,9 +201,11 @@ def main():
         if step == at - 2 and stops_at >= 0:  # the batches before are lost with the process
             tell()
         batch = next(batches)
-        if step == at and mine and kind in KINDS:
-            KINDS[kind]()
-        if step == at and kind == "barrier":
+        if step == at and mine and kind in OF_ONE:
+            OF_ONE[kind]()
+        if step == at and kind in OF_ALL:
+            OF_ALL[kind](mine)
+        if step == at and kind in ("barrier", "left"):
             dist.barrier()
         optimizer.zero_grad()
         model(batch).sum().backward()

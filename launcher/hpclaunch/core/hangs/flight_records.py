@@ -2,7 +2,8 @@
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, from torch 2.8 on for every backend, and
 before that for NCCL. Of gloo's entries only "retired" tells that one is done. Of several operations
-that NCCL does as one, only the last entry tells it.
+that NCCL does as one, only the last entry tells it. Messages from rank to rank, such as "recv
+0<-1", have numbers of their own; gloo records none.
 """
 
 from __future__ import annotations
@@ -18,30 +19,44 @@ Collective = tuple[str, int, str]  # (process group as torch names it, number, n
 
 
 def awaited(records: Mapping[str, Any] | None) -> Collective | None:
-    """The first collective of a rank that is not done; None if all are, or nothing is recorded.
+    """The first collective or message of a rank that is not done; None if all are, or nothing is
+    recorded.
 
-    A group does one after the other, so what comes before one that is done is done as well.
+    A group does one collective after the other, so what comes before one that is done is done as
+    well. Messages of different pairs of ranks overtake one another.
     """
     done: dict[str, int] = {}
-    begun: list[Collective] = []
+    delivered: set[tuple[str, int]] = set()
+    begun: list[tuple[Collective, bool]] = []
     for entry in _entries(records):
-        group, number, _ = collective = _named(entry)
-        if entry.get("retired") or entry.get("state") == "completed":
-            done[group] = max(number, done.get(group, 0))
+        group, number, _ = named = _named(entry)
+        if not (entry.get("retired") or entry.get("state") == "completed"):
+            begun.append((named, _is_message(entry)))
+        elif _is_message(entry):
+            delivered.add((group, number))
         else:
-            begun.append(collective)
-    return next((c for c in begun if c[1] > done.get(c[0], 0)), None)
+            done[group] = max(number, done.get(group, 0))
+    for named, is_message in begun:
+        group, number, _ = named
+        if (group, number) not in delivered if is_message else number > done.get(group, 0):
+            return named
+    return None
 
 
 def _entries(records: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Those of collectives, the oldest first."""
+    """The oldest first."""
     found = (records or {}).get("entries")
     some = found if isinstance(found, list) else ()
-    return [entry for entry in some if isinstance(entry, dict) and not entry.get("is_p2p")]
+    return [entry for entry in some if isinstance(entry, dict)]
+
+
+def _is_message(entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("is_p2p"))
 
 
 def _named(entry: Mapping[str, Any]) -> Collective:
-    groups, number = entry.get("process_group"), entry.get("collective_seq_id")
+    groups = entry.get("process_group")
+    number = entry.get("p2p_seq_id" if _is_message(entry) else "collective_seq_id")
     group = str(groups[0]) if isinstance(groups, list) and groups else "?"
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
     known = number if isinstance(number, int) else 0

@@ -1,11 +1,13 @@
 """Which rank is at fault when all of them stand still.
 
 Ranks that wait in a collective wait for those that have not begun it. If all have, the one that is
-in another collective is at fault, and otherwise none is: then it is the network, or the backend.
+in another collective is at fault, and otherwise none is: then it is the network, or the backend. A
+rank that waits for a message waits for the other end of it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from ..protocol.wording import count, plain
 
 MOST_LINES = 4  # of those who wait, and again of those at fault
 IN_THE_KERNEL, STOPPED = "D", "T"  # states of processes, as in proc(5)
+WORLD = "0"  # the group of all ranks, as torch names it: its ranks are those of the job
+_MESSAGE = re.compile(r"(?:send|recv) \d+(?:->|<-)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,9 @@ def _culprits(states: Mapping[int, RankState]) -> list[int]:
     if len(waits) < len(states):
         others = [rank for rank in states if rank not in waits]
         return [rank for rank in others if states[rank].state] or others
+    ends = {rank: end for rank in waits if (end := _other_end(*waits[rank])) is not None}
+    if ends:
+        return [rank for rank in states if rank in ends.values() and rank not in ends]
     # All wait. They may do so in different groups, and else in different collectives of one group.
     groups = {rank: group for rank, (group, _, _) in waits.items()}
     numbers = {rank: number for rank, (_, number, _) in waits.items()}
@@ -80,6 +87,12 @@ def _culprits(states: Mapping[int, RankState]) -> list[int]:
     if len(set(numbers.values())) > 1:
         return [rank for rank in numbers if numbers[rank] == min(numbers.values())]
     return _minority(waits)
+
+
+def _other_end(group: str, _number: int, name: str) -> int | None:
+    """The rank that is to send or to receive a message, where the name tells; else None."""
+    found = _MESSAGE.fullmatch(name) if group == WORLD else None
+    return int(found[1]) if found else None
 
 
 def _apart(states: Mapping[int, RankState]) -> list[int]:

@@ -10,6 +10,8 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen ")
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
+# Waits for messages of other stages of a pipeline, which it has begun to send or receive before.
+_PIPELINES = ("/torch/distributed/pipelining/schedules.py", "_wait_batch_p2p")
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
 # What a collective's own function calls on the way to the one that waits.
 _INNER = {"wrapper", "wait", "_wait", "__exit__"}
@@ -46,6 +48,8 @@ def place(stack: Sequence[Frame]) -> str:
 
 def collective(stack: Sequence[Frame]) -> str:
     """The collective that the stack is in, such as "all_reduce"; "" for none."""
+    if any(f.file.endswith(_PIPELINES[0]) and f.function == _PIPELINES[1] for f in stack):
+        return "batch_isend_irecv"
     inside = [f.function for f in stack if f.file.endswith(_COLLECTIVES)]
     return next((name for name in reversed(inside) if name not in _INNER), "")
 

@@ -45,6 +45,7 @@ LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take muc
 
 # What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
 ENTRIES, ARRIVALS = b"e", b"a"
+TAKEN = 0.1  # seconds in which the main thread takes SIGNAL, if it can
 MOST_ENTRIES, MOST_ARRIVALS = 500, 128  # of a flight recorder
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
@@ -341,8 +342,18 @@ def _answer(server, requests, records):
                 with Opened(server, records, os.O_WRONLY | os.O_APPEND) as to:
                     while text:
                         text = text[os.write(to, text) :]
+                if asked != ARRIVALS:
+                    _take_signal(_signal)
     except (LookupError, OSError, RuntimeError, TypeError, ValueError):
         pass  # the fork server is gone, or this torch has another recorder
+
+
+def _take_signal(_signal):
+    """SIGNAL waits for the main thread, even if the kernel holds that up, in a read from a file
+    system that has stalled. Another thread takes it only when its own mask changes."""
+    time.sleep(TAKEN)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, {SIGNAL})
+    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGNAL})
 
 
 def recorded():
