@@ -23,9 +23,13 @@ class Pace:
     def __init__(self):
         self.steps = (0, 0.0)
         self.asked = []
+        self.disregarded = 0
 
     def ask_arrivals(self, pids):
         self.asked.append(dict(pids))
+
+    def disregard(self):
+        self.disregarded += 1
 
     def arrivals_of(self, rank):
         return {"0": {"1": 5}} if rank else {}
@@ -80,7 +84,7 @@ def test_two_samples_tell_what_was_done_in_between(program):
     assert (busy["pace"], idle["pace"]) == (0.25, 0.25)
     assert busy["cpu"] + busy["queued"] > 0.5
     assert (idle["cpu"], idle["blocked"], idle["throttled"]) == (0.0, 0.0, 0.0)
-    assert pace.asked == [pids, pids]
+    assert (pace.asked, pace.disregarded) == ([pids, pids], 2)
 
 
 def test_another_worker_of_the_rank_is_not_compared_with_it(program):
