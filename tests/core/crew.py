@@ -53,6 +53,7 @@ class Crew:
         self.verdicts: dict[int, Verdict] = {}
         self.where: dict[int, tuple[RankState, ...]] = {}  # an agent's workers, when it is asked
         self.samples: dict[int, Sample] = {}  # how they keep pace, when it is asked
+        self.sampled = 0  # how often one was asked
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._came: list[str] = []
@@ -166,6 +167,7 @@ class Crew:
             case effects.GatherEvidence(number=number) if i in self.where:
                 self._todo.append((i, events.EvidenceGathered(number, self.where[i])))
             case effects.TakeSample(number=number) if i in self.samples:
+                self.sampled += 1
                 taken = replace(self.samples[i], number=number)
                 self._todo.append((i, events.SampleTaken(taken)))
             case effects.KeepWorkers(until=until):

@@ -419,7 +419,7 @@ class Agent:
         since = max(w.world.still_since for w in living)
         self._answer(
             events.WorkersSeen(
-                steps=tuple(100 for _ in living),
+                steps=tuple(100 + self._made() for _ in living),
                 still=self.sim.now - since if still else 0.0,
                 gap=0.0,
                 busy=still and living[0].world.still_until < math.inf,
@@ -440,6 +440,10 @@ class Agent:
             states.append(RankState(worker.rank, "a.py:9, f", "S", busy=busy, waits=waits))
         self._answer(events.EvidenceGathered(number, tuple(states)))
 
+    def _made(self) -> int:
+        """Steps, where the workers make some."""
+        return int(self.sim.now / STEP) if self.sim.plan.sampled else 0
+
     def _sample(self, number: int) -> None:
         """Its workers have begun a collective in each step, as others have, or a little later."""
         plan, living = self.sim.plan, self.living_workers()
@@ -457,7 +461,9 @@ class Agent:
                 "0": {step: int(1e9 * self._clock_at(times[step] + jitter[step])) for step in steps}
             }
         loads = tuple(Load(worker.rank, 0.5, 0.0, 0.0, 0.0) for worker in living)
-        self._answer(events.SampleTaken(Sample(number, STEP, together(traces), loads)))
+        self._answer(
+            events.SampleTaken(Sample(number, STEP, arrivals=together(traces), loads=loads))
+        )
 
     def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
         tail = LOADS if worker.world.loads and not signum else ""

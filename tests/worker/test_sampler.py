@@ -12,7 +12,7 @@ import pytest
 
 from hpclaunch.worker import sampler
 from hpclaunch.worker.connections import tcp_connections
-from hpclaunch.worker.sampler import Sampler, Used, is_blocked, throttled, ways_of
+from hpclaunch.worker.sampler import Sampler, Used, is_blocked
 
 QUOTAS = Path("/sys/fs/cgroup/cpu")
 
@@ -32,7 +32,7 @@ class Pace:
         self.disregarded += 1
 
     def arrivals_of(self, rank):
-        return {"0": {"1": 5}} if rank else {}
+        return {"0": {"1": 5}} if rank else {}, False
 
     def steps_of(self, rank):
         return self.steps
@@ -61,9 +61,9 @@ def sample(taker, number, pids):
 
 
 def used_for(pid, seconds):
-    before = Used(pid, 0, 0.0)
+    before = Used(pid, [pid], 0, 0.0)
     time.sleep(seconds)
-    return Used(pid, 0, 0.0).since(before)
+    return Used(pid, [pid], 0, 0.0).since(before)
 
 
 def test_two_samples_tell_what_was_done_in_between(program):
@@ -75,16 +75,19 @@ def test_two_samples_tell_what_was_done_in_between(program):
     first = sample(taker, 1, pids)
     assert (first["number"], first["ways"]) == (1, {})
     assert first["ranks"] == [
-        {"rank": 0, "arrivals": {}},
-        {"rank": 1, "arrivals": {"0": {"1": 5}}},
+        {"rank": 0, "arrivals": {}, "blind": False},
+        {"rank": 1, "arrivals": {"0": {"1": 5}}, "blind": False},
     ]
+    assert sample(taker, 2, pids)["ranks"][0]["pace"] == 0.0  # since when, nobody knows
     pace.steps = (8, 2.0)
+    sample(taker, 3, pids)
+    pace.steps = (16, 4.0)
     time.sleep(0.5)
-    busy, idle = sample(taker, 2, pids)["ranks"]
+    busy, idle = sample(taker, 4, pids)["ranks"]
     assert (busy["pace"], idle["pace"]) == (0.25, 0.25)
     assert busy["cpu"] + busy["queued"] > 0.5
     assert (idle["cpu"], idle["blocked"], idle["throttled"]) == (0.0, 0.0, 0.0)
-    assert (pace.asked, pace.disregarded) == ([pids, pids], 2)
+    assert (pace.asked, pace.disregarded) == ([pids] * 4, 4)
 
 
 def test_another_worker_of_the_rank_is_not_compared_with_it(program):
@@ -139,16 +142,17 @@ def test_a_thread_that_waits_counts_though_others_do_not(program):
 
 @pytest.mark.skipif(not os.access(QUOTAS / "cgroup.procs", os.W_OK), reason="no cgroups v1 of ours")
 def test_a_quota_that_is_used_up(program):
+    """Of the cgroup above the process's own."""
     group = QUOTAS / f"quota-{os.getpid()}"
-    group.mkdir()
+    (group / "below").mkdir(parents=True)
     (group / "cpu.cfs_quota_us").write_text("20000")
     pid = program("while True: pass")
     try:
-        assert throttled(pid) == 0.0
-        (group / "cgroup.procs").write_text(str(pid))
+        (group / "below" / "cgroup.procs").write_text(str(pid))
         assert used_for(pid, 1.0)["throttled"] > 0.3
     finally:
         (QUOTAS / "cgroup.procs").write_text(str(pid))
+        (group / "below").rmdir()
         group.rmdir()
 
 
@@ -171,10 +175,11 @@ def test_where_cgroups_tell_of_quotas(tmp_path, monkeypatch, lines, files):
     for directory, text in files.items():
         (tmp_path / directory).mkdir(parents=True)
         (tmp_path / directory / "cpu.stat").write_text(text)
-    assert sampler.throttled_in([line.split(":", 2) for line in lines]) == 1.5
+    found = sampler.throttled_in([line.split(":", 2) for line in lines])
+    assert list(found.values()) == [1.5]
 
 
-def test_a_process_below_it_waits_for_storage(program, tmp_path):
+def test_a_process_that_waits_for_storage(program, tmp_path):
     """The parent of a vfork() is in the same state as in fsync() on a slow disk."""
     os.mkfifo(tmp_path / "fifo")
     waits = (
@@ -182,9 +187,7 @@ def test_a_process_below_it_waits_for_storage(program, tmp_path):
         'opened = (os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)\n'
         'os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opened])\n'
     )
-    pid = program(
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])", cwd=tmp_path
-    )
+    pid = program(waits, cwd=tmp_path)
     limit = time.monotonic() + 20
     while not is_blocked(pid):
         assert time.monotonic() < limit
@@ -194,15 +197,19 @@ def test_a_process_below_it_waits_for_storage(program, tmp_path):
 
 def test_the_ways_to_other_nodes():
     """An address of its own counts as another node."""
+    taker, pids = Sampler(Pace()), {0: os.getpid()}
+    taker.begin()
     with socket.create_server(("127.0.0.2", 0)) as server:
         one = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0))
         two, _ = server.accept()
         with one, two:
             one.sendall(b"x")
             two.recv(1)
-            ways = ways_of([os.getpid()])
-            assert set(ways) <= {"127.0.0.1", "127.0.0.2"}
-            assert "127.0.0.2" in ways
+            assert sample(taker, 1, pids)["ways"] == {}
+            assert sample(taker, 2, pids)["ways"] == {}  # there was no traffic
+            one.sendall(bytes(sampler.TRAFFIC))
+            two.recv(sampler.TRAFFIC, socket.MSG_WAITALL)
+            ways = sample(taker, 3, pids)["ways"]
             assert 0 < ways["127.0.0.2"] < 1
 
 

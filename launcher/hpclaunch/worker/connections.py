@@ -73,7 +73,9 @@ def _dump():
 
 
 def _address(family, raw):
-    return socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
+    """Without what IPv6 puts before an IPv4 address."""
+    text = socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
+    return text.removeprefix("::ffff:")
 
 
 def _answers(kernel):

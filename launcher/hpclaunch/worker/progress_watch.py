@@ -233,11 +233,12 @@ class ProgressWatch:
                 self._files.request(self._workers[rank].slot, page.ARRIVALS)
 
     def arrivals_of(self, rank):
-        """{process group: {number: when}}; {} if it has not told."""
+        """({process group: {number: when}}, whether torch records none); ({}, False) if it has not
+        answered."""
         if self._files is None:
-            return {}
+            return {}, False
         answer = self._files.answer(self._workers[rank].slot, "arrivals")
-        return {} if answer is None else answer["arrivals"]
+        return ({}, False) if answer is None else (answer["arrivals"], bool(answer.get("blind")))
 
     def steps_of(self, rank):
         """(steps so far, the time of the last one)"""

@@ -17,7 +17,9 @@ from .progress_watch import cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
-LATELY = 10_000  # milliseconds since something was sent: then it is known how long that takes
+TRAFFIC = (
+    1 << 16
+)  # bytes since the last sample: on others, delays are old, or nobody waits for them
 NS = 1e9
 # Where a cgroup tells for how long it was throttled: v2, and v1, by its line in /proc/PID/cgroup.
 CPU_STATS = {
@@ -35,13 +37,15 @@ class Sampler:
         self.number = 0  # of the sample that is being taken; 0: none
         self._next = math.inf
         self._looks = 0
+        self._trees: Any = {}  # rank -> its processes, at the beginning of this sample
         self._blocked: Any = {}  # rank -> in how many looks it waited for storage
         self._before: Any = {}  # rank -> Used, at the last sample
+        self._bytes: Any = {}  # inode of a connection -> bytes, at the last sample
 
     def begin(self):
         """A round begins."""
         self.cancel()
-        self._before = {}
+        self._before, self._bytes = {}, {}
 
     def cancel(self):
         self.number, self._next = 0, math.inf
@@ -55,6 +59,7 @@ class Sampler:
     def ask(self, number, pids):
         """Begin to take a sample."""
         self.number, self._next, self._looks = number, time.monotonic(), 0
+        self._trees = {rank: tree(pid) for rank, pid in pids.items()}
         self._blocked = dict.fromkeys(pids, 0)
         self.progress.ask_arrivals(pids)
 
@@ -63,21 +68,33 @@ class Sampler:
         if not self.number or time.monotonic() < self._next:
             return None
         self._next = time.monotonic() + PAUSE
-        for rank, pid in pids.items():
-            self._blocked[rank] = self._blocked.get(rank, 0) + is_blocked(pid)
+        for rank, processes in self._trees.items():
+            self._blocked[rank] += any(map(is_blocked, processes))
         self._looks += 1
         if self._looks < LOOKS:
             return None
         number = self.number
         self.cancel()
         self.progress.disregard()
-        ranks = [self._told(rank, pid) for rank, pid in pids.items()]
-        return {"number": number, "ranks": ranks, "ways": ways_of(pids.values())}
+        ranks = [self._told(rank, pid) for rank, pid in pids.items() if rank in self._trees]
+        return {"number": number, "ranks": ranks, "ways": self._ways(pids.values())}
+
+    def _ways(self, pids):
+        """{address of another node: seconds there and back}, over connections with some traffic."""
+        before, known = self._bytes, connections_of(pids)
+        self._bytes = {inode: each.bytes for inode, each in known.items()}
+        found: Any = {}
+        for inode, each in known.items():
+            if each.peer and each.delay and each.bytes - before.get(inode, each.bytes) >= TRAFFIC:
+                found[each.peer] = min(each.delay, found.get(each.peer, math.inf))
+        return found
 
     def _told(self, rank, pid):
-        before, now = self._before.get(rank), Used(pid, *self.progress.steps_of(rank))
+        before = self._before.get(rank)
+        now = Used(pid, self._trees[rank], *self.progress.steps_of(rank))
         self._before[rank] = now
-        told = {"rank": rank, "arrivals": self.progress.arrivals_of(rank)}
+        arrivals, blind = self.progress.arrivals_of(rank)
+        told = {"rank": rank, "arrivals": arrivals, "blind": blind}
         if before is not None and before.pid == pid:
             told |= now.since(before)
             told["blocked"] = self._blocked[rank] / LOOKS
@@ -87,29 +104,33 @@ class Sampler:
 class Used:
     """What a worker and the processes below it have done and used so far."""
 
-    def __init__(self, pid, steps, stepped_at):
+    def __init__(self, pid, processes, steps, stepped_at):
         self.pid = pid
         self.at = time.monotonic()
         self.steps, self.stepped_at = steps, stepped_at
         self.cpu = cpu_of(pid)
-        self.queued: Any = {}  # thread -> seconds in which it could have run, and did not
-        for process in tree(pid):
+        # By thread, and by cgroup: seconds in which one could have run, and did not.
+        self.queued: Any = {}
+        for process in processes:
             self.queued |= queued(process)
         self.throttled = throttled(pid)
 
     def since(self, before):
         """The share of the time since then in which it did each of these; and how long a step took,
-        in seconds, 0 if there was none."""
+        in seconds, 0 if that is not known."""
         elapsed = max(1e-3, self.at - before.at)
-        both = self.queued.keys() & before.queued.keys()
-        waits = [self.queued[thread] - before.queued[thread] for thread in both]
-        steps = self.steps - before.steps
+        steps = self.steps - before.steps if before.steps else 0
         return {
             "pace": (self.stepped_at - before.stepped_at) / steps if steps > 0 else 0.0,
             "cpu": max(0.0, self.cpu - before.cpu) / elapsed,
-            "queued": max(waits, default=0.0) / elapsed,
-            "throttled": max(0.0, self.throttled - before.throttled) / elapsed,
+            "queued": longest(before.queued, self.queued) / elapsed,
+            "throttled": longest(before.throttled, self.throttled) / elapsed,
         }
+
+
+def longest(before, now):
+    """Of the times that have passed for each."""
+    return max((now[key] - before[key] for key in now.keys() & before.keys()), default=0.0)
 
 
 def queued(pid):
@@ -130,23 +151,27 @@ def _waited(pid, thread):
 
 
 def throttled(pid):
-    """For how many seconds the CPU quota of its cgroup has stopped it."""
+    """{cgroup: seconds for which its CPU quota has stopped it}, of the process's and those above"""
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
             return throttled_in([line.rstrip("\n").split(":", 2) for line in f])
     except OSError:
-        return 0.0  # it has ended
+        return {}  # it has ended
 
 
 def throttled_in(cgroups):
     """`cgroups` are the three fields of each line in /proc/PID/cgroup."""
+    found = {}
     for _, controllers, path in cgroups:
-        fields = fields_of(CPU_STATS[controllers].format(path)) if controllers in CPU_STATS else {}
-        if b"throttled_usec" in fields:
-            return int(fields[b"throttled_usec"]) / 1e6
-        if b"throttled_time" in fields:
-            return int(fields[b"throttled_time"]) / NS
-    return 0.0
+        while controllers in CPU_STATS and path:
+            file = CPU_STATS[controllers].format(path.rstrip("/"))
+            fields = fields_of(file)
+            if b"throttled_usec" in fields:
+                found[file] = int(fields[b"throttled_usec"]) / 1e6
+            if b"throttled_time" in fields:
+                found[file] = int(fields[b"throttled_time"]) / NS
+            path = path.rpartition("/")[0]
+    return found
 
 
 def fields_of(path):
@@ -158,21 +183,16 @@ def fields_of(path):
 
 
 def is_blocked(pid):
-    """Whether it, or a process below it, waits for a disk or a driver."""
-    states = (stat(process) for process in tree(pid))
-    return any(fields and fields[STATE] == UNINTERRUPTIBLE for fields in states)
+    """Whether it waits for a disk or a driver."""
+    fields = stat(pid)
+    return bool(fields) and fields[STATE] == UNINTERRUPTIBLE
 
 
-def ways_of(pids):
-    """{address of another node: seconds there and back}, over connections that these use now."""
-    known = tcp_connections() or {}
+def connections_of(pids):
+    """{inode: Connection} of these processes"""
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             inodes |= sockets_of(pid)
-    found: Any = {}
-    for inode in inodes & known.keys():
-        each = known[inode]
-        if each.peer and each.delay and each.sent < LATELY:
-            found[each.peer] = min(each.delay, found.get(each.peer, math.inf))
-    return found
+    known = tcp_connections() or {}
+    return {inode: known[inode] for inode in inodes & known.keys()}

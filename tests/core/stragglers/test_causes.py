@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
-from hpclaunch.core.stragglers.causes import UNKNOWN, cause, far_node
+from hpclaunch.core.stragglers.causes import UNKNOWN, UNSEEN, cause, far_node
 
 USUAL = {"cpu": 0.7, "queued": 0.01, "throttled": 0.0, "blocked": 0.0}
 
@@ -26,11 +26,32 @@ def samples(**of_rank_2):
         ({"cpu": 0.95}, "it computes for 25% of the time more: more work, or a slower processor"),
         ({"cpu": 0.95, "queued": 0.08}, "it computes for 25%"),
         ({"cpu": 0.3}, UNKNOWN),
+        ({"cpu": 0.72}, UNKNOWN),
         ({}, UNKNOWN),
     ],
 )
 def test_what_it_does_more_than_others(more, why):
-    assert cause(samples(**more), 1, 2).startswith(why)
+    assert cause(samples(**more), 1, 2).words.startswith(why)
+
+
+def test_ranks_that_all_use_the_cpu():
+    """As those that wait for GPUs do."""
+    loads = tuple(Load(rank, 1.0, 0.0, 0.0, 0.0) for rank in range(2))
+    assert cause({0: Sample(1, 1.0, loads=loads)}, 0, 1).words == UNSEEN
+
+
+@pytest.mark.parametrize(
+    ("more", "own"),
+    [
+        ({"throttled": 0.25}, True),
+        ({"queued": 0.25}, True),
+        ({"blocked": 0.25}, True),
+        ({"cpu": 1.0}, False),
+        ({}, False),
+    ],
+)
+def test_what_makes_it_late_whatever_the_others_do(more, own):
+    assert cause(samples(**more), 1, 2).outer == own
 
 
 def test_a_node_whose_ranks_all_do():
@@ -38,12 +59,12 @@ def test_a_node_whose_ranks_all_do():
         agent: Sample(1, 1.0, loads=tuple(Load(2 * agent + i, **usual) for i in range(2)))
         for agent, usual in enumerate((USUAL, USUAL | {"queued": 0.4}, USUAL))
     }
-    assert "waits for a CPU for 39%" in cause(found, 1, NO_RANK)
+    assert "waits for a CPU for 39%" in cause(found, 1, NO_RANK).words
 
 
 def test_ranks_of_which_nothing_is_known():
-    assert cause({0: Sample(1, 1.0), 1: Sample(1, 1.0)}, 1, 2) == ""
-    assert cause({0: Sample(1, 1.0), 1: samples()[1]}, 0, 0) == ""
+    assert cause({0: Sample(1, 1.0), 1: Sample(1, 1.0)}, 1, 2).words == ""
+    assert cause({0: Sample(1, 1.0), 1: samples()[1]}, 0, 0).words == ""
 
 
 def between(**delays):
@@ -71,6 +92,7 @@ NEAR, FAR = 0.0002, 0.02
         (between(a_b=NEAR, b_c=NEAR, c_d=0.05, d_a=0.04), "d"),
         ({}, None),
         ({"a": {}}, None),
+        ({"a": {"b2": FAR}, "b": {"c2": FAR}, "c": {"a2": NEAR}}, None),  # other addresses
     ],
 )
 def test_a_node_that_is_far_from_all_others(ways, far):

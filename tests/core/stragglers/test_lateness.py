@@ -32,7 +32,7 @@ def sampled(late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02,
                     at = step * PACE + i * apart + behind + rng.uniform(0.0, jitter)
                     times[step * each + i] = int(1e9 * (50.0 + at))
             traces[rank] = {(groups or {}).get(rank, "0"): times}
-        samples[agent] = Sample(1, PACE, together(traces))
+        samples[agent] = Sample(1, PACE, arrivals=together(traces))
     return samples
 
 
@@ -120,9 +120,8 @@ def test_what_not_all_remember_is_left_out():
     (arrivals,) = samples[0].arrivals
     later = replace(
         arrivals,
-        first=arrivals.first + 9,
-        base=arrivals.base + arrivals.usual[9] / 1e6,
-        usual=tuple(usual - arrivals.usual[9] for usual in arrivals.usual[9:]),
+        numbers=arrivals.numbers[9:],
+        usual=arrivals.usual[9:],
         late=arrivals.late[9:],
         last=arrivals.last[9:],
     )
@@ -130,12 +129,41 @@ def test_what_not_all_remember_is_left_out():
     assert (found.steps, found.late.rank) == (8, 2)
 
 
+def test_ranks_of_one_node_that_are_late_in_turn():
+    """As with batches of different sizes: it is no rank's fault, nor the node's."""
+    assert (
+        find(sampled(lambda rank, step: 0.3 * (rank == step % 6), nodes={0: range(6)})).late is None
+    )
+    uneven = {0: range(7), 1: (7,)}
+    assert find(sampled(lambda rank, step: 0.3 * (rank == step % 7), nodes=uneven)).late is None
+
+
+def test_two_nodes_of_many():
+    nodes = {agent: (agent,) for agent in range(9)}
+    late = find(sampled(lambda rank, step: {4: 0.3, 5: 0.29}.get(rank, 0.0), nodes=nodes)).late
+    assert late.rank == 4
+
+
+def test_a_clock_that_is_hardly_known_hides_only_its_own_agent():
+    samples = sampled(one(2, 0.3))
+    samples[2] = replace(samples[2], error=0.5)
+    assert find(samples).late.rank == 2
+    samples[1] = replace(samples[1], error=0.5)
+    assert find(samples).late is None
+
+
+def test_what_hosts_of_gpus_tell_is_marked():
+    groups = dict.fromkeys(range(6), "nccl:0")
+    assert find(sampled(one(3, 0.3), groups=groups)).late.on_gpus
+    assert not find(sampled(one(3, 0.3))).late.on_gpus
+
+
 def test_nothing_to_go_by():
     assert find({}).steps == 0
     assert find({0: Sample(1, 0.0), 1: Sample(1, 0.0)}).steps == 0
     samples = {agent: replace(sample, pace=0.0) for agent, sample in sampled().items()}
     assert find(samples).steps == 0
-    apart = {0: Sample(1, PACE, together({0: {"0": {1: 5}}})), 1: Sample(1, PACE)}
+    apart = {0: Sample(1, PACE, arrivals=together({0: {"0": {1: 5}}})), 1: Sample(1, PACE)}
     assert find(apart).late is None
 
 
@@ -146,13 +174,16 @@ def test_without_a_recorder_the_one_that_never_waits():
         return tuple(Load(rank, *share, 0.0, 0.0) for rank, share in enumerate(shares))
 
     busy = loads((0.6, 0.0), (0.6, 0.1), (0.7, 0.3))
-    assert find({0: Sample(1, PACE, loads=busy)}).late == Late(0, 2, pytest.approx(0.3), PACE)
+    blind = Sample(1, PACE, blind=True, loads=busy)
+    assert find({0: blind}).late == Late(0, 2, pytest.approx(0.3), PACE)
+    assert find({0: blind, 1: Sample(1, PACE)}).late is None
+    assert find({0: replace(blind, blind=False)}).late is None
     even = loads((0.9, 0.0), (0.95, 0.0), (0.9, 0.1))
-    assert find({0: Sample(1, PACE, loads=even)}).late is None
+    assert find({0: replace(blind, loads=even)}).late is None
 
 
 def test_how_many_collectives_a_step_has():
     assert collectives_a_step(sampled()) == pytest.approx(3, rel=0.1)
     assert collectives_a_step({0: Sample(1, PACE)}) == 0
-    alone = Sample(1, PACE, together({0: {"0": {1: 5}}}))
+    alone = Sample(1, PACE, arrivals=together({0: {"0": {1: 5}}}))
     assert collectives_a_step({0: alone}) == 0

@@ -515,7 +515,10 @@ class Head:
     def _watch_workers(self, current: Round, now: float) -> list[Effect]:
         is_last = self.budget.is_last(saves=self.job.saves)
         hang = self._hangs.check(current, now, is_last=is_last)
+        before = self._stragglers.named
         straggler = self._stragglers.check(current, now)
+        if self._stragglers.named not in (before, None):
+            self.growth.begin()  # only a checkpoint from now on is new
         if hang is None and straggler is None:
             return []
         return (hang or []) + (straggler or []) + self._order_all(now)

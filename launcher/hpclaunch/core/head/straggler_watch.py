@@ -38,10 +38,12 @@ class StragglerWatch:
         self._next_at = math.inf  # the next sample, or, while there is one, until when to wait
         self._found: deque[Lateness] = deque(maxlen=LEAST_STEPS)
         self._without = 0  # samples in a row, since it was named
+        self._steps = 0  # of all agents, when they were last asked
 
     def begin(self, current: Round, now: float) -> None:
         self.number, self.named = 0, None
         self._found.clear()
+        self._steps = 0
         parts = [p.assignment for p in current.participants if p.assignment is not None]
         alone = sum(part.nproc for part in parts) == 1
         self._next_at = math.inf if alone else now + SOON
@@ -60,9 +62,11 @@ class StragglerWatch:
             return self._judge(current, samples)
         if now < self._next_at:
             return None
-        if not _makes_steps(current):
+        steps = _steps(current)
+        if steps <= self._steps:  # they make none: perhaps they hang
             self._next_at = now + SOON
             return None
+        self._steps = steps
         self._numbers += 1
         self.number = self._numbers
         self._next_at = now + self.timing.gathering
@@ -73,19 +77,18 @@ class StragglerWatch:
         if not finding.steps:
             return []
         self._found.append(finding)
-        late = finding.late
-        if late is None:
-            self._without += 1
-            if self.named is None or self._without < FORGIVEN_AFTER:
-                return []
-            who, self.named = _who(current, self.named), None
-            return [Say(f"{who} no longer a straggler")]
-        self._without = 0
+        late, named = finding.late, self.named
+        said: list[Effect] = []
+        if named is not None:
+            self._without = 0 if late and late.agent == named.agent else self._without + 1
+            if self._without >= FORGIVEN_AFTER:
+                said.append(Say(f"{_who(current, named)} no longer a straggler"))
+                self.named = None
         straggler = self._same()
-        if straggler is None or straggler == self.named:
-            return []
-        self.named = straggler
-        return [Say(_account(_who(current, straggler), late, why))]
+        if self.named is not None or straggler is None or late is None:
+            return said
+        self.named, self._without = straggler, 0
+        return [*said, Say(_account(_who(current, straggler), late, why))]
 
     def _same(self) -> Straggler | None:
         """Whom the last samples all tell of, if they are enough."""
@@ -115,24 +118,30 @@ def _samples(current: Round, number: int) -> dict[int, Sample]:
     return found
 
 
-def _makes_steps(current: Round) -> bool:
+def _steps(current: Round) -> int:
+    """Of all agents; 0 if one makes none."""
+    found = []
     for peer in current.participants:
         report = peer.report
         if report is None or report.round != current.number or report.phase is not Phase.RUNNING:
-            return False
-        if report.progress is None or not any(report.progress.steps):
-            return False
-    return True
+            return 0
+        found.append(0 if report.progress is None else max(report.progress.steps))
+    return sum(found) if all(found) else 0
 
 
 def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
     """Who is late, and why."""
     found = lateness.find(samples)
     if (far := _far(current, samples)) is not None:
-        late, why = far
-        return Lateness(max(1, found.steps), late), why
-    one = found.late
-    return found, "" if one is None else causes.cause(samples, one.agent, one.rank)
+        return Lateness(max(1, found.steps), far[0]), far[1]
+    late = found.late
+    if late is None:
+        return found, ""
+    cause = causes.cause(samples, late.agent, late.rank)
+    # Hosts hand collectives over long before GPUs begin them. One that waits for its GPU in each
+    # step, to print the loss, is behind the others, and holds up nobody.
+    doubtful = late.on_gpus and not cause.outer
+    return (Lateness(found.steps, None), "") if doubtful else (found, cause.words)
 
 
 def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
@@ -140,13 +149,14 @@ def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | No
     addresses = {p.place.index: p.report.address for p in current.participants if p.report}
     ways: dict[str, dict[str, float]] = {}
     for agent, sample in samples.items():
-        ways.setdefault(addresses[agent], {}).update(sample.ways)
-    far = causes.far_node(ways)
-    if far is None:
+        own = ways.setdefault(addresses[agent], {})
+        for address, delay in sample.ways:
+            own[address] = min(delay, own.get(address, delay))
+    far, pace = causes.far_node(ways), lateness.pace_of(samples)
+    if far is None or not pace:
         return None
-    pace = max(sample.pace for sample in samples.values())
     cost = far.delay * lateness.collectives_a_step(samples)
-    if not pace or cost < lateness.LEAST * pace:
+    if cost < lateness.LEAST * pace:
         return None
     agent = next(agent for agent in samples if addresses[agent] == far.address)
     return Late(agent, NO_RANK, min(cost, pace), pace), far.account

@@ -34,7 +34,7 @@ class Record:
 
     round: int = -1  # the last round that began; -1 before the first
     tally: Tally = NOTHING_SPENT
-    cordoned: str = ""  # agents whose workers failed again and again, as in "0-3,7"
+    cordoned: str = ""  # agents whose workers failed again and again or were slow: "0-3,7"
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,12 +354,12 @@ class Goal(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When the workers of one agent began collectives of a process group, one after the other."""
+    """When the workers of one agent began collectives of a process group."""
 
-    group: str  # as torch names it
+    group: str  # backend and name, as torch has them: "gloo:0"
     members: int  # how many of these workers are in it
-    first: int  # the number of the first one
     base: float  # seconds
+    numbers: tuple[int, ...]  # of the collectives, which only grow
     usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
     late: tuple[int, ...]  # how much later the last of them did, in microseconds
     last: tuple[int, ...]  # the rank of that one
@@ -384,6 +384,7 @@ class Sample:
 
     number: int  # of the order that asked for it
     pace: float  # seconds for a step, since the last sample; 0: they make none
+    blind: bool = False  # they are in process groups, and torch does not record their collectives
     arrivals: tuple[Arrivals, ...] = ()
     loads: tuple[Load, ...] = ()
     # The addresses of other nodes that its workers send to, and the seconds there and back.

@@ -10,32 +10,40 @@ from .medians import lower_median
 # When a rank began each collective that it remembers, in ns: by process group, and its number.
 Trace = Mapping[str, Mapping[int, int]]
 
-MOST, LEAST = 16384, 64  # collectives of a group that the head compares, in all and of each agent
+IN_ALL, MOST, LEAST = 16384, 256, 64  # collectives of a group that the head compares, by agent
 
 
 def together(traces: Mapping[int, Trace], agents: int = 1) -> tuple[Arrivals, ...]:
-    """The last of those collectives that all of these ranks remember which are in the group.
-    `traces` are by rank; with many agents, each one sends less.
+    """Of those collectives that all of these ranks remember which are in the group. `traces` are
+    by rank; with many agents, each one tells of fewer.
     """
     groups = sorted({group for trace in traces.values() for group in trace})
-    most = max(LEAST, MOST // agents)
+    most = max(LEAST, min(MOST, IN_ALL // agents))
     return tuple(found for group in groups for found in _of_group(group, traces, most))
 
 
 def _of_group(group: str, traces: Mapping[int, Trace], most: int) -> Iterator[Arrivals]:
     ranks = {rank: trace[group] for rank, trace in traces.items() if group in trace}
-    numbers = sorted(set.intersection(*(set(times) for times in ranks.values())))[-most:]
+    numbers = _thinned(set.intersection(*(set(times) for times in ranks.values())), most)
     if not numbers:
         return
-    first = numbers[0]
     usual, late, last = [], [], []
-    base = min(times[first] for times in ranks.values())
-    for expected, number in enumerate(numbers, first):
-        if number != expected:
-            break
+    base = min(times[numbers[0]] for times in ranks.values())
+    for number in numbers:
         when, rank = max((times[number], rank) for rank, times in ranks.items())
         half = lower_median(times[number] for times in ranks.values())
         usual.append((half - base) // 1000)
         late.append((when - half) // 1000)
         last.append(rank)
-    yield Arrivals(group, len(ranks), first, base / 1e9, tuple(usual), tuple(late), tuple(last))
+    yield Arrivals(
+        group, len(ranks), base / 1e9, tuple(numbers), tuple(usual), tuple(late), tuple(last)
+    )
+
+
+def _thinned(numbers: set[int], most: int) -> list[int]:
+    """Those that can be divided by a power of two, so that all agents choose the same."""
+    every = 1
+    while len(numbers) > most:
+        every *= 2
+        numbers = {number for number in numbers if number % every == 0}
+    return sorted(numbers)

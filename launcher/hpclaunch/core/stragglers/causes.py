@@ -12,35 +12,46 @@ MORE = 0.05  # of the time
 FAR = 5.0  # times the usual way to other nodes
 LEAST_FAR = 0.001  # seconds
 
+OUTER = ("throttled", "queued", "blocked")  # such a rank is late whatever the others do
+SPINS = 0.9  # of one CPU: ranks that wait for GPUs use as much
+UNSEEN = "why, its node cannot see: it uses the CPU as the others do"
+WORDS = {
+    "throttled": "the CPU quota of its cgroup stops it for {:.0%} of the time",
+    "queued": "it waits for a CPU for {:.0%} of the time: other processes use them",
+    "blocked": "it waits for storage for {:.0%} of the time",
+    "cpu": "it computes for {:.0%} of the time more: more work, or a slower processor",
+}
 UNKNOWN = (
     "it waits, but not for a CPU or a disk: for a data loader, a lock, or another machine, perhaps"
 )
 
 
-def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> str:
-    """What the rank of this agent does more than others, in words; of the agent, for NO_RANK."""
+@dataclass(frozen=True, slots=True)
+class Cause:
+    words: str  # "" if nothing is known
+    outer: bool = False  # something else keeps it from running
+
+
+def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
+    """What the rank of this agent does more than others; all of the agent's, for NO_RANK."""
     loads = {load.rank: load for sample in samples.values() for load in sample.loads}
     own = {load.rank for load in samples[agent].loads}
     late = own if rank == NO_RANK else own & {rank}
     others = loads.keys() - late
     if not (late and others):
-        return ""
+        return Cause("")
     more = _more(loads, late, others)
     shares = {
-        f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time": (
-            more.throttled
-        ),
-        # A thread that is stopped by a quota waits for a CPU as well.
-        f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them": (
-            more.queued - more.throttled
-        ),
-        f"it waits for storage for {more.blocked:.0%} of the time": more.blocked,
-        f"it computes for {more.cpu:.0%} of the time more: more work, or a slower processor": (
-            more.cpu
-        ),
+        "throttled": more.throttled,
+        "queued": more.queued - more.throttled,  # a thread that a quota stops waits as well
+        "blocked": more.blocked,
+        "cpu": more.cpu,
     }
-    why = max(shares, key=lambda why: shares[why])
-    return why if shares[why] >= MORE else UNKNOWN
+    what = max(shares, key=lambda what: shares[what])
+    if shares[what] >= MORE:
+        return Cause(WORDS[what].format(getattr(more, what)), what in OUTER)
+    spins = min(loads[rank].cpu for rank in late) >= SPINS
+    return Cause(UNSEEN if spins else UNKNOWN)
 
 
 def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> Load:
@@ -72,16 +83,22 @@ class FarNode:
 
 def far_node(ways: Mapping[str, Mapping[str, float]]) -> FarNode | None:
     """`ways` are the seconds from each address to others, and back. Of two nodes, nobody knows
-    whose fault a long way is.
+    whose fault a long way is; nor if an address is not known.
     """
     pairs = [
-        ({one, other}, delay) for one, way in ways.items() for other, delay in way.items() if delay
+        (one, other, delay) for one, way in ways.items() for other, delay in way.items() if delay
     ]
-    for address in ways:
-        own = [delay for ends, delay in pairs if address in ends]
-        others = [delay for ends, delay in pairs if address not in ends]
-        if own and others:
-            found = FarNode(address, min(own), lower_median(others))
-            if found.delay >= max(FAR * found.usual, LEAST_FAR):
-                return found
-    return None
+    if not all(other in ways for _, other, _ in pairs):
+        return None
+    nearest: dict[str, float] = {}
+    for one, other, delay in pairs:
+        for end in (one, other):
+            nearest[end] = min(delay, nearest.get(end, delay))
+    if not nearest:
+        return None
+    address = max(nearest, key=lambda address: nearest[address])
+    others = [delay for one, other, delay in pairs if address not in (one, other)]
+    if not others:
+        return None
+    found = FarNode(address, nearest[address], lower_median(others))
+    return found if found.delay >= max(FAR * found.usual, LEAST_FAR) else None

@@ -18,6 +18,7 @@ LEAST = 0.1  # of the time, that is lost
 MOSTLY = 0.7  # of the lost time, that one agent costs
 PARTS = 5  # of a sample
 SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
+GPU = "nccl:"  # groups whose collectives a host only hands over
 LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
 
 
@@ -27,6 +28,7 @@ class Late:
     rank: int  # NO_RANK: several of this agent
     seconds: float  # a step
     pace: float  # seconds for a step
+    on_gpus: bool = False  # only their hosts are known to be late
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class LastArrival:
     """A collective, as all have begun it."""
 
     at: float  # on the head's clock
+    group: str
     agent: int  # of the last one
     rank: int  # NO_RANK: half of this agent's are about as late
     late: float  # seconds after half of the ranks
@@ -47,13 +50,18 @@ class LastArrival:
 
 def find(samples: Mapping[int, Sample]) -> Lateness:
     """`samples` by agent, of all that take part in the round."""
-    paces = [sample.pace for sample in samples.values() if sample.pace]
-    if not paces:
+    pace = pace_of(samples)
+    if not pace:
         return Lateness(0, None)
-    pace = lower_median(paces)
-    if any(sample.arrivals for sample in samples.values()):
-        return _by_arrivals(samples, pace)
-    return _by_load(samples, pace)
+    if all(sample.blind for sample in samples.values()):
+        return _by_load(samples, pace)
+    return _by_arrivals(samples, pace)
+
+
+def pace_of(samples: Mapping[int, Sample]) -> float:
+    """Seconds for a step; 0: not known."""
+    paces = [sample.pace for sample in samples.values() if sample.pace > 0]
+    return lower_median(paces) if paces else 0.0
 
 
 def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
@@ -78,10 +86,13 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     own = {number: step for number, step in worst.items() if step.agent == agent}
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
     rank = _mostly(own.values())
-    nobody = rank == NO_RANK and len(samples) == 1
+    nobody = rank is None or (rank == NO_RANK and len(samples) == 1)
     if not enough or nobody or not _is_spread(own, steps, pace):
         return Lateness(steps, None)
-    return Lateness(steps, Late(agent, rank, cost / steps, pace))
+    assert rank is not None, "else it is nobody"
+    groups = {step.group for step in own.values() if step.late}
+    on_gpus = any(group.startswith(GPU) for group in groups)
+    return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
 
 
 def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
@@ -94,48 +105,48 @@ def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
     return hit >= SPREAD * parts
 
 
-def _mostly(steps: Iterable[LastArrival]) -> int:
+def _mostly(steps: Iterable[LastArrival]) -> int | None:
+    """Whose most of the lateness is: one rank's, all ranks' of the agent, or neither."""
     costs: dict[int, float] = {}
     for step in steps:
         costs[step.rank] = costs.get(step.rank, 0.0) + step.late
     rank = max(costs, key=lambda rank: costs[rank])
-    return rank if costs[rank] >= MOSTLY * sum(costs.values()) else NO_RANK
+    return rank if costs[rank] >= MOSTLY * sum(costs.values()) else None
 
 
 def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
-    """Of each collective that all agents remember which are in its group."""
+    """Of each collective of which all agents tell that have ranks in its group."""
     groups: dict[str, dict[int, Arrivals]] = {}
     for agent, sample in samples.items():
         for arrivals in sample.arrivals:
             groups.setdefault(arrivals.group, {})[agent] = arrivals
-    for agents in groups.values():
-        first = max(arrivals.first for arrivals in agents.values())
-        end = min(arrivals.first + len(arrivals.last) for arrivals in agents.values())
-        # One agent's times are on one clock.
-        error = max(samples[agent].error for agent in agents) if len(agents) > 1 else 0.0
-        bases = [
-            (agent, arrivals, arrivals.base + samples[agent].ahead)
+    for group, agents in groups.items():
+        errors = {agent: samples[agent].error for agent in agents}
+        usual_error = lower_median(errors.values())
+        rows = [
+            (agent, arrivals, arrivals.base + samples[agent].ahead, _places(arrivals))
             for agent, arrivals in agents.items()
         ]
-        for number in range(first, end):
-            usual, last, whose = [], -math.inf, bases[0]
-            for each in bases:
-                _, arrivals, base = each
-                i = number - arrivals.first
-                half = base + arrivals.usual[i] / 1e6
-                usual.append(half)
-                if half + arrivals.late[i] / 1e6 > last:
-                    last, whose = half + arrivals.late[i] / 1e6, each
-            yield _last_arrival(number, *whose[:2], last, last - lower_median(usual), error)
+        for number in sorted(set.intersection(*(set(places) for *_, places in rows))):
+            halves, at, whose, i = [], -math.inf, rows[0], 0
+            for row in rows:
+                _, arrivals, base, places = row
+                place = places[number]
+                half = base + arrivals.usual[place] / 1e6
+                halves.append(half)
+                if half + arrivals.late[place] / 1e6 > at:
+                    at, whose, i = half + arrivals.late[place] / 1e6, row, place
+            agent, arrivals, *_ = whose
+            late = at - lower_median(halves)
+            # One agent's times are on one clock.
+            error = errors[agent] + usual_error if len(agents) > 1 else 0.0
+            alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
+            rank = NO_RANK if alike else arrivals.last[i]
+            yield LastArrival(at, group, agent, rank, late if late > error else 0.0)
 
 
-def _last_arrival(
-    number: int, agent: int, arrivals: Arrivals, at: float, late: float, error: float
-) -> LastArrival:
-    i = number - arrivals.first
-    alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
-    rank = NO_RANK if alike else arrivals.last[i]
-    return LastArrival(at, agent, rank, late if late > 2 * error else 0.0)
+def _places(arrivals: Arrivals) -> dict[int, int]:
+    return {number: i for i, number in enumerate(arrivals.numbers)}
 
 
 def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
@@ -161,5 +172,5 @@ def collectives_a_step(samples: Mapping[int, Sample]) -> float:
         for arrivals in sample.arrivals:
             span = (arrivals.usual[-1] - arrivals.usual[0]) / 1e6
             if span and sample.pace:
-                found.append((len(arrivals.usual) - 1) * sample.pace / span)
+                found.append((arrivals.numbers[-1] - arrivals.numbers[0]) * sample.pace / span)
     return max(found)

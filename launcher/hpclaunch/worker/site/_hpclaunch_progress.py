@@ -45,8 +45,10 @@ LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take muc
 
 # What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
 ENTRIES, ARRIVALS = b"e", b"a"
+PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 TAKEN = 0.1  # seconds in which the main thread takes SIGNAL, if it can
-MOST_ENTRIES, MOST_ARRIVALS = 500, 128  # of a flight recorder
+MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
+NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptor is not among the first, which scripts may count on.
@@ -337,15 +339,19 @@ def _answer(server, requests, records):
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL})
     try:
         with Opened(server, requests, os.O_RDONLY) as fd:
+            since = 0
             while asked := os.read(fd, 1):
-                text = arrived() if asked == ARRIVALS else recorded()
+                if asked == ARRIVALS:
+                    text, since = arrived(since), time.monotonic_ns()
+                else:
+                    text = recorded()
                 with Opened(server, records, os.O_WRONLY | os.O_APPEND) as to:
                     while text:
                         text = text[os.write(to, text) :]
                 if asked != ARRIVALS:
                     _take_signal(_signal)
-    except (LookupError, OSError, RuntimeError, TypeError, ValueError):
-        pass  # the fork server is gone, or this torch has another recorder
+    except (OSError, RuntimeError):
+        pass  # the fork server is gone
 
 
 def _take_signal(_signal):
@@ -365,27 +371,41 @@ def recorded():
     return _line({"entries": kept})
 
 
-def arrived():
-    """When the last collectives began: {process group: {number: ns on the monotonic clock}}."""
+def arrived(since):
+    """When collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
+    monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
+    "blind" says that torch records none.
+    """
     ahead = time.time_ns() - time.monotonic_ns()
+    entries = [entry for entry in _entries() if entry.keys() >= NEEDED]
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    meets = c10d is not None and c10d.is_initialized()
+    passes = any(name.startswith(PIPELINES) for name in list(sys.modules))
     groups: Any = {}
-    for entry in _entries()[-MOST_ARRIVALS:]:
-        if not entry["is_p2p"]:
-            times = groups.setdefault(entry["process_group"][0], {})
-            times.setdefault(entry["collective_seq_id"], entry["time_created_ns"] - ahead)
-    return _line({"arrivals": groups})
+    if not (passes or any(entry["is_p2p"] for entry in entries)):
+        for entry in entries[-MOST_ARRIVALS:]:
+            created = entry["time_created_ns"] - ahead
+            if created > since:
+                backend = entry["profiling_name"].partition(":")[0]
+                times = groups.setdefault(f"{backend}:{entry['process_group'][0]}", {})
+                times.setdefault(entry["collective_seq_id"], created)
+    return _line({"arrivals": groups, "blind": meets and not (entries or passes)})
 
 
 def _entries():
+    """The oldest first; none if this torch has another recorder."""
     import json
 
     torch = sys.modules.get("torch")
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     entries = []
-    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
-        dump = getattr(c10d, name, None)
-        found = {} if dump is None else json.loads(dump(True, False))
-        entries += found.get("entries", ())
+    try:
+        for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+            dump = getattr(c10d, name, None)
+            found = {} if dump is None else json.loads(dump(True, False))
+            entries += found.get("entries", ())
+    except (AttributeError, TypeError, ValueError):
+        return []
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
     return entries
 
