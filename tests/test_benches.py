@@ -21,6 +21,7 @@ SMALLEST = {
     "many_agents": "--agents 4",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
     "step_cost": "--steps 100 --workers 1",
+    "stragglers": "--slow 1 --healthy 0 --workers 2 --seconds 1",
     # These begin with a cluster, which takes a minute.
     "on_slurm": "--help",
     "on_slurm_losses": "--help",

@@ -21,6 +21,7 @@ from hpclaunch.core.protocol.model import (
     Look,
     Place,
     RankState,
+    Sample,
     Seen,
     Verdict,
     checksum,
@@ -51,6 +52,7 @@ class Crew:
         self.clashes: set[frozenset[int]] = set()  # agents with workers of two rounds at once
         self.verdicts: dict[int, Verdict] = {}
         self.where: dict[int, tuple[RankState, ...]] = {}  # an agent's workers, when it is asked
+        self.samples: dict[int, Sample] = {}  # how they keep pace, when it is asked
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._came: list[str] = []
@@ -163,6 +165,9 @@ class Crew:
                 self._note_clashes()
             case effects.GatherEvidence(number=number) if i in self.where:
                 self._todo.append((i, events.EvidenceGathered(number, self.where[i])))
+            case effects.TakeSample(number=number) if i in self.samples:
+                taken = replace(self.samples[i], number=number)
+                self._todo.append((i, events.SampleTaken(taken)))
             case effects.KeepWorkers(until=until):
                 self._leases[i] = until
                 if i in self.held and self.now < until:

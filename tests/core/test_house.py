@@ -57,7 +57,7 @@ ALLOWED = {
     "core.source": NOUNS,
     "core.head": NOUNS | RULES,
     "core.member": NOUNS | RULES,
-    "core.control": NOUNS | {"core.consensus", "core.head", "core.member"},
+    "core.control": NOUNS | {"core.consensus", "core.stragglers", "core.head", "core.member"},
     "core": set(),
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE | {"system", "system.shared"},

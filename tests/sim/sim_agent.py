@@ -20,20 +20,25 @@ from hpclaunch.core.protocol.model import (
     Assignment,
     Heads,
     Job,
+    Load,
     Look,
     Phase,
     RankState,
+    Sample,
     Seen,
     Trouble,
     Verdict,
     a_machine,
 )
+from hpclaunch.core.stragglers.arrivals import together
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
 
 LOADS = '  File "train.py", line 9, in load_checkpoint\nEOFError: Ran out of input'
 WATCH = 0.5  # seconds between two looks at the workers
+STEP, LATE, JITTER = 0.2, 0.06, 0.005  # seconds of a step; how late slow workers are, and others
+REMEMBERED = 20  # collectives
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
 POSTED = 5.0  # seconds for which a fork server says that its agent is dead
@@ -46,6 +51,7 @@ _SOURCES = (
     | events.WorkerExited
     | events.WorkersSeen
     | events.EvidenceGathered
+    | events.SampleTaken
     | events.WorkersGone
     | events.LeaseOver
     | events.ForkServerReplaced
@@ -117,8 +123,11 @@ class Agent:
 
     @property
     def clock(self) -> float:
+        return self._clock_at(self.sim.now)
+
+    def _clock_at(self, time: float) -> float:
         plan = self.sim.plan
-        return self.sim.now * plan.rates[self.index] + plan.clocks[self.index]
+        return time * plan.rates[self.index] + plan.clocks[self.index]
 
     @property
     def lease_is_over(self) -> bool:
@@ -293,6 +302,9 @@ class Agent:
             case effects.GatherEvidence(number=number):
                 if self._watches.random() < 0.9:  # else its fork server is too slow
                     self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._tell(number))
+            case effects.TakeSample(number=number):
+                if self._watches.random() < 0.9:
+                    self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._sample(number))
             case effects.StopWorkers() if self._held:
                 self._stopping = True
                 self._answer(events.LeaseOver())
@@ -389,7 +401,7 @@ class Agent:
                 self.sim.training.hang(worker)
 
         self._watched += 1
-        if plan.hangs:
+        if plan.hangs or plan.sampled:
             self._watch(self._watched)
 
     def _watch(self, number: int) -> None:
@@ -427,6 +439,25 @@ class Agent:
             busy = waits is None and this.still_until < math.inf
             states.append(RankState(worker.rank, "a.py:9, f", "S", busy=busy, waits=waits))
         self._answer(events.EvidenceGathered(number, tuple(states)))
+
+    def _sample(self, number: int) -> None:
+        """Its workers have begun a collective in each step, as others have, or a little later."""
+        plan, living = self.sim.plan, self.living_workers()
+        if not living:
+            return
+        begun = living[0].world.begun
+        last = int((self.sim.now - begun) / STEP)
+        late = LATE if self.index == plan.slow_agent else 0.0
+        traces = {}
+        for worker in living:
+            steps = range(max(0, last - REMEMBERED), last)
+            times = {step: begun + step * STEP + late for step in steps}
+            jitter = {step: self._watches.uniform(0.0, JITTER) for step in steps}
+            traces[worker.rank] = {
+                "0": {step: int(1e9 * self._clock_at(times[step] + jitter[step])) for step in steps}
+            }
+        loads = tuple(Load(worker.rank, 0.5, 0.0, 0.0, 0.0) for worker in living)
+        self._answer(events.SampleTaken(Sample(number, STEP, together(traces), loads)))
 
     def _worker_ended(self, worker: Worker, code: int, signum: int) -> None:
         tail = LOADS if worker.world.loads and not signum else ""

@@ -65,6 +65,7 @@ class Checker:
         # then, how many were given back, how many may have been, and the checkpoint.
         self.begun: dict[tuple[int, int], tuple[int, int, int, str]] = {}
         self.lost: set[int] = set()  # rounds in which something did fail
+        self.stragglers: set[str] = set()  # hosts that were named
         self.hung: set[int] = set()  # rounds that were ended because workers hang
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
@@ -150,6 +151,8 @@ class Checker:
                 self._require(lost, agent, "is hasty with workers of a round that was not lost")
             elif isinstance(effect, effects.KillWorkers):
                 self._patient(agent)
+            elif isinstance(effect, effects.Say) and "is a straggler" in effect.text:
+                self._names_straggler(agent, effect.text)
         if control.head is not None:
             self._budget(agent, took_over=was.state[3] is None)
             self._nobody_lost_in_error(agent)
@@ -183,6 +186,13 @@ class Checker:
             self._require(right or unknown, agent, f"blames rank {failure.rank} for a hang")
             self.lost.add(current.number)
             self.hung.add(current.number)
+
+    def _names_straggler(self, agent: Agent, text: str) -> None:
+        slow = self.sim.plan.slow_agent
+        host = self.sim.plan.job.places[slow].host if slow >= 0 else None
+        named = text.split(" is a straggler")[0].split(" on ")[-1]
+        self._require(named == host, agent, f"calls {named} a straggler, and {host} is one")
+        self.stragglers.add(named)
 
     def goes_on(self, agent: Agent, number: int) -> None:
         """The workers of an agent that have stood still go on."""

@@ -106,6 +106,8 @@ class Plan:
     lag: float = 0.0  # the most seconds until all nodes see a checkpoint
     broken: float = 0.0  # how likely one is that nobody can resume from
     hangs: int = 0  # rounds in which a worker hangs, or rests for a while
+    sampled: bool = False  # the workers make steps, and the head has samples taken
+    slow_agent: int = -1  # the others wait for its workers; -1: for nobody's
     numbered: bool = True  # False: all agents but the first get their places as they come
 
     @property
@@ -197,7 +199,9 @@ def draw(seed: int) -> Plan:
     if single and more.random() < WITHOUT_SLURM:
         plan = _without_slurm(more, plan)
     more = Random(f"{seed} hangs")
-    return _hanging(more, plan) if more.random() < 0.15 else plan
+    plan = _hanging(more, plan) if more.random() < 0.15 else plan
+    more = Random(f"{seed} stragglers")
+    return _sampled(more, plan) if more.random() < 0.15 else plan
 
 
 def _hanging(rng: Random, plan: Plan) -> Plan:
@@ -212,6 +216,19 @@ def _hanging(rng: Random, plan: Plan) -> Plan:
         coupled=rng.random() < 0.8,
         hangs=rng.randint(1, 4),
         crashes=rng.choice((0, plan.crashes)),
+    )
+
+
+def _sampled(rng: Random, plan: Plan) -> Plan:
+    """Workers keep pace, or some do not, for long enough that it can be seen."""
+    job = replace(plan.job, replaces_stragglers=rng.random() < 0.5, preflight=False)
+    return replace(
+        plan,
+        job=timed(job, sampling=2.0),
+        work=plan.work + rng.uniform(0.0, 10.0),
+        coupled=True,
+        sampled=True,
+        slow_agent=rng.randrange(-1, len(plan.starts)),
     )
 
 

@@ -49,6 +49,7 @@ class Round:
     victims: frozenset[int]  # ranks that fail by themselves
     preflight: bool  # it measures, and saves nothing
     loads: bool = False  # in vain: all fail of it
+    begun: float = 0.0
     culprit: int | None = None  # the rank that hangs, or rests, sooner or later
     still_since: float = math.inf  # since when it does, and in a coupled training all do nothing
     still_until: float = math.inf  # it only rests, and uses the CPU
@@ -108,6 +109,7 @@ class Training:
             if file is not None and file.broken:
                 victims = frozenset(range(part.world_size))
             this = Round(part.round, part.world_size, victims, part.preflight)
+            this.begun = self.sim.now
             this.loads = file is not None and file.broken
             self.rounds[part.store_port] = this
         return this

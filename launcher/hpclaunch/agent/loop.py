@@ -272,8 +272,10 @@ class Agent:
                 self._deliver(events.WorkersSeen(**{**seen, "steps": tuple(seen["steps"])}))
             case {"event": "evidence", "number": number, "ranks": ranks}:
                 self._deliver(*self._take_evidence(number, ranks))
-            case {"event": "sample", "number": number, "ranks": ranks, "delay": delay}:
-                self._deliver(events.SampleTaken(sampling.sample_of(number, ranks, delay)))
+            case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
+                agents = len(self.config.job.places)
+                sample = sampling.sample_of(number, ranks, ways, agents)
+                self._deliver(events.SampleTaken(sample))
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)

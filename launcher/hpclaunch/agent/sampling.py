@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.protocol.model import Load, Sample
@@ -11,18 +11,20 @@ from ..core.stragglers import arrivals
 SHARES = ("cpu", "queued", "throttled", "blocked")
 
 
-def sample_of(number: int, ranks: Iterable[Mapping[str, Any]], delay: float) -> Sample:
+def sample_of(
+    number: int, ranks: Sequence[Mapping[str, Any]], ways: Mapping[str, float], agents: int
+) -> Sample:
     """`ranks` is what `Sampler` tells of each: nothing of what they have used, the first time."""
     known = [rank for rank in ranks if "pace" in rank]
     traces = {rank["rank"]: _trace(rank["arrivals"]) for rank in ranks}
     return Sample(
         number=number,
         pace=round(max((rank["pace"] for rank in known), default=0.0), 6),
-        arrivals=arrivals.together(traces),
+        arrivals=arrivals.together(traces, agents),
         loads=tuple(
             Load(rank["rank"], **{name: round(rank[name], 3) for name in SHARES}) for rank in known
         ),
-        delay=round(delay, 6),
+        ways=tuple((address, round(delay, 6)) for address, delay in sorted(ways.items())),
     )
 
 

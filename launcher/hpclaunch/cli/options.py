@@ -236,8 +236,8 @@ def _add_health(add: Callable[..., None]) -> None:
     add(
         "--replace-stragglers",
         action="store_true",
-        help="a node for whose workers the others wait, step after step, gives its place to a spare "
-        "(see --nnodes MIN:MAX) at the next checkpoint; needs --checkpoint-dir",
+        help="a node for whose workers the others wait, step after step, gives its place to a "
+        "spare at the next checkpoint; needs --checkpoint-dir",
     )
     add(
         "--wait-for-nodes",

@@ -28,6 +28,7 @@ OURS = frozenset(
         "--loss-timeout",
         "--hang-timeout",
         "--progress",
+        "--replace-stragglers",
         "--wait-for-nodes",
         "--grow",
         "--health",

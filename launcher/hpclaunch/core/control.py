@@ -26,9 +26,10 @@ from .protocol.events import (
     Tick,
     TroubleFound,
 )
-from .protocol.messages import Hint, Report
+from .protocol.messages import Hint, Order, Report
 from .protocol.model import HEAD, Job, Phase, Trouble, Verdict
 from .protocol.stages import Stage
+from .stragglers.clock_offset import ClockOffset
 
 
 class Control:
@@ -60,6 +61,7 @@ class Control:
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
+        self._ahead = ClockOffset()  # in real time, as the workers' times are
         self._handled_at: float | None = None  # the last event, on that clock
         self._left: Verdict | None = None  # why this agent leaves the others to go on without it
         self.exited = False
@@ -92,7 +94,11 @@ class Control:
         if self.exited:
             return []
         self._wake(now)
-        self._handled_at = now = self._clock.awake(now)
+        real, now = now, self._clock.awake(now)
+        self._handled_at = now
+        if isinstance(event, Received) and isinstance(event.message, Order):
+            order = event.message
+            self._ahead.hear(event.sender, order.heard, order.clock, real)
         outside: list[Effect] = []
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._route(event, now), outside, now)
@@ -105,7 +111,7 @@ class Control:
             verdict = self._left or self.member.verdict
             assert verdict is not None, "an agent ends with a verdict"
             outside.append(Exit(verdict, alone=self._left is not None))
-        return [self._in_real_time(effect) for effect in outside]
+        return [self._in_real_time(effect, real) for effect in outside]
 
     def _wake(self, now: float) -> None:
         """If this process did not run for a while, make nothing of it."""
@@ -119,10 +125,27 @@ class Control:
             if self.head is not None:
                 self.head.miss(missed, self._clock.awake(now))
 
-    def _in_real_time(self, effect: Effect) -> Effect:
-        if isinstance(effect, KeepWorkers):
-            return replace(effect, until=self._clock.real(effect.until))
+    def _in_real_time(self, effect: Effect, now: float) -> Effect:
+        match effect:
+            case KeepWorkers(until=until):
+                return replace(effect, until=self._clock.real(until))
+            case Send(message=Order() as order):
+                return replace(effect, message=replace(order, clock=round(now, 6)))
+            case Send(to=to, message=Report() as report):
+                self._ahead.report_sent(report.serial, now)
+                return replace(effect, message=self._on_clock_of(to, report, now))
         return effect
+
+    def _on_clock_of(self, agent: int, report: Report, now: float) -> Report:
+        """A sample is of use only with the difference of the clocks."""
+        sample = report.sample
+        if sample is None:
+            return report
+        ahead = self._ahead.of(agent, now)
+        if ahead is None:
+            return replace(report, sample=None)
+        told = replace(sample, ahead=round(ahead.seconds, 6), error=round(ahead.error, 6))
+        return replace(report, sample=told)
 
     def _deliver(self, effects: list[Effect], outside: list[Effect], now: float) -> None:
         """Deliver messages to this agent itself, and the effects that follow from them, until none

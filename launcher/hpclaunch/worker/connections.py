@@ -13,20 +13,23 @@ Connection = collections.namedtuple(
         "unacknowledged",
         "sent",
         "received",
-        "is_remote",  # its other end is on another node
+        "peer",  # the address of its other end; "" if that is on this node
         "delay",  # seconds for a packet and its acknowledgement, smoothed
     ],
 )
 
 
 def sockets_of(pid):
-    """The inodes of its sockets."""
-    found = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        file = os.readlink(f"/proc/{pid}/fd/{fd}".encode())
-        if file.startswith(b"socket:["):
-            found.add(int(file[8:-1]))
-    return found
+    """The inodes of its sockets; OSError if it has ended."""
+    files = (_file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
+    return {int(file[8:-1]) for file in files if file.startswith(b"socket:[")}
+
+
+def _file_of(pid, fd):
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}".encode())
+    except OSError:
+        return b""  # it was closed just now
 
 
 # The TCP connections of this network namespace, from the kernel's sock_diag (see sock_diag(7)).
@@ -63,11 +66,14 @@ def _dump():
                 info = _attribute(message, INET_DIAG_INFO)
                 sent, _, received, _ = AGES.unpack_from(info)
                 amount = sum(AMOUNTS.unpack_from(info))
+                peer = "" if own == other else _address(family, other)
                 delay = DELAY.unpack_from(info)[0] / 1e6
-                found[inode] = Connection(
-                    amount, unacknowledged, sent, received, own != other, delay
-                )
+                found[inode] = Connection(amount, unacknowledged, sent, received, peer, delay)
     return found
+
+
+def _address(family, raw):
+    return socket.inet_ntop(family, raw[:4] if family == socket.AF_INET else raw)
 
 
 def _answers(kernel):

@@ -23,7 +23,7 @@ blocked.
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
     {"op": "sample", "number": N}                  {"event": "sample", "number": N, "ranks": [...],
-                                                    "delay": SECONDS}
+                                                    "ways": {ADDRESS: SECONDS}}
     {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
                                                        "ranks": [...]}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}

@@ -17,6 +17,7 @@ from .progress_watch import cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
+LATELY = 10_000  # milliseconds since something was sent: then it is known how long that takes
 NS = 1e9
 # Where a cgroup tells for how long it was throttled: v2, and v1, by its line in /proc/PID/cgroup.
 CPU_STATS = {
@@ -71,7 +72,7 @@ class Sampler:
         self.cancel()
         self.progress.disregard()
         ranks = [self._told(rank, pid) for rank, pid in pids.items()]
-        return {"number": number, "ranks": ranks, "delay": delay_to_others(pids.values())}
+        return {"number": number, "ranks": ranks, "ways": ways_of(pids.values())}
 
     def _told(self, rank, pid):
         before, now = self._before.get(rank), Used(pid, *self.progress.steps_of(rank))
@@ -130,8 +131,17 @@ def _waited(pid, thread):
 
 def throttled(pid):
     """For how many seconds the CPU quota of its cgroup has stopped it."""
-    for path in cpu_cgroups(pid):
-        fields = fields_of(path)
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
+            return throttled_in([line.rstrip("\n").split(":", 2) for line in f])
+    except OSError:
+        return 0.0  # it has ended
+
+
+def throttled_in(cgroups):
+    """`cgroups` are the three fields of each line in /proc/PID/cgroup."""
+    for _, controllers, path in cgroups:
+        fields = fields_of(CPU_STATS[controllers].format(path)) if controllers in CPU_STATS else {}
         if b"throttled_usec" in fields:
             return int(fields[b"throttled_usec"]) / 1e6
         if b"throttled_time" in fields:
@@ -147,28 +157,22 @@ def fields_of(path):
         return {}  # it is mounted elsewhere
 
 
-def cpu_cgroups(pid):
-    """The files that may tell of it."""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as f:
-            lines = [line.rstrip("\n").split(":", 2) for line in f]
-    except OSError:
-        return []
-    return [CPU_STATS[name].format(path) for _, name, path in lines if name in CPU_STATS]
-
-
 def is_blocked(pid):
     """Whether it, or a process below it, waits for a disk or a driver."""
     states = (stat(process) for process in tree(pid))
     return any(fields and fields[STATE] == UNINTERRUPTIBLE for fields in states)
 
 
-def delay_to_others(pids):
-    """Seconds to the nearest other node that these have a TCP connection to, and back; 0: none."""
+def ways_of(pids):
+    """{address of another node: seconds there and back}, over connections that these use now."""
     known = tcp_connections() or {}
     inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
             inodes |= sockets_of(pid)
-    found = [known[inode] for inode in inodes & known.keys()]
-    return min((c.delay for c in found if c.is_remote and c.delay), default=0.0)
+    found: Any = {}
+    for inode in inodes & known.keys():
+        each = known[inode]
+        if each.peer and each.delay and each.sent < LATELY:
+            found[each.peer] = min(each.delay, found.get(each.peer, math.inf))
+    return found

@@ -58,7 +58,6 @@ class Orders:
             look=look if goal is Goal.WAIT else None,
             gather=gather if goal is Goal.RUN else 0,
             sample=sample if goal is Goal.RUN else 0,
-            clock=round(now, 6),
         )
         presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

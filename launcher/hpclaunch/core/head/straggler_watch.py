@@ -16,7 +16,7 @@ from .round import Round
 
 LEAST_SAMPLES, LEAST_STEPS = 2, 5  # in a row, that tell the same
 FORGIVEN_AFTER = 3  # samples without it
-SOON = 1.0  # seconds until it is tried again, if the workers make no steps
+SOON = 1.0  # seconds until the first one is tried, and again if the workers make no steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class StragglerWatch:
         self._found.clear()
         parts = [p.assignment for p in current.participants if p.assignment is not None]
         alone = sum(part.nproc for part in parts) == 1
-        self._next_at = math.inf if alone else now + self.timing.sampling
+        self._next_at = math.inf if alone else now + SOON
 
     def next_deadline(self) -> float:
         return self._next_at
@@ -69,7 +69,7 @@ class StragglerWatch:
         return []
 
     def _judge(self, current: Round, samples: Mapping[int, Sample]) -> list[Effect]:
-        finding, why = _find(samples)
+        finding, why = _find(current, samples)
         if not finding.steps:
             return []
         self._found.append(finding)
@@ -92,15 +92,16 @@ class StragglerWatch:
         agents: set[int] = set()
         ranks: set[int] = set()
         steps = samples = 0
-        for finding in reversed(self._found):
-            if finding.late is None:
+        for found in reversed(self._found):
+            if found.late is None:
                 return None
-            agents.add(finding.late.agent)
-            ranks.add(finding.late.rank)
-            steps, samples = steps + finding.steps, samples + 1
+            agents.add(found.late.agent)
+            ranks.add(found.late.rank)
+            steps, samples = steps + found.steps, samples + 1
             if samples >= LEAST_SAMPLES and steps >= LEAST_STEPS:
                 break
-        if len(agents) > 1 or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
+        one_by_one = len(ranks - {NO_RANK}) > 1
+        if len(agents) > 1 or one_by_one or samples < LEAST_SAMPLES or steps < LEAST_STEPS:
             return None
         return Straggler(agents.pop(), ranks.pop() if len(ranks) == 1 else NO_RANK)
 
@@ -124,34 +125,36 @@ def _makes_steps(current: Round) -> bool:
     return True
 
 
-def _find(samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
+def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]:
     """Who is late, and why."""
     found = lateness.find(samples)
-    if (far := _far(samples)) is not None:
+    if (far := _far(current, samples)) is not None:
         late, why = far
         return Lateness(max(1, found.steps), late), why
-    late_one = found.late
-    why = "" if late_one is None else causes.cause(samples, late_one.agent, late_one.rank)
-    return found, why
+    one = found.late
+    return found, "" if one is None else causes.cause(samples, one.agent, one.rank)
 
 
-def _far(samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
+def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
     """A node for whose messages the others wait. Who is late then is no matter of its own speed."""
-    far = causes.far_node(samples)
+    addresses = {p.place.index: p.report.address for p in current.participants if p.report}
+    ways: dict[str, dict[str, float]] = {}
+    for agent, sample in samples.items():
+        ways.setdefault(addresses[agent], {}).update(sample.ways)
+    far = causes.far_node(ways)
     if far is None:
         return None
     pace = max(sample.pace for sample in samples.values())
     cost = far.delay * lateness.collectives_a_step(samples)
     if not pace or cost < lateness.LEAST * pace:
         return None
-    return Late(far.agent, NO_RANK, min(cost, pace), pace), far.account
+    agent = next(agent for agent in samples if addresses[agent] == far.address)
+    return Late(agent, NO_RANK, min(cost, pace), pace), far.account
 
 
 def _who(current: Round, straggler: Straggler) -> str:
-    host = next((p.host for p in current.participants if p.place.index == straggler.agent), "")
-    if straggler.rank == NO_RANK:
-        return f"{host} is"
-    return f"rank {straggler.rank} on {host} is"
+    host = next(p.host for p in current.participants if p.place.index == straggler.agent)
+    return f"{host} is" if straggler.rank == NO_RANK else f"rank {straggler.rank} on {host} is"
 
 
 def _account(who: str, late: Late, why: str) -> str:

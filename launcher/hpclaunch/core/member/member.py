@@ -35,13 +35,11 @@ from ..protocol.model import (
     Job,
     Look,
     Phase,
-    Sample,
     Seen,
     Verdict,
     with_place,
 )
 from ..protocol.wording import signal_name
-from ..stragglers.clock_offset import ClockOffset
 from .waiting_for_head import Waiting
 from .worker_group import WorkerGroup
 
@@ -77,7 +75,6 @@ class Member:
         self.networks = networks
         self.follower = Follower(Rotation(job.places), job.timing, index, job.heads)
         self.work = WorkerGroup(job, self.place)
-        self._clock = ClockOffset()
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
@@ -162,9 +159,6 @@ class Member:
         if not follower.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
-        if follower.tenure != old_tenure:
-            self._clock.forget()
-        self._clock.hear(order.heard, order.clock, now)
         effects = follower.head_found()
         effects += self.work.head_changed(now) if follower.tenure != old_tenure else []
         effects += self._looking.obey(order.look)
@@ -249,7 +243,7 @@ class Member:
             networks=self.networks,
             progress=work.progress,
             evidence=work.evidence,
-            sample=self._sample(),
+            sample=work.sample,
         )
         if report.news == self._last_news and now < self._report_at:
             return []
@@ -258,17 +252,7 @@ class Member:
         self._serial += 1
         self._last_news = report.news
         follower.link.report_sent(report.serial, now)
-        self._clock.report_sent(report.serial, now)
         return [Send(agent, report) for agent in follower.report_to]
-
-    def _sample(self) -> Sample | None:
-        """What an order has asked for, once it is known how far our clock is from the head's."""
-        sample, offset = self.work.sample, self._clock.best
-        if sample is None or self._is_head:
-            return sample
-        if offset is None:
-            return None
-        return replace(sample, ahead=offset.seconds, error=offset.error)
 
 
 class Looking:

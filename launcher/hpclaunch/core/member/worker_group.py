@@ -80,7 +80,7 @@ class WorkerGroup:
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
         self._gathering = 0  # the number of the evidence that was asked for last
-        self.sample: Sample | None = None  # what an order has asked for
+        self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
@@ -97,6 +97,10 @@ class WorkerGroup:
         """Of no use any more once the workers do something."""
         progress = self.progress
         return self._evidence if progress is not None and progress.suspected else None
+
+    @property
+    def sample(self) -> Sample | None:
+        return self._sample if self.phase is Phase.RUNNING else None
 
     def _enter(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -126,7 +130,7 @@ class WorkerGroup:
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)
             case SampleTaken(sample=sample) if sample.number == self._sampling:
-                self.sample = sample
+                self._sample = sample
             case WorkersGone():
                 return self._workers_gone()
             case LeaseOver():
@@ -165,7 +169,7 @@ class WorkerGroup:
         self.exits = Exits()
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._evidence, self._gathering = None, 0
-        self.sample, self._sampling = None, 0
+        self._sample, self._sampling = None, 0
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -184,7 +188,7 @@ class WorkerGroup:
     def _take_sample(self, order: Order) -> list[Effect]:
         """As above. An order that asks for none says that the head has what it wants."""
         if order.sample != self._sampling:
-            self.sample = None
+            self._sample = None
         running = self.phase is Phase.RUNNING and order.round == self.round
         if order.sample <= self._sampling or not running:
             return []

@@ -99,7 +99,7 @@ class Order:
     look: Look | None = None  # with WAIT: the checkpoint to look at; None for none
     gather: int = 0  # with RUN: the number of the evidence to gather; 0 for none
     sample: int = 0  # with RUN: the number of the sample to take; 0 for none
-    clock: float = 0.0  # the head's, when it sent this
+    clock: float = 0.0  # the real time of the head, when it sent this
 
     @property
     def news(self) -> tuple[object, ...]:

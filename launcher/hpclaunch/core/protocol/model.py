@@ -357,6 +357,7 @@ class Arrivals:
     """When the workers of one agent began collectives of a process group, one after the other."""
 
     group: str  # as torch names it
+    members: int  # how many of these workers are in it
     first: int  # the number of the first one
     base: float  # seconds
     usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
@@ -385,6 +386,7 @@ class Sample:
     pace: float  # seconds for a step, since the last sample; 0: they make none
     arrivals: tuple[Arrivals, ...] = ()
     loads: tuple[Load, ...] = ()
-    delay: float = 0.0  # seconds to the nearest other node and back, over TCP; 0: not known
+    # The addresses of other nodes that its workers send to, and the seconds there and back.
+    ways: tuple[tuple[str, float], ...] = ()
     ahead: float = 0.0  # seconds by which the head's clock is ahead of that of the times above
     error: float = 0.0  # it is wrong by no more

@@ -10,18 +10,21 @@ from .medians import lower_median
 # When a rank began each collective that it remembers, in ns: by process group, and its number.
 Trace = Mapping[str, Mapping[int, int]]
 
+MOST, LEAST = 16384, 64  # collectives of a group that the head compares, in all and of each agent
 
-def together(traces: Mapping[int, Trace]) -> tuple[Arrivals, ...]:
-    """Of those collectives that all of these ranks remember which are in the group; `traces` are
-    by rank.
+
+def together(traces: Mapping[int, Trace], agents: int = 1) -> tuple[Arrivals, ...]:
+    """The last of those collectives that all of these ranks remember which are in the group.
+    `traces` are by rank; with many agents, each one sends less.
     """
     groups = sorted({group for trace in traces.values() for group in trace})
-    return tuple(found for group in groups for found in _of_group(group, traces))
+    most = max(LEAST, MOST // agents)
+    return tuple(found for group in groups for found in _of_group(group, traces, most))
 
 
-def _of_group(group: str, traces: Mapping[int, Trace]) -> Iterator[Arrivals]:
-    ranks = {rank: trace[group] for rank, trace in traces.items() if trace.get(group)}
-    numbers = sorted(set.intersection(*(set(times) for times in ranks.values())))
+def _of_group(group: str, traces: Mapping[int, Trace], most: int) -> Iterator[Arrivals]:
+    ranks = {rank: trace[group] for rank, trace in traces.items() if group in trace}
+    numbers = sorted(set.intersection(*(set(times) for times in ranks.values())))[-most:]
     if not numbers:
         return
     first = numbers[0]
@@ -35,4 +38,4 @@ def _of_group(group: str, traces: Mapping[int, Trace]) -> Iterator[Arrivals]:
         usual.append((half - base) // 1000)
         late.append((when - half) // 1000)
         last.append(rank)
-    yield Arrivals(group, first, base / 1e9, tuple(usual), tuple(late), tuple(last))
+    yield Arrivals(group, len(ranks), first, base / 1e9, tuple(usual), tuple(late), tuple(last))

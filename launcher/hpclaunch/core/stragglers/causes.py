@@ -26,15 +26,21 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> str:
     if not (late and others):
         return ""
     more = _more(loads, late, others)
-    if more.throttled >= MORE:
-        return f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time"
-    if more.queued >= MORE:
-        return f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them"
-    if more.blocked >= MORE:
-        return f"it waits for storage for {more.blocked:.0%} of the time"
-    if more.cpu >= MORE:
-        return f"it computes for {more.cpu:.0%} of the time more: more work, or a slower processor"
-    return UNKNOWN
+    shares = {
+        f"the CPU quota of its cgroup stops it for {more.throttled:.0%} of the time": (
+            more.throttled
+        ),
+        # A thread that is stopped by a quota waits for a CPU as well.
+        f"it waits for a CPU for {more.queued:.0%} of the time: other processes use them": (
+            more.queued - more.throttled
+        ),
+        f"it waits for storage for {more.blocked:.0%} of the time": more.blocked,
+        f"it computes for {more.cpu:.0%} of the time more: more work, or a slower processor": (
+            more.cpu
+        ),
+    }
+    why = max(shares, key=lambda why: shares[why])
+    return why if shares[why] >= MORE else UNKNOWN
 
 
 def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> Load:
@@ -52,9 +58,9 @@ def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[i
 class FarNode:
     """A node to which the way is long from all others."""
 
-    agent: int
+    address: str
     delay: float  # seconds, there and back
-    usual: float  # the same of others
+    usual: float  # the same between others
 
     @property
     def account(self) -> str:
@@ -64,13 +70,18 @@ class FarNode:
         )
 
 
-def far_node(samples: Mapping[int, Sample]) -> FarNode | None:
-    """Each agent tells of the way to the node that is nearest to it. Of two nodes, nobody knows
+def far_node(ways: Mapping[str, Mapping[str, float]]) -> FarNode | None:
+    """`ways` are the seconds from each address to others, and back. Of two nodes, nobody knows
     whose fault a long way is.
     """
-    delays = {agent: sample.delay for agent, sample in samples.items() if sample.delay}
-    if len(delays) < 3:
-        return None
-    agent = max(delays, key=lambda agent: delays[agent])
-    found = FarNode(agent, delays[agent], lower_median(delays.values()))
-    return found if found.delay >= max(FAR * found.usual, LEAST_FAR) else None
+    pairs = [
+        ({one, other}, delay) for one, way in ways.items() for other, delay in way.items() if delay
+    ]
+    for address in ways:
+        own = [delay for ends, delay in pairs if address in ends]
+        others = [delay for ends, delay in pairs if address not in ends]
+        if own and others:
+            found = FarNode(address, min(own), lower_median(others))
+            if found.delay >= max(FAR * found.usual, LEAST_FAR):
+                return found
+    return None

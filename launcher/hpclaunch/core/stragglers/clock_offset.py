@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-REMEMBERED = 64  # reports, and round trips: clocks drift apart by some microseconds a second
+REMEMBERED = 64  # reports, and round trips
+DRIFT = 1e-3  # seconds a second: twice what NTP corrects at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +21,41 @@ class Offset:
 
 
 class ClockOffset:
-    """Of the head that this agent follows now."""
+    """Of the agent that this one reports to: the head, as a rule."""
 
     def __init__(self) -> None:
+        self._agent: int | None = None
         self._sent: deque[tuple[int, float]] = deque(maxlen=REMEMBERED)  # serial number, when
-        self._known: deque[Offset] = deque(maxlen=REMEMBERED)
-
-    def forget(self) -> None:
-        """Another head leads."""
-        self._known.clear()
+        self._known: deque[tuple[Offset, float]] = deque(maxlen=REMEMBERED)  # with when
 
     def report_sent(self, serial: int, now: float) -> None:
         self._sent.append((serial, now))
 
-    def hear(self, answers: int, clock: float, now: float) -> None:
-        """An order has come that answers the report `answers`, when the head's clock was `clock`.
+    def hear(self, agent: int, answers: int, clock: float, now: float) -> None:
+        """An order has come that answers the report `answers`, when that agent's clock was `clock`.
         A second order that answers the same report tells no more.
         """
+        if agent != self._agent:
+            self._agent = agent
+            self._known.clear()
         while self._sent and self._sent[0][0] < answers:
             self._sent.popleft()
-        if self._sent and self._sent[0][0] == answers:
-            _, sent = self._sent.popleft()
-            self._known.append(Offset(clock - (sent + now) / 2, (now - sent) / 2))
+        if not self._sent or self._sent[0][0] != answers:
+            return
+        _, sent = self._sent.popleft()
+        offset = Offset(clock - (sent + now) / 2, (now - sent) / 2)
+        known = self.of(agent, now)
+        if known is not None:
+            apart = abs(offset.seconds - known.seconds)
+            if apart > offset.error + known.error:
+                self._known.clear()  # one of the machines has slept, and its clock with it
+        self._known.append((offset, now))
 
-    @property
-    def best(self) -> Offset | None:
+    def of(self, agent: int, now: float) -> Offset | None:
         """None: not known yet."""
-        return min(self._known, key=lambda offset: offset.error, default=None)
+        known = [
+            Offset(offset.seconds, offset.error + DRIFT * (now - when))
+            for offset, when in self._known
+        ]
+        best = min(known, key=lambda offset: offset.error, default=None)
+        return best if agent == self._agent else None

@@ -7,6 +7,7 @@ there: in a step, lateness carries over from one collective to the next, so that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ class LastArrival:
 
     at: float  # on the head's clock
     agent: int  # of the last one
-    rank: int
+    rank: int  # NO_RANK: half of this agent's are about as late
     late: float  # seconds after half of the ranks
 
 
@@ -62,7 +63,7 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     begun = last_arrivals[0].at
     worst: dict[int, LastArrival] = {}  # of each step
     for each in last_arrivals:
-        number = int((each.at - begun) / pace)
+        number = int((each.at - begun) / pace + 0.5)  # what comes together counts as one
         if number not in worst or each.late > worst[number].late:
             worst[number] = each
     last = max(worst)
@@ -76,9 +77,11 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     cost = costs[agent]
     own = {number: step for number, step in worst.items() if step.agent == agent}
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
-    if not enough or not _is_spread(own, steps, pace):
+    rank = _mostly(own.values())
+    nobody = rank == NO_RANK and len(samples) == 1
+    if not enough or nobody or not _is_spread(own, steps, pace):
         return Lateness(steps, None)
-    return Lateness(steps, Late(agent, _mostly(own.values()), cost / steps, pace))
+    return Lateness(steps, Late(agent, rank, cost / steps, pace))
 
 
 def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
@@ -109,21 +112,30 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
         first = max(arrivals.first for arrivals in agents.values())
         end = min(arrivals.first + len(arrivals.last) for arrivals in agents.values())
         # One agent's times are on one clock.
-        errors = [samples[agent].error for agent in agents] if len(agents) > 1 else [0.0]
+        error = max(samples[agent].error for agent in agents) if len(agents) > 1 else 0.0
+        bases = [
+            (agent, arrivals, arrivals.base + samples[agent].ahead)
+            for agent, arrivals in agents.items()
+        ]
         for number in range(first, end):
-            seen = {agent: _seen(samples[agent], agents[agent], number) for agent in agents}
-            half = lower_median(usual for usual, _, _ in seen.values())
-            agent = max(seen, key=lambda agent: seen[agent][1])
-            _, at, rank = seen[agent]
-            late = at - half
-            yield LastArrival(at, agent, rank, late if late > 2 * max(errors) else 0.0)
+            usual, last, whose = [], -math.inf, bases[0]
+            for each in bases:
+                _, arrivals, base = each
+                i = number - arrivals.first
+                half = base + arrivals.usual[i] / 1e6
+                usual.append(half)
+                if half + arrivals.late[i] / 1e6 > last:
+                    last, whose = half + arrivals.late[i] / 1e6, each
+            yield _last_arrival(number, *whose[:2], last, last - lower_median(usual), error)
 
 
-def _seen(sample: Sample, arrivals: Arrivals, number: int) -> tuple[float, float, int]:
-    """(when half of its ranks had begun it, when the last one had, which that is)"""
+def _last_arrival(
+    number: int, agent: int, arrivals: Arrivals, at: float, late: float, error: float
+) -> LastArrival:
     i = number - arrivals.first
-    usual = arrivals.base + sample.ahead + arrivals.usual[i] / 1e6
-    return usual, usual + arrivals.late[i] / 1e6, arrivals.last[i]
+    alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
+    rank = NO_RANK if alike else arrivals.last[i]
+    return LastArrival(at, agent, rank, late if late > 2 * error else 0.0)
 
 
 def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:

@@ -1,0 +1,84 @@
+"""Why a rank is late, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
+from hpclaunch.core.stragglers.causes import UNKNOWN, cause, far_node
+
+USUAL = {"cpu": 0.7, "queued": 0.01, "throttled": 0.0, "blocked": 0.0}
+
+
+def samples(**of_rank_2):
+    loads = [Load(rank, **USUAL) for rank in range(4)]
+    loads[2] = Load(2, **USUAL | of_rank_2)
+    return {0: Sample(1, 1.0, loads=tuple(loads[:2])), 1: Sample(1, 1.0, loads=tuple(loads[2:]))}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"throttled": 0.25}, "the CPU quota of its cgroup stops it for 25% of the time"),
+        ({"throttled": 0.25, "queued": 0.3}, "the CPU quota of its cgroup stops it"),
+        ({"queued": 0.31}, "it waits for a CPU for 30% of the time: other processes use them"),
+        ({"blocked": 0.2}, "it waits for storage for 20% of the time"),
+        ({"cpu": 0.95}, "it computes for 25% of the time more: more work, or a slower processor"),
+        ({"cpu": 0.95, "queued": 0.08}, "it computes for 25%"),
+        ({"cpu": 0.3}, UNKNOWN),
+        ({}, UNKNOWN),
+    ],
+)
+def test_what_it_does_more_than_others(more, why):
+    assert cause(samples(**more), 1, 2).startswith(why)
+
+
+def test_a_node_whose_ranks_all_do():
+    found = {
+        agent: Sample(1, 1.0, loads=tuple(Load(2 * agent + i, **usual) for i in range(2)))
+        for agent, usual in enumerate((USUAL, USUAL | {"queued": 0.4}, USUAL))
+    }
+    assert "waits for a CPU for 39%" in cause(found, 1, NO_RANK)
+
+
+def test_ranks_of_which_nothing_is_known():
+    assert cause({0: Sample(1, 1.0), 1: Sample(1, 1.0)}, 1, 2) == ""
+    assert cause({0: Sample(1, 1.0), 1: samples()[1]}, 0, 0) == ""
+
+
+def between(**delays):
+    """Of pairs of nodes: a_b is the way from a to b."""
+    ways = {}
+    for pair, delay in delays.items():
+        one, other = pair.split("_")
+        ways.setdefault(one, {})[other] = delay
+        ways.setdefault(other, {})
+    return ways
+
+
+NEAR, FAR = 0.0002, 0.02
+
+
+@pytest.mark.parametrize(
+    ("ways", "far"),
+    [
+        (between(a_b=FAR, b_c=FAR, c_a=NEAR), "b"),
+        (between(a_b=FAR, b_a=FAR, b_c=FAR, c_b=FAR, a_c=NEAR, c_a=NEAR), "b"),
+        (between(a_b=FAR, b_c=NEAR, c_a=NEAR), None),  # one way only, by chance
+        (between(a_b=0.0008, b_c=0.0008, c_a=0.0001), None),  # it is not much
+        (between(a_b=FAR, b_c=FAR, c_a=FAR), None),
+        (between(a_b=FAR, b_a=FAR), None),  # which end it is, nobody knows
+        (between(a_b=NEAR, b_c=NEAR, c_d=0.05, d_a=0.04), "d"),
+        ({}, None),
+        ({"a": {}}, None),
+    ],
+)
+def test_a_node_that_is_far_from_all_others(ways, far):
+    found = far_node(ways)
+    assert (None if found is None else found.address) == far
+
+
+def test_how_far_it_is():
+    assert far_node(between(a_b=FAR, b_c=FAR, c_a=NEAR)).account == (
+        "the network: its messages take 20.0 ms to other nodes and back (usual: 0.2 ms)"
+    )

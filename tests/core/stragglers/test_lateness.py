@@ -1,0 +1,158 @@
+"""Who is late, from the times at which all have begun their collectives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from hpclaunch.core.protocol.model import NO_RANK, Load, Sample
+from hpclaunch.core.stragglers.arrivals import together
+from hpclaunch.core.stragglers.lateness import Late, collectives_a_step, find
+
+PACE = 1.0
+NODES = {0: (0, 1), 1: (2, 3), 2: (4, 5)}  # the ranks of each agent
+
+
+def sampled(late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02, groups=None):
+    """Samples of all agents: in each step all begin `each` collectives, some seconds late.
+
+    `late` is a function of rank and step. `groups` has the process group of each rank.
+    """
+    rng = Random(3)
+    samples = {}
+    for agent, ranks in nodes.items():
+        traces = {}
+        for rank in ranks:
+            times = {}
+            for step in range(steps):
+                behind = late(rank, step) if late else 0.0
+                for i in range(each):
+                    at = step * PACE + i * apart + behind + rng.uniform(0.0, jitter)
+                    times[step * each + i] = int(1e9 * (50.0 + at))
+            traces[rank] = {(groups or {}).get(rank, "0"): times}
+        samples[agent] = Sample(1, PACE, together(traces))
+    return samples
+
+
+def one(who, seconds):
+    return lambda rank, step: seconds if rank == who else 0.0
+
+
+def test_nobody_is_late():
+    found = find(sampled(jitter=0.05))
+    assert (found.steps, found.late) == (11, None)
+
+
+@pytest.mark.parametrize("who", range(6))
+def test_one_rank_is_late_in_each_step(who):
+    late = find(sampled(one(who, 0.3), jitter=0.05)).late
+    assert (late.agent, late.rank) == (who // 2, who)
+    assert 0.25 < late.seconds < 0.35
+    assert late.pace == PACE
+
+
+def test_of_two_ranks_one_is_late():
+    late = find(sampled(one(1, 0.3), nodes={0: (0, 1)})).late
+    assert (late.agent, late.rank) == (0, 1)
+
+
+def test_a_whole_node_is_late():
+    late = find(sampled(lambda rank, step: 0.3 if rank in NODES[1] else 0.0, jitter=0.05)).late
+    assert (late.agent, late.rank) == (1, NO_RANK)
+
+
+def test_it_is_late_in_most_steps_only():
+    late = find(sampled(lambda rank, step: 0.3 * (rank == 2 and step % 3 > 0))).late
+    assert late.rank == 2
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        one(3, 0.05),
+        lambda rank, step: 5.0 * (rank == 0 and step == 4),  # it has saved something
+        lambda rank, step: 0.3 * (rank == step % 6),  # another one each time
+        lambda rank, step: 0.3 * (rank == 2 and step < 4),
+    ],
+)
+def test_what_is_no_straggler(late):
+    assert find(sampled(late)).late is None
+
+
+def test_lateness_that_carries_over_counts_once():
+    """Collectives that a rank begins one after the other, without waiting for any."""
+    assert find(sampled(one(3, 0.06), each=20)).late is None
+    assert find(sampled(one(3, 0.3), each=20)).late.seconds == pytest.approx(0.3, abs=0.01)
+
+
+def test_clocks_that_are_known_to_some_extent():
+    samples = sampled(one(2, 0.3))
+    ahead = {0: 0.0, 1: 77.0, 2: -5.0}
+    told = {
+        agent: replace(
+            sample,
+            arrivals=tuple(replace(a, base=a.base - ahead[agent]) for a in sample.arrivals),
+            ahead=ahead[agent] + 0.01,
+            error=0.02,
+        )
+        for agent, sample in samples.items()
+    }
+    assert find(told).late.rank == 2
+    unsure = {agent: replace(sample, error=0.2) for agent, sample in told.items()}
+    assert find(unsure).late is None
+
+
+def test_one_clock_is_not_in_doubt():
+    samples = {0: replace(sampled(one(1, 0.2), nodes={0: (0, 1, 2)})[0], error=0.5)}
+    assert find(samples).late.rank == 1
+
+
+def test_ranks_are_compared_within_their_group():
+    groups = {rank: str(rank % 2) for rank in range(6)}
+    late = find(sampled(one(3, 0.3), groups=groups)).late
+    assert late.rank == 3
+
+
+def test_what_not_all_remember_is_left_out():
+    samples = sampled(one(2, 0.3))
+    (arrivals,) = samples[0].arrivals
+    later = replace(
+        arrivals,
+        first=arrivals.first + 9,
+        base=arrivals.base + arrivals.usual[9] / 1e6,
+        usual=tuple(usual - arrivals.usual[9] for usual in arrivals.usual[9:]),
+        late=arrivals.late[9:],
+        last=arrivals.last[9:],
+    )
+    found = find(samples | {0: replace(samples[0], arrivals=(later,))})
+    assert (found.steps, found.late.rank) == (8, 2)
+
+
+def test_nothing_to_go_by():
+    assert find({}).steps == 0
+    assert find({0: Sample(1, 0.0), 1: Sample(1, 0.0)}).steps == 0
+    samples = {agent: replace(sample, pace=0.0) for agent, sample in sampled().items()}
+    assert find(samples).steps == 0
+    apart = {0: Sample(1, PACE, together({0: {"0": {1: 5}}})), 1: Sample(1, PACE)}
+    assert find(apart).late is None
+
+
+def test_without_a_recorder_the_one_that_never_waits():
+    """The others wait for it, and need no CPU for that."""
+
+    def loads(*shares):
+        return tuple(Load(rank, *share, 0.0, 0.0) for rank, share in enumerate(shares))
+
+    busy = loads((0.6, 0.0), (0.6, 0.1), (0.7, 0.3))
+    assert find({0: Sample(1, PACE, loads=busy)}).late == Late(0, 2, pytest.approx(0.3), PACE)
+    even = loads((0.9, 0.0), (0.95, 0.0), (0.9, 0.1))
+    assert find({0: Sample(1, PACE, loads=even)}).late is None
+
+
+def test_how_many_collectives_a_step_has():
+    assert collectives_a_step(sampled()) == pytest.approx(3, rel=0.1)
+    assert collectives_a_step({0: Sample(1, PACE)}) == 0
+    alone = Sample(1, PACE, together({0: {"0": {1: 5}}}))
+    assert collectives_a_step({0: alone}) == 0

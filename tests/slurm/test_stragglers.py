@@ -1,0 +1,42 @@
+"""Ranks that the others wait for, on a real cluster: they are named, and replaced."""
+
+from __future__ import annotations
+
+import re
+
+from .cluster import Cluster
+from .conftest import SCRIPTS, Launch
+
+PACING = SCRIPTS / "pacing.py"
+
+
+def test_a_spare_takes_the_place_of_a_straggler(cluster: Cluster, launch: Launch) -> None:
+    job = launch(
+        *("--nproc", 1, "--nnodes", 2, "--checkpoint-dir", "saved", "--replace-stragglers"),
+        PACING,
+        nodes=3,
+        env={"SLOW": "loader:n2:1.8", "SAVES": "saved", "SECONDS": "40"},
+    )
+    ended = job.wait(timeout=180)
+    assert ended.code == 0, str(ended)
+    named = re.findall(r"^hpclaunch: (.*) is a straggler: .*\n  (.*)", ended.output, re.M)
+    assert [who for who, _ in named] == ["rank 1 on n2"]
+    assert named[0][1].startswith("it waits, but not for a CPU or a disk")
+    assert "ending the round: a spare takes the place of n2" in ended.output
+    (steps,) = re.findall(r"^(\d+) steps", ended.output, re.M)
+    assert int(steps) > 0
+
+
+def test_a_node_behind_a_slow_network(cluster: Cluster, launch: Launch) -> None:
+    """What it sends waits in a queue. No rank computes for longer than the others."""
+    job = launch("--nproc", 1, PACING, nodes=3, env={"SECONDS": "120"})
+    job.says("rank 0 trains")
+    queue = ["rate", "2mbit", "burst", "4kb", "latency", "1s"]
+    cluster.on("n2", ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *queue])
+    try:
+        job.says("n2 is a straggler", timeout=100)
+        job.says("the network: its messages take")
+    finally:
+        cluster.on("n2", ["tc", "qdisc", "del", "dev", "eth0", "root"])
+        job.cancel()
+    assert re.findall(r"^hpclaunch: (.*) is a straggler", job.wait().output, re.M) == ["n2"]

@@ -1,0 +1,215 @@
+"""Samples of how workers keep pace: of real processes, that really wait for what they wait for."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hpclaunch.worker import sampler
+from hpclaunch.worker.connections import tcp_connections
+from hpclaunch.worker.sampler import Sampler, Used, is_blocked, throttled, ways_of
+
+QUOTAS = Path("/sys/fs/cgroup/cpu")
+
+
+class Pace:
+    """In place of a ProgressWatch: as many steps as the test says."""
+
+    def __init__(self):
+        self.steps = (0, 0.0)
+        self.asked = []
+        self.disregarded = 0
+
+    def ask_arrivals(self, pids):
+        self.asked.append(dict(pids))
+
+    def disregard(self):
+        self.disregarded += 1
+
+    def arrivals_of(self, rank):
+        return {"0": {"1": 5}} if rank else {}
+
+    def steps_of(self, rank):
+        return self.steps
+
+
+@pytest.fixture
+def program():
+    """Starts a Python program; all are killed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(source, **options):
+            process = subprocess.Popen([sys.executable, "-c", source], **options)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process.pid
+
+        yield start
+
+
+def sample(taker, number, pids):
+    taker.ask(number, pids)
+    while taker.number:
+        time.sleep(taker.left() / 1000)
+        told = taker.look(pids)
+    return told
+
+
+def used_for(pid, seconds):
+    before = Used(pid, 0, 0.0)
+    time.sleep(seconds)
+    return Used(pid, 0, 0.0).since(before)
+
+
+def test_two_samples_tell_what_was_done_in_between(program):
+    pids = {0: program("while True: pass"), 1: program("import time; time.sleep(100)")}
+    pace = Pace()
+    taker = Sampler(pace)
+    taker.begin()
+    assert taker.left() is None
+    first = sample(taker, 1, pids)
+    assert (first["number"], first["ways"]) == (1, {})
+    assert first["ranks"] == [
+        {"rank": 0, "arrivals": {}},
+        {"rank": 1, "arrivals": {"0": {"1": 5}}},
+    ]
+    pace.steps = (8, 2.0)
+    time.sleep(0.5)
+    busy, idle = sample(taker, 2, pids)["ranks"]
+    assert (busy["pace"], idle["pace"]) == (0.25, 0.25)
+    assert busy["cpu"] + busy["queued"] > 0.5
+    assert (idle["cpu"], idle["blocked"], idle["throttled"]) == (0.0, 0.0, 0.0)
+    assert (pace.asked, pace.disregarded) == ([pids, pids], 2)
+
+
+def test_another_worker_of_the_rank_is_not_compared_with_it(program):
+    taker = Sampler(Pace())
+    taker.begin()
+    sample(taker, 1, {0: program("import time; time.sleep(100)")})
+    (rank,) = sample(taker, 2, {0: program("import time; time.sleep(100)")})["ranks"]
+    assert "pace" not in rank
+
+
+def test_a_sample_that_is_given_up(program):
+    taker = Sampler(Pace())
+    taker.ask(1, {0: program("import time; time.sleep(100)")})
+    taker.cancel()
+    assert (taker.left(), taker.look({})) == (None, None)
+
+
+def test_a_worker_that_ends_meanwhile(program):
+    taker = Sampler(Pace())
+    pid = program("import time; time.sleep(100)")
+    taker.ask(1, {0: pid})
+    taker.look({0: pid})
+    while taker.number:
+        told = taker.look({})
+    assert told == {"number": 1, "ranks": [], "ways": {}}
+
+
+def test_processes_that_share_a_cpu_wait_for_it(program):
+    cpu = {sorted(os.sched_getaffinity(0))[0]}
+    spins = f"import os; os.sched_setaffinity(0, {cpu})\nwhile True: pass"
+    pid, _ = program(spins), program(spins)
+    time.sleep(0.3)
+    assert used_for(pid, 1.0)["queued"] > 0.2
+
+
+def test_a_thread_that_waits_counts_though_others_do_not(program):
+    cpu = {sorted(os.sched_getaffinity(0))[0]}
+    spins = f"import os; os.sched_setaffinity(0, {cpu})\nwhile True: pass"
+    beside = (
+        "import os, threading, time\n"
+        "def spin():\n"
+        f"    os.sched_setaffinity(0, {cpu})\n"
+        "    while True: pass\n"
+        "threading.Thread(target=spin, daemon=True).start()\n"
+        "time.sleep(100)\n"
+    )
+    program(spins)
+    pid = program(beside)
+    time.sleep(0.3)
+    assert used_for(pid, 1.0)["queued"] > 0.2
+
+
+@pytest.mark.skipif(not os.access(QUOTAS / "cgroup.procs", os.W_OK), reason="no cgroups v1 of ours")
+def test_a_quota_that_is_used_up(program):
+    group = QUOTAS / f"quota-{os.getpid()}"
+    group.mkdir()
+    (group / "cpu.cfs_quota_us").write_text("20000")
+    pid = program("while True: pass")
+    try:
+        assert throttled(pid) == 0.0
+        (group / "cgroup.procs").write_text(str(pid))
+        assert used_for(pid, 1.0)["throttled"] > 0.3
+    finally:
+        (QUOTAS / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("lines", "files"),
+    [
+        (["0::/a"], {"a": "usage_usec 9\nnr_throttled 2\nthrottled_usec 1500000\n"}),
+        (
+            ["3:cpuset:/x", "2:cpu,cpuacct:/a"],
+            {"cpu,cpuacct/a": "nr_throttled 2\nthrottled_time 1500000000\n"},
+        ),
+        (["1:cpu:/a", "0::/"], {"cpu/a": "throttled_time 1500000000\n"}),
+    ],
+)
+def test_where_cgroups_tell_of_quotas(tmp_path, monkeypatch, lines, files):
+    root = sampler.CPU_STATS[""].split("{")[0]
+    here = {name: path.replace(root, str(tmp_path)) for name, path in sampler.CPU_STATS.items()}
+    here[""] = f"{tmp_path}{{}}/cpu.stat"
+    monkeypatch.setattr(sampler, "CPU_STATS", here)
+    for directory, text in files.items():
+        (tmp_path / directory).mkdir(parents=True)
+        (tmp_path / directory / "cpu.stat").write_text(text)
+    assert sampler.throttled_in([line.split(":", 2) for line in lines]) == 1.5
+
+
+def test_a_process_below_it_waits_for_storage(program, tmp_path):
+    """The parent of a vfork() is in the same state as in fsync() on a slow disk."""
+    os.mkfifo(tmp_path / "fifo")
+    waits = (
+        "import os\n"
+        'opened = (os.POSIX_SPAWN_OPEN, 0, "fifo", os.O_RDONLY, 0)\n'
+        'os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=[opened])\n'
+    )
+    pid = program(
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])", cwd=tmp_path
+    )
+    limit = time.monotonic() + 20
+    while not is_blocked(pid):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    (tmp_path / "fifo").open("w").close()  # lets both go on
+
+
+def test_the_ways_to_other_nodes():
+    """An address of its own counts as another node."""
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        one = socket.create_connection(server.getsockname(), source_address=("127.0.0.1", 0))
+        two, _ = server.accept()
+        with one, two:
+            one.sendall(b"x")
+            two.recv(1)
+            ways = ways_of([os.getpid()])
+            assert set(ways) <= {"127.0.0.1", "127.0.0.2"}
+            assert "127.0.0.2" in ways
+            assert 0 < ways["127.0.0.2"] < 1
+
+
+def test_a_connection_within_the_node_is_no_way():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        two, _ = server.accept()
+        with one, two:
+            inode = os.fstat(one.fileno()).st_ino
+            assert tcp_connections()[inode].peer == ""
