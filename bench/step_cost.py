@@ -57,11 +57,16 @@ def steps(number):
     for _ in range(number):
         page.progress.stepped(optimizer)
     alone = (time.perf_counter() - begun) / number
+    begun = time.perf_counter()
+    for _ in range(number):
+        page.progress.entering(optimizer)
+    before = (time.perf_counter() - begun) / number
     print("a step of SGD                  microseconds")
     print(f"without a hook                 {1e6 * plain:12.3f}")
     print(f"with a hook that does nothing  {1e6 * empty:12.3f}")
     print(f"with the one that counts       {1e6 * counted:12.3f}")
     print(f"the counting by itself         {1e6 * alone:12.3f}")
+    print(f"the look for a notice          {1e6 * before:12.3f}")
 
 
 def looks(number):

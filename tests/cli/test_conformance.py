@@ -45,6 +45,7 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "environ.HPCLAUNCH_CHECKPOINT": OWN,
     "environ.HPCLAUNCH_LOCAL_RANK": OWN,
     "environ.HPCLAUNCH_PROGRESS": OWN,
+    "environ.HPCLAUNCH_NOTICE_FILE": OWN,
     "environ.HPCLAUNCH_RUN_ID": OWN,
     "environ.HPCLAUNCH_STORE": OWN,
     "environ.GLOO_SOCKET_IFNAME": INTERFACE,

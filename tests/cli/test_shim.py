@@ -467,6 +467,7 @@ def test_torchs_old_launcher(cwd, more):
 
 OURS_ALONE = {
     *("HPCLAUNCH_CHECKPOINT", "HPCLAUNCH_LOCAL_RANK", "HPCLAUNCH_PROGRESS", "HPCLAUNCH_RUN_ID"),
+    "HPCLAUNCH_NOTICE_FILE",
     "HPCLAUNCH_STORE",
 }
 NOT_THE_SAME = {  # name of a variable: why a worker sees another value

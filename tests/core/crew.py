@@ -19,10 +19,12 @@ from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import (
     Assignment,
     Look,
+    NoticeAnswer,
     Place,
     RankState,
     Sample,
     Seen,
+    StepNotice,
     Verdict,
     checksum,
 )
@@ -54,6 +56,13 @@ class Crew:
         self.where: dict[int, tuple[RankState, ...]] = {}  # an agent's workers, when it is asked
         self.samples: dict[int, Sample] = {}  # how they keep pace, when it is asked
         self.sampled = 0  # how often one was asked
+        self.steps: dict[int, tuple[int, ...]] = {}  # that an agent's workers have begun
+        self.offers: dict[int, StepNotice] = {}  # the last that an agent has had
+        self.notices: dict[int, list[StepNotice]] = {}  # those that it was given
+        self.withdrawn: list[int] = []  # agents whose workers need not wait any more
+        self.ends_at: float | None = None  # when Slurm ends the job
+        self.preempted = False
+        self.saved_at: float | None = None  # when the newest checkpoint was
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._came: list[str] = []
@@ -155,7 +164,8 @@ class Crew:
                 number = newest.strip("/cp.t")
                 step = int(number) if number.isdigit() else None
                 choice = events.CheckpointChosen(newest, passed_over, step=step)
-                self._todo.append((i, replace(choice, is_read=not self.reads)))
+                age = None if self.saved_at is None else self.now - self.saved_at
+                self._todo.append((i, replace(choice, is_read=not self.reads, age=age)))
             case effects.LookAt(look=look) if look is not None and i not in self.silent:
                 self.asked.append(look)
                 self._todo.append((i, events.CheckpointSeen(self._sees(i, look))))
@@ -170,6 +180,20 @@ class Crew:
                 self.sampled += 1
                 taken = replace(self.samples[i], number=number)
                 self._todo.append((i, events.SampleTaken(taken)))
+            case effects.AskForEnd() if self.ends_at is not None:
+                found = events.EndFound(self.ends_at - self.now, self.preempted)
+                self._todo.append((i, found))
+            case effects.OfferNotice(notice=offer) if i in self.steps:
+                steps, self.offers[i] = self.steps[i], offer
+                accepted = not steps or not offer.step or max(steps) < offer.step
+                ends = (min(steps), max(steps)) if steps else ()
+                answer = NoticeAnswer(offer.number, accepted=accepted, steps=ends)
+                self._todo.append((i, events.NoticeOffered(answer)))
+            case effects.WithdrawNotice():
+                self.withdrawn.append(i)
+            case effects.GiveNotice(number=number):
+                assert self.offers[i].number == number, "it was offered"
+                self.notices.setdefault(i, []).append(self.offers[i])
             case effects.KeepWorkers(until=until):
                 self._leases[i] = until
                 if i in self.held and self.now < until:

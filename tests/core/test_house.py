@@ -64,6 +64,7 @@ ALLOWED = {
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),
+    "notice": set(),
     "__main__": {"cli"},
     "shims": set(),
     "__init__": set(),

@@ -18,6 +18,7 @@ from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
 from sim_network import Network
 from sim_plan import DISRUPTIONS, UNEVEN, Fault, Kind, Plan, draw
+from sim_steps import Steps
 from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
@@ -35,8 +36,11 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._port = 40000
+        self.ends_at: float | None = None  # when Slurm ends the job
+        self.preempted = False
         self.checker = Checker(self)
         self.training = Training(self)
+        self.steps = Steps(self) if plan.step else None
         self.network = Network(self)
         self.agents = [Agent(self, index) for index in range(len(plan.starts))]
 
@@ -55,6 +59,8 @@ class Simulation:
             # A fault of a process that is not there yet befalls it once it is.
             at = max(fault.at, self.plan.starts[fault.agent] + 0.0001)
             self.after(at, lambda fault=fault: self._strike(fault))
+        for number, (at, _) in enumerate(self.plan.ends):
+            self.after(at, lambda number=number: self._decide(number))
         bound = self.plan.bound
         while self._queue and self._queue[0][0] < bound:
             self.now, _, action = heapq.heappop(self._queue)
@@ -62,6 +68,23 @@ class Simulation:
             if not any(a.living for a in self.agents) and self.now > max(self.plan.starts):
                 break
         self.checker.settled()
+
+    def _decide(self, number: int) -> None:
+        """Slurm is to end the job at another time."""
+        self.ends_at = self.plan.ends[number][1]
+        self.preempted = self.plan.preempts and number == len(self.plan.ends) - 1
+        if self.preempted:
+            self._terminate()
+        self.after(max(0.0, self.ends_at - self.now), lambda: self._end(number))
+
+    def _end(self, number: int) -> None:
+        if self.ends_at == self.plan.ends[number][1]:
+            self.checker.is_due()
+            self._terminate()
+
+    def _terminate(self) -> None:
+        for agent in self.agents:
+            agent.signal(signal.SIGTERM)
 
     def _strike(self, fault: Fault) -> None:
         agent = self.agents[fault.agent]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -22,10 +23,12 @@ from hpclaunch.core.protocol.model import (
     Job,
     Load,
     Look,
+    NoticeAnswer,
     Phase,
     RankState,
     Sample,
     Seen,
+    StepNotice,
     Trouble,
     Verdict,
     a_machine,
@@ -52,13 +55,19 @@ _SOURCES = (
     | events.WorkersSeen
     | events.EvidenceGathered
     | events.SampleTaken
+    | events.NoticeOffered
+    | events.NoticeTaken
     | events.WorkersGone
     | events.LeaseOver
     | events.ForkServerReplaced
     | events.HealthFound
     | events.GpusReady
     | events.TroubleFound,
-    events.CheckpointChosen | events.CheckpointSeen | events.SearchFailed | events.Diagnosed,
+    events.CheckpointChosen
+    | events.CheckpointSeen
+    | events.SearchFailed
+    | events.Diagnosed
+    | events.EndFound,
     events.Received,
     events.PeerClosed | events.HeadClosed | events.HeadReached | events.AgentGone,
 )
@@ -96,6 +105,7 @@ class Agent:
         self._looks = Random(f"{sim.plan.seed} {self.name} looks")
         self._watches = Random(f"{sim.plan.seed} {self.name} watches")
         self._watched = 0  # how often a round has begun here
+        self._untaken = 0  # the number of the notice that is given, and not taken by all
         self.unfit = ""  # what the next look at this node finds
         plan, address = sim.plan, f"addr-{self.host}"
         has_place = plan.numbered or index == HEAD
@@ -299,6 +309,15 @@ class Agent:
                     if self._ordered is not None:
                         part, self._ordered = self._ordered, None
                         self._begin(part)
+            case effects.AskForEnd():
+                if self._watches.random() < 0.95:  # else Slurm does not answer
+                    self.sim.after(self._watches.uniform(0.01, 0.2), self._find_end)
+            case effects.OfferNotice(notice=notice):
+                self._request(lambda: self._offer(notice))
+            case effects.WithdrawNotice():
+                self._request(self._withdraw)
+            case effects.GiveNotice(number=number):
+                self._request(lambda: self._give(number))
             case effects.GatherEvidence(number=number):
                 if self._watches.random() < 0.9:  # else its fork server is too slow
                     self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._tell(number))
@@ -351,7 +370,8 @@ class Agent:
             self.deliver(events.CheckpointChosen(""))
             return
         step, at = int(file.path.partition("-")[2]), int(file.at * 1e9)
-        self.deliver(events.CheckpointChosen(file.path, step=step, time=at))
+        age = self.sim.now - file.at
+        self.deliver(events.CheckpointChosen(file.path, step=step, time=at, age=age))
 
     def _look_at(self, look: Look) -> None:
         """Again and again until it is seen."""
@@ -373,6 +393,46 @@ class Agent:
                 self.deliver(event)
 
         self.sim.after(wait, tell)
+
+    def _request(self, action: Callable[[], None]) -> None:
+        """Requests are read one after the other, unless the fork server is gone by then."""
+        asked = self._forkservers
+
+        def act() -> None:
+            if self._forkserver and self._forkservers == asked and self._running:
+                action()
+
+        self.sim.after(0.0005, act)
+
+    def _offer(self, notice: StepNotice) -> None:
+        if self._ordered is not None:
+            return  # its workers are still to be started
+        steps = self.sim.steps
+        accepted = NoticeAnswer(notice.number, accepted=True)
+        answer = accepted if steps is None else steps.offer(self.living_workers(), notice)
+        self._answer(events.NoticeOffered(answer))
+
+    def _withdraw(self) -> None:
+        if self.sim.steps is not None:
+            self.sim.steps.withdraw(self.living_workers())
+
+    def _give(self, number: int) -> None:
+        if self.sim.steps is not None:
+            self.sim.steps.give(self.living_workers(), number)
+        self._untaken = number
+        self._watch_notice()
+
+    def _watch_notice(self) -> None:
+        steps, number = self.sim.steps, self._untaken
+        mine = [w for w in self.workers if w.round == self.control.member.round]
+        if number and (steps is None or steps.all_taken(mine, number)):
+            self._untaken = 0
+            self._answer(events.NoticeTaken(number))
+
+    def _find_end(self) -> None:
+        at = self.sim.ends_at
+        left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
+        self.deliver(events.EndFound(left, self.sim.preempted))
 
     def _start_workers(self, part: Assignment) -> None:
         if not self._forkserver:
@@ -401,7 +461,8 @@ class Agent:
                 self.sim.training.hang(worker)
 
         self._watched += 1
-        if plan.hangs or plan.sampled:
+        self._untaken = 0
+        if plan.hangs or plan.sampled or plan.step:
             self._watch(self._watched)
 
     def _watch(self, number: int) -> None:
@@ -409,6 +470,7 @@ class Agent:
         if number != self._watched or not self.living_workers() or not self._forkserver:
             return
         self._see_workers()
+        self._watch_notice()
         self.sim.after(WATCH, lambda: self._watch(number))
 
     def _see_workers(self) -> None:
@@ -419,7 +481,7 @@ class Agent:
         since = max(w.world.still_since for w in living)
         self._answer(
             events.WorkersSeen(
-                steps=tuple(100 + self._made() for _ in living),
+                steps=tuple(self._begun(worker) + self._made() for worker in living),
                 still=self.sim.now - since if still else 0.0,
                 gap=0.0,
                 busy=still and living[0].world.still_until < math.inf,
@@ -429,6 +491,9 @@ class Agent:
                 traced=False,
             )
         )
+
+    def _begun(self, worker: Worker) -> int:
+        return 100 if self.sim.steps is None else self.sim.steps.paces[worker].begun
 
     def _tell(self, number: int) -> None:
         self._see_workers()
@@ -469,6 +534,7 @@ class Agent:
         tail = LOADS if worker.world.loads and not signum else ""
         self._answer(events.WorkerExited(worker.rank, code, int(signum), tail))
         if self._running and not self.living_workers():
+            self._watch_notice()
             self._running = self._held = False
             self._answer(events.WorkersGone(), self.sim.plan.sweep)
 

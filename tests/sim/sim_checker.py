@@ -34,6 +34,7 @@ from hpclaunch.core.protocol.stages import Stage
 if TYPE_CHECKING:
     from cluster_sim import Simulation
     from sim_agent import Agent
+    from sim_steps import Pace, Steps
     from sim_training import Worker
 
 RUNNING = Phase.RUNNING
@@ -72,6 +73,7 @@ class Checker:
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
+        self.noticed = 0  # how often a worker has taken a notice
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
         self.calm = plan.rests and not (plan.drop or plan.slow or plan.losses)
@@ -193,6 +195,55 @@ class Checker:
         named = text.split(" is a straggler")[0].split(" on ")[-1]
         self._require(named == host, agent, f"calls {named} a straggler, and {host} is one")
         self.stragglers.add(named)
+
+    def takes(self, worker: Worker, number: int, step: int) -> None:
+        """A worker takes a notice before this step."""
+        paces = self._paces(worker)
+        if not self._steps.together[number]:
+            return
+        agent = self.sim.agents[worker.agent]
+        for other in paces:
+            before = other.taken.get(number)
+            late = before not in (None, step)
+            self._require(not late, agent, f"takes notice {number} at {step}, another at {before}")
+            passed = before is None and other.made >= step
+            self._require(not passed, agent, f"takes notice {number} at {step}, another has not")
+        self.noticed += 1
+
+    def steps(self, worker: Worker, step: int) -> None:
+        """A worker makes this step."""
+        mine = self._steps.paces[worker]
+        for other in self._paces(worker):
+            for number, at in other.taken.items():
+                missed = at <= step and number not in mine.taken and self._steps.together[number]
+                agent = self.sim.agents[worker.agent]
+                self._require(not missed, agent, f"passes {step} without notice {number} of {at}")
+
+    @property
+    def _steps(self) -> Steps:
+        assert self.sim.steps is not None, "there are steps"
+        return self.sim.steps
+
+    def _paces(self, worker: Worker) -> list[Pace]:
+        """Of all workers of its round that were making steps when notice was given."""
+        paces = (self._steps.paces[w] for w in worker.world.workers)
+        return [p for p in paces if p.begun and p.at]
+
+    def is_due(self) -> None:
+        """Slurm ends the job. Where nothing is in the way, no worker is left to be killed."""
+        plan = self.sim.plan
+        sudden = any(end - at < 3.0 + plan.job.timing.ask_end for at, end in plan.ends[1:])
+        calm = plan.kinds <= {Kind.USR1} and not (plan.drop or plan.slow or sudden)
+        living = [w for w in self.sim.training.living() if not w.unkillable]
+        told = self.sim.now > max(plan.starts) + 2.0
+        if calm and living and told:
+            late = self.sim.now + 1.0
+            self.sim.after(1.0, lambda: self._none_left(living, late))
+
+    def _none_left(self, workers: list[Worker], now: float) -> None:
+        left = [w for w in workers if w.alive]
+        agent = self.sim.agents[left[0].agent] if left else self.sim.agents[0]
+        self._require(not left, agent, f"leaves {left} to Slurm at {now:.1f}")
 
     def goes_on(self, agent: Agent, number: int) -> None:
         """The workers of an agent that have stood still go on."""

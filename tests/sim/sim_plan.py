@@ -108,6 +108,11 @@ class Plan:
     hangs: int = 0  # rounds in which a worker hangs, or rests for a while
     sampled: bool = False  # the workers make steps, and the head has samples taken
     slow_agent: int = -1  # the others wait for its workers; -1: for nobody's
+    step: float = 0.0  # the most seconds that a step takes; 0: there are none to speak of
+    trains: float = 1.0  # how likely a worker is to make steps
+    leaves: float = 0.0  # how likely workers are to save and leave when they have notice
+    ends: tuple[tuple[float, float], ...] = ()  # from when on Slurm is to end the job at what time
+    preempts: bool = False  # the last of these is for the sake of another job
     numbered: bool = True  # False: all agents but the first get their places as they come
 
     @property
@@ -133,7 +138,7 @@ class Plan:
     @property
     def survived(self) -> bool:
         """Nothing fails but what a restart makes good, and nobody may be lost in error."""
-        harmless = not (self.drop or self.slow or self.broken or self.hangs)
+        harmless = not (self.drop or self.slow or self.broken or self.hangs or self.ends)
         return self.kinds <= set(SURVIVED) and harmless and self.rests
 
     @property
@@ -150,7 +155,7 @@ class Plan:
         lost = [f for f in self.faults if f.kind in (Kind.KILL_AGENT, Kind.CUT)]
         if not lost or self.drop or self.slow or self.crashes or max(self.starts) > 1.0:
             return False
-        if self.broken or self.hangs:
+        if self.broken or self.hangs or self.ends:
             return False
         if any(f.kind not in (Kind.KILL_AGENT, Kind.CUT, Kind.USR1) for f in self.faults):
             return False
@@ -201,7 +206,48 @@ def draw(seed: int) -> Plan:
     more = Random(f"{seed} hangs")
     plan = _hanging(more, plan) if more.random() < 0.15 else plan
     more = Random(f"{seed} stragglers")
-    return _sampled(more, plan) if more.random() < 0.15 else plan
+    if more.random() < 0.15:
+        return _sampled(more, plan)
+    more = Random(f"{seed} notices")
+    return _ending(more, plan) if not plan.hangs and more.random() < 0.14 else plan
+
+
+def _ending(rng: Random, plan: Plan) -> Plan:
+    """Slurm ends the job, or somebody signals the workers, beside whatever else happens."""
+    calm = rng.random() < 0.4
+    faults = [f for f in plan.faults if f.kind in SURVIVED] if calm else [*plan.faults]
+    work = rng.uniform(10.0, 60.0)
+    begin = max(plan.starts)
+    faults += [
+        Fault(begin + rng.uniform(0.0, work), Kind.USR1, rng.randrange(len(plan.starts)))
+        for _ in range(rng.choice((0, 1, 3)))
+    ]
+    ends = [(0.0, begin + rng.uniform(3.0, 1.5 * work))]
+    if rng.random() < 0.3:  # an administrator changes it
+        at = rng.uniform(0.0, ends[0][1])
+        ends.append((at, at + rng.uniform(1.0, work)))
+    preempts = rng.random() < 0.3
+    if preempts:
+        at = rng.uniform(0.0, ends[-1][1])
+        ends.append((at, at + rng.choice((0.0, rng.uniform(1.0, 30.0)))))
+    job = timed(
+        replace(plan.job, slurm_id="7"),
+        notice=rng.choice((2.0, 5.0, 20.0)),
+        first_steps=rng.choice((0.0, 3.0)),
+        grace=rng.choice((0.0, 2.0, 5.0)),
+    )
+    return replace(
+        plan,
+        job=job,
+        faults=tuple(sorted(faults, key=lambda f: f.at)),
+        work=work,
+        step=rng.choice((0.1, 0.5, 3.0)),
+        trains=rng.choice((1.0, 1.0, 0.8, 0.0)),
+        leaves=rng.choice((0.0, 0.5, 1.0)),
+        coupled=rng.random() < 0.8,
+        ends=tuple(ends),
+        preempts=preempts,
+    )
 
 
 def _hanging(rng: Random, plan: Plan) -> Plan:

@@ -56,6 +56,7 @@ class Round:
     awake_since: float = -math.inf  # it did
     workers: list[Worker] = field(default_factory=list)
     exits: dict[int, tuple[int, int, float]] = field(default_factory=dict)  # code, signal, time
+    leaves: bool | None = None  # its workers do when they have notice
 
 
 @dataclass(eq=False, slots=True)
@@ -129,6 +130,8 @@ class Training:
             self._follow(worker)
         if plan.saves and worker.rank == 0:
             self._save(worker)
+        if self.sim.steps is not None:
+            self.sim.steps.join(worker)
         met = len(this.workers) == this.world_size and not this.exits
         if plan.coupled and met and not this.victims:
             for other in this.workers:
@@ -255,6 +258,31 @@ class Training:
         rng = self.sim.rng
         if worker.alive and not worker.deaf:
             self._end_after(rng.uniform(0.005, 0.4), worker, *rng.choice(FOLLOWED))
+
+    def in_time(self, seconds: float, worker: Worker, action: Callable[[], None]) -> None:
+        """Something that the worker does, unless it stands still, or waits for one that does."""
+
+        def act() -> None:
+            if self.is_still(worker):
+                worker.later.append(action)
+            else:
+                action()
+
+        self._after(seconds, worker, act)
+
+    def heed(self, worker: Worker) -> None:
+        """It has notice: in some rounds all then save and leave."""
+        this, steps = worker.world, self.sim.steps
+        assert steps is not None, "there are notices"
+        if this.leaves is None:
+            this.leaves = steps.rng.random() < self.sim.plan.leaves
+        if not this.leaves:
+            return
+        if worker.rank == 0 and self.sim.plan.saves:
+            file = File(f"ckpt-{len(self._files)}", self.sim.now, broken=False, complete=True)
+            self._files[file.path] = file
+            self.directory.append(file)
+        self._end_after(steps.rng.uniform(0.0, 2.0), worker, 0, 0)
 
     def _save(self, writer: Worker) -> None:
         def begin() -> None:

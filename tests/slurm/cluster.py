@@ -30,6 +30,7 @@ from .hosts import Host, Process
 TOOLS = (*hosts.TOOLS, "munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 CONTROLLER = "ctl"
 PREFIX = "hpclaunch-slurm-"
+GOING_ON = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "COMPLETING")
 DAEMONS = r"^(\S*/)?(slurmd|slurmstepd|slurmctld|slurmscriptd|munged)\b|^: slurmscriptd"
 NOT_OF_JOBS = rf"{DAEMONS}|^\S+ {re.escape(str(surroundings.STRANGER))}$"
 _CONFIG = """\
@@ -56,7 +57,11 @@ MinJobAge=60
 UnkillableStepTimeout=20
 GresTypes=gpu
 NodeName=n[1-{nodes}] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
-PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
+PartitionName=main Default=YES PriorityTier=1 GraceTime=30
+PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -154,7 +159,7 @@ class Cluster:
         eventually("an idle cluster", self.is_idle, timeout=60)
 
     def is_idle(self) -> bool:
-        states = self.on(CONTROLLER, ["sinfo", "-h", "-N", "-o", "%T"]).split()
+        states = self.on(CONTROLLER, ["sinfo", "-h", "-p", "main", "-N", "-o", "%T"]).split()
         return states == ["idle"] * len(self.nodes)
 
     def down(self) -> None:
@@ -271,7 +276,7 @@ class Job:
 
         def over() -> bool:
             fields.update(self._fields())
-            return fields["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
+            return fields["JobState"] not in GOING_ON
 
         try:
             eventually(f"the end of job {self.id}", over, timeout)

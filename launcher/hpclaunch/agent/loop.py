@@ -28,6 +28,7 @@ from ..core.protocol.model import (
     EXIT_USAGE,
     HEAD,
     Assignment,
+    NoticeAnswer,
     Trouble,
     Verdict,
 )
@@ -39,13 +40,14 @@ from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
 from . import evidence, post_mortem, sampling
 from .config import Config
+from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .joining import join
 from .last_words import LastWords
 from .output import Output
 from .resuming import Resuming
-from .workers import Crew, is_warm, prepare, workers_of
+from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
 DISK_LIMIT = 2.0  # seconds
 
@@ -94,6 +96,7 @@ class Agent:
         self.health = HealthWatch(config, self._poller, self.output.say, self._note)
         self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
+        self.end_watch = EndWatch(config.job.slurm_id, environ, self._poller)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -136,6 +139,7 @@ class Agent:
                     ends.callback(self.channels.close)  # its port is for the fork server now
                 ends.callback(self.output.service.close)
                 ends.callback(self.resuming.close)
+                ends.callback(self.end_watch.close)
 
     def _turn(self) -> None:
         service = self.output.service
@@ -184,7 +188,7 @@ class Agent:
             if self.forkserver.lost:
                 self._replace_forkserver()
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
-        self._deliver(*self.resuming.receive(ready))
+        self._deliver(*self.resuming.receive(ready), *self.end_watch.receive(ready))
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic()))
             self._deliver(*self.channels.receive_lookups(ready))
@@ -276,6 +280,12 @@ class Agent:
                 agents = len(self.config.job.places)
                 sample = sampling.sample_of(number, ranks, ways, agents)
                 self._deliver(events.SampleTaken(sample))
+            case {"event": "offered", "number": number, "steps": steps, **more}:
+                found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
+                self._deliver(events.NoticeOffered(found))
+            case {"event": "taken", "number": number}:
+                self._make_notice_file()
+                self._deliver(events.NoticeTaken(number))
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)
@@ -397,6 +407,14 @@ class Agent:
                 self.forkserver.gather(number)
             case effects.TakeSample(number=number):
                 self.forkserver.sample(number)
+            case effects.AskForEnd():
+                self._events += self.end_watch.ask()
+            case effects.OfferNotice(notice=notice):
+                self.forkserver.offer(notice.number, notice.step, notice.signum)
+            case effects.WithdrawNotice():
+                self.forkserver.withdraw()
+            case effects.GiveNotice(number=number):
+                self.forkserver.give(number)
             case effects.SignalWorkers(signum=signum):
                 self.forkserver.signal(signum)
             case effects.StopWorkers() | effects.KillWorkers() if self._starting is not None:
@@ -415,6 +433,12 @@ class Agent:
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _make_notice_file(self) -> None:
+        """Once all workers have taken it: one that looks for the file has come to the step."""
+        assert self.round_dir is not None, "no notice without a round"
+        file = notice_file(self.round_dir, self.config)
+        self.output.service.keep(file.parent, {file.name: "notice was given\n"})
 
     def _take_place(self, index: int) -> None:
         assert self.channels is not None, "an agent that is alone has a place"

@@ -251,6 +251,7 @@ class Resuming:
             scale=f"{newest.unit} {os.path.dirname(newest.path)}",
             rounds=self._near(newest.time),
             is_read=newest.is_read,
+            age=(time.time_ns() - newest.time) / 1e9 if newest.time else None,
         )
 
     def _near(self, saved: int) -> Rounds:

@@ -48,6 +48,8 @@ def workers_of(
         threads=config.threads,
     )
     shared |= _path(environ)
+    if config.job.timing.notice:
+        shared["HPCLAUNCH_NOTICE_FILE"] = str(notice_file(directory, config))
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
     if part.preflight:
@@ -80,6 +82,13 @@ def workers_of(
     placed = binding.describe(bindings, localities, part.first_rank)
     placed += binding.remarks(bindings, localities, config.cpus)
     return Crew(workers, shared, placed)
+
+
+def notice_file(directory: Path, config: Config) -> Path:
+    """What exists once an agent's workers are given notice in a round; `directory` is the round's.
+    Each agent has its own, since each may have another disk.
+    """
+    return directory / f"notice-{config.allocation.label}"
 
 
 def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]) -> None:

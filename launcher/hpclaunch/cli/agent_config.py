@@ -121,12 +121,14 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=_grow(options),
         heads=_heads(where, fewest),
+        notice_signal=options.notice_signal or 0,
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
             wait=options.wait_for_nodes,
             grace=options.shutdown_timeout,
             hang=LEARNED if options.hang_timeout is None else options.hang_timeout,
+            notice=LEARNED if options.notice is None else options.notice,
             loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )

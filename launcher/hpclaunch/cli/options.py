@@ -130,6 +130,21 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "passed on to the workers, which keep running (torchrun: every signal ends the job)",
     )
     add(
+        "--notice",
+        type=values.notice,
+        metavar="auto|SECONDS|off",
+        help="how long before Slurm ends the job, less the time of --grace, the workers are given "
+        "notice, so that they can save; auto: twice the longest save so far, and "
+        f"{DEFAULTS.least_notice:g} s (default: auto)",
+    )
+    add(
+        "--notice-signal",
+        type=values.notice_signal,
+        metavar="NAME",
+        help="the signal that the workers get then, all of them before the same optimizer step "
+        "(default: the first of USR1, USR2 and TERM that the script has a handler for)",
+    )
+    add(
         "--role",
         default="default",
         metavar="NAME",

@@ -24,6 +24,8 @@ OURS = frozenset(
         "--mps",
         "--mps-threads",
         "--mps-memory",
+        "--notice",
+        "--notice-signal",
         "--log-limit",
         "--loss-timeout",
         "--hang-timeout",

@@ -11,6 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
+from hpclaunch.core.protocol.model import NOTICE_SIGNALS
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
 UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -62,6 +63,32 @@ def hang_timeout(text: str) -> float:
     if value < LEAST_HANG:
         raise ArgumentTypeError(f"workers may well rest for {text} s: {LEAST_HANG:g} or more")
     return value
+
+
+def notice(text: str) -> float:
+    """As in `Timing`."""
+    if text == "auto":
+        return LEARNED
+    if text == "off":
+        return 0.0
+    try:
+        value = seconds(text)
+    except ArgumentTypeError:
+        value = 0.0
+    if not value:
+        raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds above 0")
+    return value
+
+
+def notice_signal(text: str) -> signal.Signals | None:
+    """With SIG before it, or without."""
+    if not text:
+        return None
+    found = _signal(text if text.startswith("SIG") else f"SIG{text}")
+    if found not in NOTICE_SIGNALS:
+        names = ", ".join(s.name.removeprefix("SIG") for s in NOTICE_SIGNALS)
+        raise ArgumentTypeError(f"{text!r} is none of {names}")
+    return found
 
 
 def interval(text: str) -> float:

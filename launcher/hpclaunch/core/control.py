@@ -18,6 +18,7 @@ from .protocol.events import (
     AgentGone,
     CheckpointChosen,
     Diagnosed,
+    EndFound,
     Event,
     PeerClosed,
     Received,
@@ -169,7 +170,7 @@ class Control:
                 return self._hear_report(event.sender, event.message, now)
             return self.member.handle(event, now)
         match event:
-            case CheckpointChosen() | Diagnosed() | Received(message=Report()):
+            case CheckpointChosen() | Diagnosed() | EndFound() | Received(message=Report()):
                 return self.head.handle(event, now)
             case SearchFailed(trouble=trouble):
                 return self._search_failed(trouble, now)
@@ -200,6 +201,7 @@ class Control:
         assert self.head is not None, "only a head searches"
         if self.head.stage is not Stage.CHOOSING:
             self.head.growth.failed()
+            self.head.notices.chosen(None)
             return []
         if not self.head.can_be_replaced:
             return self._route(TroubleFound(trouble), now)

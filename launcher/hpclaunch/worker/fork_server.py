@@ -27,6 +27,10 @@ blocked.
     {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
                                                        "ranks": [...]}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
+    {"op": "offer", "number": N, "step": K,        {"event": "offered", "number": N,
+        "signum": S}                                   "accepted": BOOL, "busy": BOOL,
+    {"op": "withdraw"}                                 "steps": [LEAST, MOST]}
+    {"op": "give", "number": N}                    {"event": "taken", "number": N}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
     {"op": "kill-idle"}   SIGKILL to the groups that have done nothing since (`activity.py`)
@@ -49,6 +53,9 @@ connection if not before. "peers" are the networks from which the nodes of the r
 it. With "lesson", and with "learn" for the next round, a successor of the template imports what the
 script did; a start waits for the first one only. This process itself is one thread without torch,
 CUDA or ZeroMQ.
+
+A notice is offered to the workers, and then withdrawn or given (`step_notices.py`); "taken" says
+that all of them have come to its step.
 
 With "progress" it is told how far the workers have come, and where they are when it is asked
 (`progress_watch.py`); and with "sample", how they keep pace (`sampler.py`).
@@ -88,6 +95,7 @@ from .processes import (
 )
 from .progress_watch import GATHERING, ONE_BY_ONE, ProgressWatch
 from .sampler import Sampler
+from .step_notices import StepNotices
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -138,6 +146,8 @@ class ForkServer:
         self.progress = ProgressWatch()
         self.gathering: Any = None  # (when to tell the evidence, its number), once it was asked for
         self.sampler = Sampler(self.progress)
+        self.notices = StepNotices(self.progress)
+        self.untaken = 0  # the number of the notice that is given, and that some have not taken yet
         self.board = NoticeBoard()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
@@ -249,6 +259,22 @@ class ForkServer:
                 deaf.append(rank)
         if deaf:
             self.tell("unhandled", signum=signum, ranks=deaf)
+
+    def on_offer(self, number, step, signum):
+        if self.running and self.request is None:
+            answer = self.notices.offer(number, step, signum)
+            self.tell("offered", number=number, **answer)
+
+    def on_withdraw(self):
+        self.notices.withdraw()
+
+    def on_give(self, number):
+        if self.running:
+            deaf = self.notices.give(self.pids(), number)
+            if deaf:
+                self.tell("unhandled", signum=self.notices.signum, ranks=deaf)
+            self.untaken = number
+            self.watch_notice()
 
     def on_resize(self, size):
         watched = self.terminals.resize(size)
@@ -371,6 +397,7 @@ class ForkServer:
         return {rank: pid for pid, rank in self.workers.items()}
 
     def watch_progress(self):
+        self.watch_notice()
         if self.gathering is None:
             self.look_at_workers()
         elif time.monotonic() >= self.gathering[0]:
@@ -389,6 +416,11 @@ class ForkServer:
             told = self.sampler.look(self.pids())
             if told is not None:
                 self.tell("sample", **told)
+
+    def watch_notice(self):
+        if self.untaken and self.notices.is_taken(self.untaken):
+            self.tell("taken", number=self.untaken)
+            self.untaken = 0
 
     def learn(self, ready):
         lesson = self.lessons.take(ready)
@@ -552,8 +584,9 @@ class ForkServer:
     def settle(self):
         """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
+            self.watch_notice()
             self.running = self.held = False
-            self.gathering = None
+            self.gathering, self.untaken = None, 0
             self.sampler.cancel()
             self.progress.end()
             self.tell_flushed(None, "gone")

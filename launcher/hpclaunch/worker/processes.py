@@ -73,13 +73,13 @@ def io_of(pid):
         return {name: int(n) for name, n in (line.split(b": ") for line in f.read().splitlines())}
 
 
-def catches(pid, signum):
-    """Whether a process has a handler for a signal, or ignores it."""
-    masks = 0
+def catches(pid, signum, *, ignored=True):
+    """Whether a process has a handler for a signal, or with `ignored` ignores it."""
+    masks, wanted = 0, (b"SigCgt:", b"SigIgn:") if ignored else (b"SigCgt:",)
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             for line in f:  # the kernel escapes a newline in the name
-                if line.startswith((b"SigCgt:", b"SigIgn:")):
+                if line.startswith(wanted):
                     masks |= int(line.split()[1], 16)
     except OSError:
         return False

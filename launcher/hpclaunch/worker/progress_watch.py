@@ -11,6 +11,7 @@ and the states of their processes.
 """
 
 import contextlib
+import functools
 import json
 import math
 import mmap
@@ -27,6 +28,7 @@ LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothi
 LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
 STILL_TELL = 0.04  # of the time for which nothing has moved: the same, while nothing does
+SAVES = 1 << 20  # bytes written between two looks by a worker that makes no step
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
@@ -36,6 +38,7 @@ MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
 
+SAVE = page.PHASES.index("save")
 MACHINE = os.uname().machine
 # The numbers of system calls that write to a file, or wait until it is written: write, pwrite,
 # writev, pwritev, sendfile, copy_file_range, fallocate, ftruncate, fsync, fdatasync, syncfs,
@@ -57,6 +60,7 @@ class Watched:
         self.work: Any = None  # pid -> (bytes read, bytes written, CPU time)
         self.step = 0
         self.stepped_at = 0.0
+        self.saves = False  # has written much since its last step, or says so
 
 
 class ProgressWatch:
@@ -74,6 +78,7 @@ class ProgressWatch:
         self._told: Any = None
         self._told_still = False
         self._gap = 0.0  # the longest between two steps, since the last message
+        self._save = 0.0  # the longest between two steps in which a worker has saved
         self._next = math.inf
         self._asked: Any = {}  # rank -> CPU time, when it was asked where it is
         self._others: Any = {}  # rank -> its processes that are still to be asked
@@ -92,7 +97,7 @@ class ProgressWatch:
             if told:
                 worker["env"][page.VARIABLE] = self._files.variable(slot)
         self._told = None
-        self._gap = 0.0
+        self._gap = self._save = 0.0
         self.go_on()
 
     def born(self, rank, pid):
@@ -164,7 +169,7 @@ class ProgressWatch:
             ended = self._workers[rank]
             ended.step = max(ended.step, self._files.slot(ended.slot)[0])
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
-        return {"steps": steps, "still": still, "gap": gap, **state}
+        return {"steps": steps, "still": still, "gap": gap, "save": self._save, **state}
 
     def _processes(self):
         """Those of the workers that have not moved, as this look has found them."""
@@ -197,6 +202,9 @@ class ProgressWatch:
                 since = max(worker.stepped_at, self._anew_at)  # or it stood still in between
                 each = (told[1] - since) / (told[0] - worker.step)
                 self._gap = max(self._gap, each, self._looked_at - elapsed - since)
+                if worker.saves:
+                    self._save = max(self._save, told[1] - since)
+            worker.saves = told[2] == SAVE
             worker.step, worker.stepped_at = told[0], told[1]
             worker.told, worker.work = told, None
             # Of a step since the last look, unless the worker's clock is another.
@@ -210,6 +218,7 @@ class ProgressWatch:
         cpu, moved = 0.0, False
         for process, (read, written, used) in worker.work.items():
             read_before, written_before, used_before = before[process]
+            worker.saves |= written - written_before >= SAVES
             moved |= written > written_before or read - read_before >= READ
             cpu += used - used_before
         moment = self._looked_at if moved else None
@@ -243,6 +252,18 @@ class ProgressWatch:
     def steps_of(self, rank):
         """(steps so far, the time of the last one)"""
         return (0, 0.0) if self._files is None else self._files.slot(self._workers[rank].slot)[:2]
+
+    # Notices
+
+    def pages(self):
+        """By rank: (what reads a field of its slot, what writes one)."""
+        if (files := self._files) is None:
+            return {}
+        slots = {rank: worker.slot for rank, worker in self._workers.items()}
+        made = functools.partial
+        return {
+            rank: (made(files.get, slot), made(files.put, slot)) for rank, slot in slots.items()
+        }
 
     # Where they are
 
@@ -326,6 +347,7 @@ class SharedFiles:
             self._memory = stack.enter_context(mmap.mmap(self._page, 0))
             self.close = stack.pop_all().close
         for slot, rank in enumerate(ranks):
+            self.put(slot, page.STEP_OF_NOTICE, page.NEVER)
             self.put(slot, page.RANK, rank)
             self.put(slot, page.STACKS, self._stacks[slot])
 
@@ -341,12 +363,12 @@ class SharedFiles:
         return struct.unpack_from("qdq16xq", self._memory, number * page.SLOT)
 
     def answerer(self, slot):
-        return self._field(slot, page.ANSWERER)
+        return self.get(slot, page.ANSWERER)
 
     def writer(self, slot):
-        return self._field(slot, page.WRITER)
+        return self.get(slot, page.WRITER)
 
-    def _field(self, slot, field):
+    def get(self, slot, field):
         return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
 
     def empty_stacks(self):

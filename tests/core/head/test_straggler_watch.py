@@ -30,10 +30,10 @@ def keep_pace(crew, *late, seconds=0.15):
 def make_steps(crew, until=0.0):
     """Some more of them, as they are told of every second."""
     while True:
-        crew.steps = getattr(crew, "steps", 100) + 1
+        crew.made = getattr(crew, "made", 100) + 1
         for agent in sorted(crew.agents):
             if agent in crew.running:
-                crew.tell(agent, seen(steps=(crew.steps, crew.steps)))
+                crew.tell(agent, seen(steps=(crew.made, crew.made)))
         if crew.now >= until:
             return
         crew.until(min(until, crew.now + 1.0))
@@ -116,7 +116,7 @@ def test_workers_that_make_no_steps_are_not_asked():
     for _ in range(50):
         crew.until(crew.now + 1.0)
         for agent in sorted(crew.agents):
-            crew.tell(agent, seen(steps=(crew.steps, crew.steps)))
+            crew.tell(agent, seen(steps=(crew.made, crew.made)))
     assert crew.sampled <= before + len(crew.agents)  # once more, for those before
 
 

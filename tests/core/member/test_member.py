@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell, wait
 
 from hpclaunch.core.protocol.effects import (
+    GiveNotice,
     KillIdleWorkers,
     KillWorkers,
+    OfferNotice,
     OpenStore,
     Say,
     SignalWorkers,
     StartWorkers,
     StopWorkers,
+    WithdrawNotice,
 )
 from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
+    NoticeOffered,
+    NoticeTaken,
     Signalled,
     Started,
     StoreListening,
@@ -27,7 +33,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, Phase, Trouble
+from hpclaunch.core.protocol.model import EXIT_LOST, NoticeAnswer, Phase, StepNotice, Trouble
 
 # One round
 
@@ -257,10 +263,63 @@ def test_user_signals_are_passed_on_while_workers_run(signum):
     member = idle()
     assert deeds(tell(member, 0.5, Signalled(signum))) == []
     tell(member, 1.0, run(0))
-    assert deeds(tell(member, 2.0, Signalled(signum))) == [SignalWorkers(signum)]
+    effects = tell(member, 2.0, Signalled(signum))
+    assert deeds(effects) == []
+    assert [report.passed for report in reports(effects)] == [(signum, 1)]  # by the head
+    assert [r.passed for r in reports(tell(member, 2.5, Signalled(signum)))] == [(signum, 2)]
     tell(member, 3.0, stop(0))
     assert deeds(tell(member, 3.1, Signalled(signum))) == []
     assert member.verdict is None
+
+
+def test_user_signals_are_passed_on_at_once_without_notices():
+    member = running(notice=0.0)
+    assert deeds(tell(member, 2.0, Signalled(10))) == [SignalWorkers(10)]
+
+
+def test_sigterm_may_mean_an_end_that_comes_later():
+    member = running(slurm_id="7")
+    effects = tell(member, 2.0, TERM)
+    assert deeds(effects) == []
+    assert [(r.warned, r.stop_signal) for r in reports(effects)] == [(15, 0)]
+    assert deeds(tell(member, 2.1, run(0, later=True))) == []
+    assert deeds(tell(member, 5.0, Tick())) == []
+    assert deeds(tell(member, 9.0, TERM)) == [StopWorkers()]  # and now it comes
+
+
+def test_sigterm_is_the_end_if_the_head_says_nothing():
+    member = running(slurm_id="7")
+    tell(member, 2.0, TERM)
+    assert deeds(tell(member, 3.9, Tick())) == []
+    effects = tell(member, 4.0, Tick())
+    assert deeds(effects) == [StopWorkers()]
+    assert [r.stop_signal for r in reports(effects)] == [15]
+
+
+def test_a_notice_is_offered_once_and_given_once():
+    member = running()
+    offer = StepNotice(3, 120, 0)
+    assert deeds(tell(member, 2.0, run(0, notice=offer))) == [OfferNotice(offer)]
+    assert deeds(tell(member, 2.1, run(0, notice=offer))) == []
+    answer = NoticeAnswer(3, accepted=True, steps=(117, 118))
+    assert [r.notice for r in reports(tell(member, 2.2, NoticeOffered(answer)))] == [answer]
+    given = replace(offer, given=True)
+    assert deeds(tell(member, 2.3, run(0, notice=given))) == [GiveNotice(3)]
+    assert deeds(tell(member, 2.4, run(0, notice=given))) == []
+    (told,) = reports(tell(member, 2.5, NoticeTaken(3)))
+    assert told.notice == replace(answer, taken=3)
+    assert deeds(tell(member, 2.6, run(0))) == []  # what was given cannot be withdrawn
+
+
+def test_a_notice_is_withdrawn():
+    member = running()
+    tell(member, 2.0, run(0, notice=StepNotice(3, 120, 0)))
+    assert deeds(tell(member, 2.1, run(0))) == [WithdrawNotice()]
+    again = StepNotice(4, 130, 0)
+    assert deeds(tell(member, 2.2, run(0, notice=again))) == [OfferNotice(again)]
+    late = NoticeAnswer(3, accepted=True)
+    tell(member, 2.3, NoticeOffered(late))
+    assert member.work.notice is None
 
 
 def test_trouble_is_told_and_stops_the_workers():

@@ -28,6 +28,7 @@ class Suspicion:
         self.trained = trained
         self._seen: WorkersSeen | None = None
         self._gaps: deque[float] = deque(maxlen=RECENT)
+        self._save = 0.0
 
     def saw(self, event: WorkersSeen) -> None:
         if event.gap:
@@ -35,6 +36,7 @@ class Suspicion:
         if self._seen is not None and min(event.steps) < min(self._seen.steps):
             self._gaps.clear()  # another program has begun
         self.trained |= event.trains
+        self._save = max(self._save, event.save)
         self._seen = event
 
     def report(self) -> Progress | None:
@@ -48,6 +50,7 @@ class Suspicion:
             busy=seen.busy,
             limit=self._limit(seen, usual),
             usual=round(usual, 3),
+            save=round(self._save, 3),
         )
 
     def forget(self) -> None:

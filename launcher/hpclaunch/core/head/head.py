@@ -21,6 +21,7 @@ from ..protocol.events import (
     AgentGone,
     CheckpointChosen,
     Diagnosed,
+    EndFound,
     Event,
     PeerClosed,
     Received,
@@ -38,6 +39,7 @@ from .explanations import Explanations
 from .growth import Growth
 from .hang_watch import HangWatch
 from .loss_detection import LossDetector
+from .notices import Notices
 from .orders import Orders
 from .preface import NAMES, preface
 from .rendezvous import Rendezvous
@@ -79,6 +81,7 @@ class Head:
         self.growth = Growth(job, self.roster)
         self._hangs = HangWatch(job.timing)
         self._stragglers = StragglerWatch(job.timing)
+        self.notices = Notices(job)
         self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
@@ -111,7 +114,11 @@ class Head:
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
-        deadlines = [self._beat_at, self.losses.check_at]
+        deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
+        if self.stage in (Stage.RUNNING, Stage.STOPPING):
+            deadlines.append(self.notices.search_until)
+        if self.stage in (Stage.RENDEZVOUS, Stage.CHOOSING, Stage.RUNNING):
+            deadlines.append(self.notices.stop_at)
         if self.stage is Stage.CHOOSING:
             deadlines.append(self._choosing.next_deadline(self._rendezvous.paused_until))
         if self.stage is Stage.RENDEZVOUS:
@@ -121,6 +128,8 @@ class Head:
         if self.stage is Stage.RUNNING:
             deadlines += [self.lease.renewable_until, self._hangs.next_deadline()]
             deadlines.append(self._stragglers.next_deadline())
+            if not self._current_round.is_preflight:
+                deadlines.append(self.notices.next_deadline())
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -160,6 +169,7 @@ class Head:
         self._preflight_due = False
         self._begins = int(takeover.begun)
         self._stage_since = self._tenure_since = now
+        self.notices.begin_to_ask(now)
         self.round = takeover.next_round
         self._rendezvous.take_over(now, begun=takeover.begun)
         self._rendezvous.pause(takeover.not_before)
@@ -176,6 +186,7 @@ class Head:
         match event:
             case Started():
                 self._stage_since = self._tenure_since = now
+                self.notices.begin_to_ask(now)
                 self._rendezvous.begin(now)
                 effects += self._renew(now)
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
@@ -204,8 +215,12 @@ class Head:
                 effects += self._renew(now)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
-            case CheckpointChosen() if self.stage is Stage.RUNNING:
+            case CheckpointChosen() if self.stage in (Stage.RUNNING, Stage.STOPPING):
                 self.growth.chosen(event.mark)
+                self.notices.chosen(event)
+            case EndFound():
+                effects += self.notices.found(event, now)
+                effects += self._order_all(now) if self.notices.preempted else []
             case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
                 effects += self._rendezvous.explain(text, now)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
@@ -217,6 +232,7 @@ class Head:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
             effects += self._reconfigure(now)
+        effects += self.notices.ask(now)
         effects += self._advance(now, ticked=ticked)
         answered = any(isinstance(e, Send) and e.to == reporter for e in effects)
         if reporter is not None and not answered:
@@ -252,6 +268,7 @@ class Head:
         current = self.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
+        self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
         if report.term > self.term and self.lease.holds(now):
@@ -356,6 +373,9 @@ class Head:
         """Set the verdict if there can be no further round. Returns whether there is a verdict."""
         self._rendezvous.update(now, ticked=ticked)
         self.verdict = self.verdict or self._rendezvous.verdict(now, self.budget.total)
+        self.verdict = self.verdict or self.notices.verdict_of_warning(self.budget.total)
+        if self.verdict is None and self.notices.is_over(now):
+            self.verdict = self.notices.verdict_of_end(now, self.budget.total)
         return self.verdict is not None
 
     def _can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
@@ -482,6 +502,7 @@ class Head:
         self.growth.begin()
         self._hangs.forget()
         self._stragglers.begin(self.current, now)
+        self.notices.begin(now)
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
         self._begins += not preflight
@@ -494,6 +515,11 @@ class Head:
         done = all_in(Phase.DONE, current.number, current.participants)
         if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
             current.ends.add(End.FAILURE)
+        if self.verdict is None and not done:
+            self.verdict = self.notices.verdict_of_warning(self.budget.total)
+            if self.verdict is None and self.notices.is_over(now):
+                self.verdict = self.notices.verdict_of_end(now, self.budget.total)
+                current.ends.add(End.TIME)
         if done and current.is_preflight:
             self._preflight_due = False
             current.ends.add(End.MEASURED)
@@ -507,7 +533,14 @@ class Head:
             self._enter(Stage.STOPPING, now)
             return self._order_all(now)
         if not done or not self.lease.holds(now):
-            return self._watch_workers(current, now)
+            return self._watch_workers(current, now) + self._give_notice(current, now)
+        if self.notices.have_left(now):
+            searched = self.notices.search(self._choosing.search, now)
+            if searched is not None:
+                return searched
+            self.verdict = self.notices.verdict_of_leaving(now, self.budget.total)
+            if self.verdict is not None:
+                return self._end(now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
         self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
@@ -522,6 +555,12 @@ class Head:
         if hang is None and straggler is None:
             return []
         return (hang or []) + (straggler or []) + self._order_all(now)
+
+    def _give_notice(self, current: Round, now: float) -> list[Effect]:
+        if current.is_preflight:
+            return []
+        said = self.notices.check(current, now, holds=self.lease.holds(now))
+        return [] if said is None else said + self._order_all(now)
 
     @property
     def _current_round(self) -> Round:
@@ -572,6 +611,11 @@ class Head:
                 resumed=current.resumed,
                 begun=current.begun,
             )
+        if End.TIME in current.ends:
+            searched = self.notices.search(self._choosing.search, now)
+            if searched is not None:
+                return searched
+            self.verdict = self.notices.verdict_of_end(now, self.budget.total)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -617,4 +661,6 @@ class Head:
             look=look,
             gather=self._hangs.gather,
             sample=self._stragglers.number,
+            notice=self.notices.offer,
+            later=self.notices.preempted,
         )

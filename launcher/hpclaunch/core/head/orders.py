@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Send
 from ..protocol.messages import Order
-from ..protocol.model import Goal, Look, Verdict
+from ..protocol.model import Goal, Look, StepNotice, Verdict
 from .roster import Peer
 
 
@@ -26,12 +26,15 @@ class Orders:
         look: Look | None = None,
         gather: int = 0,
         sample: int = 0,
+        notice: StepNotice | None = None,
+        later: bool = False,
     ) -> Send:
         """Return the next order for an agent: `goal` for round `number`.
 
         `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
         `look` is the checkpoint to look at, for a WAIT; `gather` and `sample` are the numbers of
-        the evidence to gather and of the sample to take, for a RUN.
+        the evidence to gather and of the sample to take, and `notice` is what to offer or to give,
+        for a RUN. `later`: a SIGTERM means an end that comes later.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
@@ -58,6 +61,8 @@ class Orders:
             look=look if goal is Goal.WAIT else None,
             gather=gather if goal is Goal.RUN else 0,
             sample=sample if goal is Goal.RUN else 0,
+            notice=notice if goal is Goal.RUN else None,
+            later=later and bool(report.warned),
         )
         presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

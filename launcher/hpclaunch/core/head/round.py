@@ -22,6 +22,7 @@ class End(Enum):
     LOSS = "a node with workers was lost, or is cordoned"
     QUORUM = "the leader lease is over"
     GROWTH = "a larger round can begin"
+    TIME = "Slurm is about to end the job"
 
 
 NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH}

@@ -7,6 +7,7 @@ when that head is lost, is in consensus/follower.py.
 from __future__ import annotations
 
 import math
+import signal
 from dataclasses import replace
 
 from ..consensus.follower import Follower
@@ -78,6 +79,8 @@ class Member:
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
+        self._warned = 0  # the same, if the end may come later
+        self._heed_at = math.inf  # when to take it for the end of the job
         self._serial = 0
         self._last_news: tuple[object, ...] = ()  # `news` of the last report
         self._report_at = 0.0  # when to report even without news
@@ -102,7 +105,7 @@ class Member:
     def next_deadline(self) -> float:
         deadlines = [self.work.next_deadline()]
         if self.phase is not Phase.ENDED:
-            deadlines += [self._report_at, self._waiting.next_deadline()]
+            deadlines += [self._report_at, self._waiting.next_deadline(), self._heed_at]
             if self.verdict is None:
                 deadlines.append(self.follower.next_deadline())
         return min(deadlines)
@@ -159,6 +162,8 @@ class Member:
         if not follower.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
+        if order.later:
+            self._heed_at = math.inf
         effects = follower.head_found()
         effects += self.work.head_changed(now) if follower.tenure != old_tenure else []
         effects += self._looking.obey(order.look)
@@ -183,10 +188,22 @@ class Member:
     def _handle_signal(self, signum: int, now: float) -> list[Effect]:
         if signum in FORWARDED:
             return self.work.signal(signum)
+        if self._may_come_later(signum):
+            self._warned, self._heed_at = signum, now + self.job.timing.warned
+            return []
+        self._heed_at = math.inf
         again = bool(self._signum)
         self._signum = self._signum or signum
         self._hurry(now)
         return self.work.stop_again(now) if again else self.work.stop(now)
+
+    def _may_come_later(self, signum: int) -> bool:
+        """Slurm sends SIGTERM when a job is preempted, some time before it ends it. The head finds
+        out, so that only one agent asks.
+        """
+        first = not (self._warned or self._signum)
+        running = self.phase is Phase.RUNNING and self.verdict is None
+        return self.job.may_end and signum == signal.SIGTERM and first and running
 
     def _hurry(self, now: float) -> None:
         self._waiting.hurry(now)
@@ -194,6 +211,8 @@ class Member:
 
     def _handle_deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects = self.work.due(now)
+        if ticked and now >= self._heed_at:
+            effects += self._handle_signal(self._warned, now)
         if self.verdict is not None or not ticked:
             return effects
         effects += self.follower.tick(now)
@@ -244,6 +263,9 @@ class Member:
             progress=work.progress,
             evidence=work.evidence,
             sample=work.sample,
+            notice=work.notice,
+            warned=self._warned,
+            passed=work.passed,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

@@ -29,6 +29,8 @@ from ..protocol.events import (
     GpusReady,
     HealthFound,
     LeaseOver,
+    NoticeOffered,
+    NoticeTaken,
     SampleTaken,
     StoreEnded,
     StoreListening,
@@ -42,6 +44,7 @@ from ..protocol.model import (
     Evidence,
     Goal,
     Job,
+    NoticeAnswer,
     Phase,
     Place,
     Progress,
@@ -50,6 +53,7 @@ from ..protocol.model import (
     Verdict,
 )
 from .exits import Exits
+from .offers import Offers
 from .stopping import Stopping
 
 # Which phase may follow which.
@@ -82,6 +86,8 @@ class WorkerGroup:
         self._gathering = 0  # the number of the evidence that was asked for last
         self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
+        self._offers = Offers()
+        self.passed = (0, 0)  # the last signal for the workers of this round, and its number
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
 
@@ -101,6 +107,10 @@ class WorkerGroup:
     @property
     def sample(self) -> Sample | None:
         return self._sample if self.phase is Phase.RUNNING else None
+
+    @property
+    def notice(self) -> NoticeAnswer | None:
+        return self._offers.answer
 
     def _enter(self, phase: Phase) -> None:
         if phase is not self.phase:
@@ -131,6 +141,10 @@ class WorkerGroup:
                 self._evidence = Evidence(number, ranks)
             case SampleTaken(sample=sample) if sample.number == self._sampling:
                 self._sample = sample
+            case NoticeOffered(answer=answer):
+                self._offers.hear(answer)
+            case NoticeTaken(number=number):
+                self._offers.taken(number)
             case WorkersGone():
                 return self._workers_gone()
             case LeaseOver():
@@ -150,7 +164,8 @@ class WorkerGroup:
         match order.goal:
             case Goal.RUN:
                 begun = self._run(order.assignment, now) if willing else []
-                return begun + self._gather(order) + self._take_sample(order)
+                asked = self._gather(order) + self._take_sample(order)
+                return begun + asked + self._heed(order)
             case Goal.STOP:
                 return self._leave_round(order.round, now, lost=order.lost)
             case Goal.END:
@@ -170,6 +185,7 @@ class WorkerGroup:
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._evidence, self._gathering = None, 0
         self._sample, self._sampling = None, 0
+        self._offers, self.passed = Offers(), (0, 0)
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -194,6 +210,10 @@ class WorkerGroup:
             return []
         self._sampling = order.sample
         return [TakeSample(order.sample)]
+
+    def _heed(self, order: Order) -> list[Effect]:
+        started = self.phase is Phase.RUNNING and not self._waits_for_gpus
+        return self._offers.obey(order.notice) if started and order.round == self.round else []
 
     def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
         if self.phase is Phase.IDLE and self.round < number:
@@ -251,7 +271,15 @@ class WorkerGroup:
         return []
 
     def signal(self, signum: int) -> list[Effect]:
-        return [SignalWorkers(signum)] if self.phase is Phase.RUNNING else []
+        """A signal for the workers. The head has all of them get it before the same step, unless
+        the user does not want any notice.
+        """
+        if self.phase is not Phase.RUNNING:
+            return []
+        if not self.job.timing.notice:
+            return [SignalWorkers(signum)]
+        self.passed = (signum, self.passed[1] + 1)
+        return []
 
     def _lease_over(self, now: float) -> list[Effect]:
         """The fork server holds the workers until the head renews their lease, or ends the round.

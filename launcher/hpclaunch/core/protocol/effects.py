@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Assignment, Look, Verdict
+from .model import Assignment, Look, StepNotice, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,32 @@ class TakeSample:
 
 
 @dataclass(frozen=True, slots=True)
+class AskForEnd:
+    """Ask Slurm when the job ends; answered by EndFound."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferNotice:
+    """Let the workers wait when they come to the step of this notice, in place of any earlier one
+    that was not given; answered by NoticeOffered.
+    """
+
+    notice: StepNotice
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawNotice:
+    """Let the workers pass the step of the notice that was offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveNotice:
+    """Let the workers take the notice that was offered; answered by NoticeTaken, once they have."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SignalWorkers:
     """Send a signal to the workers, except to those that have no handler and would be killed."""
 
@@ -168,6 +194,10 @@ Effect = (
     | KeepWorkers
     | GatherEvidence
     | TakeSample
+    | AskForEnd
+    | OfferNotice
+    | WithdrawNotice
+    | GiveNotice
     | SignalWorkers
     | StopWorkers
     | KillIdleWorkers

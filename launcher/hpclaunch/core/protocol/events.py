@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import RankState, Rounds, Sample, Seen, Trouble
+from .model import NoticeAnswer, RankState, Rounds, Sample, Seen, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ class CheckpointChosen:
     rounds: Rounds = ()  # the rounds in which it was saved
     is_read: bool = True  # its bytes need not be read any more to know that they are whole
     lacking: str = ""  # if there is none: what is there instead
+    age: float | None = None  # seconds since it was saved; None if not known
 
     @property
     def mark(self) -> str:
@@ -157,6 +158,7 @@ class WorkersSeen:
     meets: bool  # a process group is being made
     patient: bool  # what they do now may take much longer than a step: they save, or evaluate
     traced: bool  # by a debugger
+    save: float = 0.0  # the longest time between two steps in which a worker has saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,28 @@ class SampleTaken:
     """How the workers keep pace; answers a TakeSample."""
 
     sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeOffered:
+    """What the workers make of a notice; answers an OfferNotice."""
+
+    answer: NoticeAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeTaken:
+    """All workers that make steps have come to the step of a notice that was given."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndFound:
+    """When Slurm ends the job; answers an AskForEnd."""
+
+    left: float | None  # seconds; None if that is not known
+    preempted: bool = False  # it ends for the sake of another job
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +256,9 @@ Event = (
     | WorkersSeen
     | EvidenceGathered
     | SampleTaken
+    | NoticeOffered
+    | NoticeTaken
+    | EndFound
     | WorkersGone
     | LeaseOver
     | ForkServerReplaced

@@ -19,10 +19,12 @@ from .model import (
     Evidence,
     Goal,
     Look,
+    NoticeAnswer,
     Phase,
     Progress,
     Sample,
     Seen,
+    StepNotice,
     Trouble,
     Verdict,
     WorkerExit,
@@ -59,6 +61,9 @@ class Report:
     progress: Progress | None = None  # of its workers; None while none run
     evidence: Evidence | None = None  # what the last order asked for
     sample: Sample | None = None  # what the last order asked for
+    notice: NoticeAnswer | None = None  # to the last notice that it was offered
+    warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
+    passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -77,6 +82,9 @@ class Report:
             self.progress is not None and self.progress.suspected,
             self.evidence,
             0 if self.sample is None else self.sample.number,
+            self.notice,
+            self.warned,
+            self.passed,
         )
 
 
@@ -100,11 +108,14 @@ class Order:
     gather: int = 0  # with RUN: the number of the evidence to gather; 0 for none
     sample: int = 0  # with RUN: the number of the sample to take; 0 for none
     clock: float = 0.0  # the real time of the head, when it sent this
+    notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
+    later: bool = False  # the signal that the agent was warned with means an end that comes later
 
     @property
     def news(self) -> tuple[object, ...]:
         """Differs between two orders only if the later one says something new."""
-        return (self.term, self.goal, self.round, self.look, self.gather, self.sample)
+        more = (self.look, self.gather, self.sample, self.notice, self.later)
+        return (self.term, self.goal, self.round, *more)
 
 
 @dataclass(frozen=True, slots=True)

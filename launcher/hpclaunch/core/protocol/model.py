@@ -15,6 +15,7 @@ from .timing import DEFAULTS, Timing
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job
+NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # with which workers get notice
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # they are passed on to the workers
 
 PLACEHOLDER = "{checkpoint}"  # stands for the path to resume from, in arguments to append
@@ -24,6 +25,7 @@ EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
 EXIT_UNFIT = 3  # a worker of the preflight has found that its node is not fit
 EXIT_HUNG = 124  # as timeout(1) says it
+EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: it is not finished, and can go on from a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class Job:
     saves: bool = False  # the script saves checkpoints in a directory that we know
     local: bool = False  # each node has such a directory of its own
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
+    notice_signal: int = 0  # with which workers are told; 0: the one that the script handles
     timing: Timing = DEFAULTS
     heads: Heads = Heads.ANY
 
@@ -124,6 +127,11 @@ class Job:
     @property
     def alone(self) -> bool:
         return len(self.places) == 1
+
+    @property
+    def may_end(self) -> bool:
+        """Whether something outside ends the job, and the workers are to have notice of it."""
+        return bool(self.slurm_id and self.timing.notice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +311,7 @@ class Progress:
     busy: bool  # they use the CPU
     limit: float  # seconds of stillness that mean a hang; 0: none do, as far as can be told
     usual: float = 0.0  # the longest time between two steps lately; 0: not known
+    save: float = 0.0  # the longest time between two steps in which a worker has saved
 
     @property
     def suspected(self) -> bool:
@@ -329,6 +338,35 @@ class Evidence:
 
     number: int  # of the order that asked for it
     ranks: tuple[RankState, ...]
+
+
+EACH_ITS_NEXT = 0  # the step of a notice where each rank has a step of its own
+
+
+@dataclass(frozen=True, slots=True)
+class StepNotice:
+    """What all ranks of a round take before the same step: a signal, and that the end is near.
+
+    It is offered until all agents have accepted it. Until then, a rank that comes to its step
+    waits. Then it is given, or withdrawn. An agent accepts only if none of its ranks has begun that
+    step. So no rank passes the step without it if another one takes it.
+    """
+
+    number: int  # grows with every offer of a head
+    step: int  # of the optimizer that has made the most; EACH_ITS_NEXT
+    signum: int  # 0: the one that the script has a handler for
+    given: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoticeAnswer:
+    """What an agent says to such an offer."""
+
+    number: int
+    accepted: bool
+    busy: bool = False  # its workers have not come to the step of an earlier one yet
+    steps: tuple[int, ...] = ()  # the fewest and the most that its ranks have begun; () if none
+    taken: int = 0  # the number of the last one that all of its ranks have taken
 
 
 class Phase(str, Enum):

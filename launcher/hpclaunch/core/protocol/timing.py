@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEARNED = -1.0  # for `hang`: it depends on how long the steps take
+LEARNED = -1.0  # for `hang` and `notice`: it depends on how long steps, or saves, take
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The same on all agents of a job. The user sets six of these: see `hpclaunch --help`."""
+    """The same on all agents of a job. The user sets seven of these: see `hpclaunch --help`."""
 
     # Loss detection and elections
     beat: float = 0.5  # between two messages, if nothing changes
@@ -34,6 +34,15 @@ class Timing:
     early_hang: float = 600.0  # the same before the first steps: data is prepared, a compiler runs
     gathering: float = 3.0  # wait for the agents' evidence of a hang, or for a sample
     sampling: float = 10.0  # between two samples of how the ranks keep pace
+    # Before the end of the job
+    notice: float = LEARNED  # workers have notice for so long before they are ended; 0: none
+    least_notice: float = 30.0  # what is learned is this, and twice the longest save
+    ask_end: float = 60.0  # between two questions to Slurm: administrators change the time limit
+    answer: float = 3.0  # wait for all agents to answer an offer; their ranks may wait meanwhile
+    offer: float = 1.0  # until the next offer, after one that nobody could accept
+    first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
+    warned: float = 2.0  # wait for the head to say whether SIGTERM means an end that comes later
+    search: float = 10.0  # wait for what was saved since the notice
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time

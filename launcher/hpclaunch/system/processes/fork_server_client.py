@@ -117,6 +117,18 @@ class ForkServerClient(Helper):
     def signal(self, signum: int) -> None:
         self.ask(op="signal", signum=signum)
 
+    def offer(self, number: int, step: int, signum: int) -> None:
+        """A notice, which workers wait for at its step: "offered"."""
+        self.ask(op="offer", number=number, step=step, signum=signum)
+
+    def withdraw(self) -> None:
+        """The notice that was offered."""
+        self.ask(op="withdraw")
+
+    def give(self, number: int) -> None:
+        """The notice that was offered: "taken"."""
+        self.ask(op="give", number=number)
+
     def stop(self) -> None:
         self.ask(op="stop")
 

@@ -4,7 +4,8 @@ HPCLAUNCH_PROGRESS names descriptors of the fork server, which outlives the work
 "PID:PAGE:SLOT:STACKS:REQUESTS:RECORDS". Nothing here needs a thread or a system call per step.
 
 PAGE is memory that all workers of a round share, each with a slot of its own. `ProgressSlot` writes
-there, from hooks in torch: each optimizer step, and the phase.
+there, from hooks in torch: each optimizer step, and the phase. The fork server writes there before
+which step notice is given (`step_notices.py`).
 
 STACKS is where faulthandler writes the stacks of all threads when the fork server sends SIGNAL, in
 C and without Python's lock. RECORDS is where torch's flight recorder is written for each byte from
@@ -36,6 +37,17 @@ NUMBER = 5  # of the step, as the script counts; 0 if it does not say
 WORKER = 6  # the pid of the worker, once it is there
 RANK = 7
 STACKS = 8  # the fork server's descriptor
+# Of a notice, the last ones of the slot. The worker writes ENTERED and TAKEN, the fork server the
+# others: NOTICE and SIGNUM before STEP_OF_NOTICE, which makes them count.
+SIGNUM = 10  # the signal to raise; 0: the first of NOTICE_SIGNALS that the script handles
+ENTERED = 11  # the step that the worker has begun
+STEP_OF_NOTICE = 12  # the worker takes the notice before it begins this step; NEVER without one
+NOTICE = 13  # its number
+GIVEN = 14  # the number of the notice that all agents have accepted
+TAKEN = 15  # the number of the last notice that this worker has taken
+NEVER = 1 << 62
+NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
+FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two looks whether a notice is given
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
 START, RENDEZVOUS, FIRST_STEP, STEPS = range(4)
@@ -46,7 +58,7 @@ LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take muc
 # What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
 ENTRIES, ARRIVALS = b"e", b"a"
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-TAKEN = 0.1  # seconds in which the main thread takes SIGNAL, if it can
+PROMPT = 0.1  # seconds in which the main thread takes SIGNAL, if it can
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
@@ -65,6 +77,7 @@ class ProgressSlot:
         self._begun = False  # it is a worker, or below one, and no template
         self._tried = 0  # the process that has tried to write to its slot
         self._register: Any = None  # torch's function, for a hook of all optimizers
+        self._register_before: Any = None  # the same, for one that is called before each step
         self._listeners: Any = []  # to be called after each step, once there is an optimizer
         self._listens = False
         self._answering = 0  # the process that has begun to answer requests
@@ -132,6 +145,7 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
+                os.pwrite(fd, bytes(8), slot * SLOT + 8 * ENTERED)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
             import atexit
@@ -155,6 +169,7 @@ class ProgressSlot:
     def step(self, number):
         """The script counts its own steps. Where it begins says nothing of how many it has done."""
         if self.writes:
+            self.entering(None)
             self._steps[NUMBER] = int(number)
             self.stepped(None)
 
@@ -168,6 +183,42 @@ class ProgressSlot:
             self._steps[STEP] = self._most = count
         self._steps[PHASE] = STEPS
         self._times[TIME] = monotonic()
+
+    def entering(self, optimizer):
+        """Before each step of each optimizer, so it is short."""
+        steps = self._steps
+        if steps is None:
+            return
+        number = self._counts.get(id(optimizer), 0) + 1
+        if number > self._most:
+            steps[ENTERED] = number
+            if number >= steps[STEP_OF_NOTICE]:
+                self._take_notice(number)
+
+    def _take_notice(self, number):
+        """At the step of a notice: wait until it is known whether it is given there. All ranks take
+        it before the same step, or none does, so no time-out ends this: the launcher says so, or
+        ends the worker.
+        """
+        steps, pause = self._steps, FIRST_PAUSE
+        while number >= steps[STEP_OF_NOTICE] and steps[TAKEN] != steps[NOTICE]:
+            # The step once more: another notice may have been given since it was read.
+            if steps[GIVEN] == steps[NOTICE] and number >= steps[STEP_OF_NOTICE]:
+                steps[TAKEN] = steps[NOTICE]
+                _raise_signal(steps[SIGNUM])
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def due(self):
+        """Whether notice was given, and this rank is at its step, or makes none."""
+        if not self.writes:
+            return False
+        steps = self._steps
+        if steps[TAKEN]:
+            return True
+        given = steps[GIVEN]
+        return given > 0 and given == steps[NOTICE] and steps[ENTERED] >= steps[STEP_OF_NOTICE]
 
     def unseen(self):
         """An optimizer is part of compiled code, so there is nothing to learn from its steps."""
@@ -185,6 +236,7 @@ class ProgressSlot:
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         if register is not None:
             self._register = register
+            self._register_before = optimizer.register_optimizer_step_pre_hook
             self._wrap(optimizer.Optimizer, "_patch_step_function", self._made)
 
     def listen(self, function):
@@ -216,6 +268,7 @@ class ProgressSlot:
             if not self._listens:
                 self._listens = True
                 self.listen(self.stepped)
+                self._register_before(_hook_before(self.entering))
             if self._steps[PHASE] < FIRST_STEP:
                 self._steps[PHASE] = FIRST_STEP
         while self._listeners:
@@ -244,6 +297,17 @@ class ProgressSlot:
         setattr(owner, name, ours)
 
 
+def _hook_before(entering):
+    """Of a compiled step nothing is left of it, as torch.compile knows the answer."""
+    from torch.compiler import is_dynamo_compiling
+
+    def before_step(optimizer, _args, _kwargs):
+        if not is_dynamo_compiling():
+            entering(optimizer)
+
+    return before_step
+
+
 def _hook(stepped):
     """For `stepped`. torch.compile traces it along with a compiled optimizer, and stumbles over
     most that could be done here: what is one graph without it still must be one.
@@ -259,6 +323,18 @@ def _hook(stepped):
 
 def _while_compiling(_context):
     progress.unseen()
+
+
+def _raise_signal(signum):
+    """In this process, if the script handles it; the handler has run when this returns, at least
+    in the main thread."""
+    import _signal  # type: ignore[import-not-found]  # the module in C
+
+    if not signum:
+        handled = (s for s in NOTICE_SIGNALS if callable(_signal.getsignal(s)))
+        signum = next(handled, 0)
+    if signum and _signal.getsignal(signum) != _signal.SIG_DFL:
+        _signal.raise_signal(signum)
 
 
 class Opened:
@@ -306,7 +382,7 @@ def _mapped(fd):
 
 def _print_stacks(server, stacks):
     """Leaves no module behind that the script would not have."""
-    import _signal  # type: ignore[import-not-found]  # the module in C
+    import _signal  # the module in C
 
     if _signal.getsignal(SIGNAL) != _signal.SIG_DFL:
         return  # somebody's own
@@ -357,7 +433,7 @@ def _answer(server, requests, records):
 def _take_signal(_signal):
     """SIGNAL waits for the main thread, even if the kernel holds that up, in a read from a file
     system that has stalled. Another thread takes it only when its own mask changes."""
-    time.sleep(TAKEN)
+    time.sleep(PROMPT)
     _signal.pthread_sigmask(_signal.SIG_BLOCK, {SIGNAL})
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGNAL})
 

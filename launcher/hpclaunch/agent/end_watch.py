@@ -1,0 +1,55 @@
+"""When Slurm ends the job: how the agent that leads asks the process that finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import zmq
+
+from ..core.protocol import events
+from ..system.hosts.job_end import JobEndClient
+
+
+class EndWatch:
+    """`ask` begins a question, and an event answers it; only the newest one is answered."""
+
+    def __init__(self, job: str, environ: Mapping[str, str], poller: zmq.Poller) -> None:
+        self._job, self._end = job, environ.get("SLURM_JOB_END_TIME", "")
+        self._poller = poller
+        self._client: JobEndClient | None = None
+        self._number = 0
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._poller.unregister(self._client.fileno())
+            self._client.abandon()
+            self._client = None
+
+    def ask(self) -> list[events.Event]:
+        """Answered by EndFound, here or later. A question that is not answered is given up: the
+        process may hang.
+        """
+        self._number += 1
+        if self._client is None:
+            try:
+                self._client = JobEndClient(self._job, self._end)
+            except OSError:
+                return [events.EndFound(None)]
+            self._poller.register(self._client.fileno(), zmq.POLLIN)
+        self._client.ask(number=self._number)
+        return []
+
+    def receive(self, ready: Mapping[Any, int]) -> list[events.Event]:
+        client = self._client
+        if client is None or client.fileno() not in ready:
+            return []
+        replies = client.receive()
+        if client.lost:
+            self.close()
+            return [events.EndFound(None)]
+        return [
+            events.EndFound(reply["left"], reply["preempted"])
+            for reply in replies
+            if reply["number"] == self._number
+        ]

@@ -1,0 +1,310 @@
+"""Notices: the workers are told, all before the same step, that the end of the job is near, or that
+somebody has sent a signal for them.
+
+A step is offered to all agents of the round (`StepNotice`). If all accept, the notice is given
+there. If one of them has a rank that has begun this step, a later one is offered. The offer is the
+head's alone: another head begins another round, and what was only offered is forgotten with this
+one. In a new round, notice of the end is given again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import replace
+
+from ..protocol.effects import AskForEnd, ChooseCheckpoint, Effect, Say
+from ..protocol.events import CheckpointChosen, EndFound
+from ..protocol.messages import Report
+from ..protocol.model import (
+    EACH_ITS_NEXT,
+    EXIT_SAVED,
+    Job,
+    NoticeAnswer,
+    Phase,
+    StepNotice,
+    Verdict,
+)
+from ..protocol.timing import LEARNED
+from ..protocol.wording import signal_name
+from .round import Round
+
+TOGETHER = 64  # steps; ranks that are further apart do not step together
+WAVE = 2.0  # seconds in which all agents get the signal that one has got
+TIMES = 2  # the longest save
+MOST_AHEAD = 1 << 20  # steps
+SIGTERM = 15
+
+
+class Notices:
+    def __init__(self, job: Job) -> None:
+        self.job, self.timing = job, job.timing
+        self.offer: StepNotice | None = None  # what the orders say
+        self.preempted = False
+        self._end_at = math.inf  # when Slurm ends the job
+        self._save = 0.0  # the longest that was seen
+        self._numbers = 0
+        self.ask_at = math.inf  # Slurm, when the job ends
+        self._asked_at = -math.inf
+        self._known_at = -math.inf  # when the question was asked that was answered last
+        self._warned: tuple[int, str] | None = None  # the signal, and the host of the first agent
+        self._warned_at = math.inf
+        self.search_until = math.inf  # for what was saved since the notice
+        self._searched = False
+        self._saved: CheckpointChosen | None = None  # what that search has found
+        self.begin(0.0)
+
+    def begin_to_ask(self, now: float) -> None:
+        """This agent begins to lead."""
+        self.ask_at = now if self.job.may_end else math.inf
+
+    def begin(self, now: float) -> None:
+        """A round begins."""
+        self.offer = None
+        self._offered_at = now
+        self._try_at = -math.inf
+        self._ahead = 1  # by how many steps the next offer is
+        self._most = 0  # steps that a rank is known to have begun
+        self._apart = False  # the ranks do not step together
+        self._is_of_end = False  # the offer is
+        self._knows_end = False  # the workers have had notice of it
+        self._given_at = math.inf  # the last notice, of the end or of a signal
+        self._given_step = self._given_number = 0
+        self._taken = False  # by all
+        self._waits_since = math.inf  # for ranks that have no optimizer yet
+        self._signals: deque[int] = deque()  # to be passed on
+        self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
+        self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
+        self._in_wave: set[int] = set()  # these agents
+
+    # When the end comes
+
+    @property
+    def seconds(self) -> float:
+        """For how long workers have notice before they are ended."""
+        if self.timing.notice != LEARNED:
+            return self.timing.notice
+        return self.timing.least_notice + TIMES * self._save
+
+    @property
+    def stop_at(self) -> float:
+        """When to end the workers, so that they are gone before Slurm kills them."""
+        return self._end_at - self.timing.grace
+
+    @property
+    def _due_at(self) -> float:
+        return self.stop_at - self.seconds
+
+    def next_deadline(self) -> float:
+        """For `check`, while a round is running."""
+        if self.offer is not None and not self.offer.given:
+            return self._offered_at + self.timing.answer
+        if self._signals:
+            return self._try_at
+        return math.inf if self._knows_end else max(self._due_at, self._try_at)
+
+    def ask(self, now: float) -> list[Effect]:
+        if now < self.ask_at:
+            return []
+        self._asked_at = now
+        self.ask_at = now + self.timing.ask_end
+        return [AskForEnd()]
+
+    def found(self, event: EndFound, now: float) -> list[Effect]:
+        self._known_at = self._asked_at
+        if event.left is None:
+            return []
+        self._end_at = now + event.left
+        was, self.preempted = self.preempted, event.preempted and event.left > 0
+        if self.preempted and not was:
+            return [Say(f"the job is preempted: it ends in {event.left:.0f} s")]
+        return []
+
+    # Signals that agents have got
+
+    def hear(self, agent: int, report: Report, number: int, now: float) -> None:
+        """Take in what a report says of saves and signals; `number` is that of the round."""
+        if report.progress is not None:
+            self._save = max(self._save, report.progress.save)
+        if report.warned and self._warned is None:
+            self._warned = (report.warned, report.host)
+            self._warned_at = self.ask_at = now
+        if report.round != number or report.passed == self._passed.get(agent, (0, 0)):
+            return
+        self._passed[agent] = report.passed
+        signum, _ = report.passed
+        same, until = self._wave
+        if signum != same or now >= until or agent in self._in_wave:
+            self._signals.append(signum)
+            self._wave, self._in_wave = (signum, now + WAVE), set()
+        self._in_wave.add(agent)
+
+    def verdict_of_warning(self, restarts: int) -> Verdict | None:
+        """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
+        if self._warned is None or self.preempted or self._known_at < self._warned_at:
+            return None
+        signum, host = self._warned
+        reason = f"ended by {signal_name(signum)} on {host}"
+        return Verdict(128 + signum, reason, restarts=restarts)
+
+    # Notice
+
+    def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
+        """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be
+        sent new orders, None if they are not.
+
+        `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
+        """
+        if self._given_number and not self._taken:
+            reports = (p.report for p in current.participants)
+            answers = [r.notice for r in reports if r is not None and r.notice is not None]
+            taken = min((a.taken for a in answers), default=0) >= self._given_number
+            self._taken = taken and len(answers) == len(current.participants)
+        if self.offer is not None and not self.offer.given:
+            return self._go_on(self.offer, current, now, holds=holds)
+        of_end = now >= self._due_at and not self._knows_end
+        if now < self._try_at or not (of_end or self._signals):
+            return None
+        running = [p.report for p in current.participants]
+        if any(r is None or r.round != current.number for r in running):
+            self._try_at = now + self.timing.offer  # some have not begun yet
+            return None
+        self._is_of_end = of_end
+        known = (r.progress.steps for r in running if r is not None and r.progress is not None)
+        self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
+        self._ahead = 1
+        return self._offer(now)
+
+    def _offer(self, now: float) -> list[Effect]:
+        self._numbers += 1
+        step = EACH_ITS_NEXT if self._apart else self._most + self._ahead
+        signum = self.job.notice_signal if self._is_of_end else self._signals[0]
+        self.offer, self._offered_at = StepNotice(self._numbers, step, signum), now
+        return []
+
+    def _withdraw(self, now: float) -> list[Effect]:
+        """And offer it anew later."""
+        self.offer, self._try_at = None, now + self.timing.offer
+        return []
+
+    def _go_on(
+        self, offer: StepNotice, current: Round, now: float, *, holds: bool
+    ) -> list[Effect] | None:
+        answers = _answers(current, offer.number)
+        if answers is None:
+            late = now >= self._offered_at + self.timing.answer
+            return self._withdraw(now) if late else None
+        counts = [a.steps for a in answers if a.steps]
+        self._most = max([self._most, *(most for _, most in counts)])
+        if any(a.busy for a in answers):
+            return self._withdraw(now)
+        if not all(a.accepted for a in answers):
+            # Twice as far each time, until it is further than they come meanwhile.
+            self._ahead = min(2 * self._ahead, MOST_AHEAD)
+            return self._offer(now)
+        if counts and not self._apart:
+            self._apart = self._most - min(least for least, _ in counts) > TOGETHER
+            if self._apart:
+                return self._offer(now)
+        if not counts and self._is_of_end:
+            self._waits_since = min(self._waits_since, now)
+            if now < self._waits_since + min(self.timing.first_steps, self.seconds / 2):
+                return self._withdraw(now)
+        if not holds:
+            late = now >= self._offered_at + self.timing.answer
+            return self._withdraw(now) if late else None
+        return self._give(offer, now, stepping=bool(counts))
+
+    def _give(self, offer: StepNotice, now: float, *, stepping: bool) -> list[Effect]:
+        self.offer = replace(offer, given=True)
+        self._given_at, self._given_number, self._taken = now, offer.number, False
+        self._given_step = offer.step if stepping else 0
+        if not self._is_of_end:
+            self._signals.popleft()
+            self._try_at = now + self.timing.offer
+            return []
+        self._knows_end = True
+        where = f" before step {offer.step:,}" if self._given_step else ""
+        left = max(0.0, self._end_at - now)
+        return [Say(f"the workers are given notice{where}: {self._what} in {left:.0f} s")]
+
+    @property
+    def _what(self) -> str:
+        return "the job is preempted, and ends" if self.preempted else "the time limit is"
+
+    # The end
+
+    def is_over(self, now: float) -> bool:
+        return now >= self.stop_at
+
+    def have_left(self, now: float) -> bool:
+        """Whether workers that have ended with 0 may have done so because they were asked to: they
+        have had notice of the end, or a short while ago a signal, and came to its step.
+        """
+        lasts = max(self.seconds, self.timing.least_notice)
+        for_signal = self._given_step > 0 and now < self._given_at + lasts
+        return self._taken and (self._knows_end or for_signal)
+
+    def search(self, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
+        """Look for what was saved since the notice. None once it is known, or takes too long."""
+        if self.job.saves and not self._searched:
+            self._searched, self.search_until = True, now + self.timing.search
+            return [search]
+        if now < self.search_until < math.inf:
+            return []
+        self.search_until = math.inf
+        return None
+
+    def chosen(self, found: CheckpointChosen | None) -> None:
+        """What the search has found; None if it has failed."""
+        if self.search_until < math.inf:
+            self._saved, self.search_until = found, math.inf
+
+    def _is_saved(self, now: float) -> bool:
+        found = self._saved
+        if found is None or not found.path or found.age is None:
+            return False
+        return found.age <= now - self._given_at + WAVE
+
+    def verdict_of_leaving(self, now: float, restarts: int) -> Verdict | None:
+        """All workers have ended with 0 after the notice: how the job ends if they were asked to
+        leave, and are not finished.
+        """
+        if not self._is_saved(now):
+            return None
+        reason = f"saved, not finished: the workers left after the notice{self._where}"
+        return Verdict(EXIT_SAVED, f"{reason}, {self._newest}", restarts=restarts)
+
+    def verdict_of_end(self, now: float, restarts: int) -> Verdict:
+        """The workers are ended, or there is no time for another round."""
+        what = "its preemption" if self.preempted else "the time limit"
+        reason = f"ended {max(0.0, self.stop_at + self.timing.grace - now):.0f} s before {what}"
+        if not self._is_saved(now):
+            given = self._given_at < math.inf
+            since = f"; nothing was saved after the notice{self._where}" if given else ""
+            known = since if self.job.saves else ""
+            return Verdict(128 + SIGTERM, reason + known, restarts=restarts)
+        reason = f"saved, not finished: {reason}, {self._newest}"
+        return Verdict(EXIT_SAVED, reason, restarts=restarts)
+
+    @property
+    def _where(self) -> str:
+        return f" before step {self._given_step:,}" if self._given_step else ""
+
+    @property
+    def _newest(self) -> str:
+        assert self._saved is not None, "something was saved"
+        return f"with {self._saved.path}"
+
+
+def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
+    """Of all agents that have workers left; None while one has not answered."""
+    found = []
+    for peer in current.participants:
+        report = peer.report
+        if report is None or report.phase is Phase.DONE:
+            continue
+        if report.notice is None or report.notice.number != number:
+            return None
+        found.append(report.notice)
+    return found

@@ -1,0 +1,42 @@
+"""What has become of the notices that the head has offered to this agent's workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..protocol.effects import Effect, GiveNotice, OfferNotice, WithdrawNotice
+from ..protocol.model import NoticeAnswer, StepNotice
+
+
+class Offers:
+    """Of one round."""
+
+    def __init__(self) -> None:
+        self.answer: NoticeAnswer | None = None  # to the offer that counts; None: there is none yet
+        self._newest = 0  # the number of the newest offer
+        self._offered: StepNotice | None = None  # until it is withdrawn
+        self._given = 0  # the number of the last notice that was given
+        self._taken = 0  # and of the last that was taken
+
+    def obey(self, notice: StepNotice | None) -> list[Effect]:
+        """Do what an order says; None: there is no offer."""
+        if notice is None:
+            withdrawn = self._offered is not None and self._offered.number != self._given
+            self._offered = None
+            return [WithdrawNotice()] if withdrawn else []
+        if notice.number > self._newest:
+            self._newest, self._offered, self.answer = notice.number, notice, None
+            return [OfferNotice(replace(notice, given=False))]
+        if notice.given and notice.number == self._newest != self._given:
+            self._given = notice.number
+            return [GiveNotice(notice.number)]
+        return []
+
+    def hear(self, answer: NoticeAnswer) -> None:
+        if answer.number == self._newest:
+            self.answer = replace(answer, taken=self._taken)
+
+    def taken(self, number: int) -> None:
+        self._taken = number
+        if self.answer is not None:
+            self.answer = replace(self.answer, taken=number)

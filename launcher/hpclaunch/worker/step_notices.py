@@ -1,0 +1,108 @@
+"""Notices: all ranks of a round are told something before the same step, or none is.
+
+The fork server's side; the worker's is in `site/_hpclaunch_progress.py`. A notice is offered first:
+its step is written to the slots of the workers, and is accepted unless one of them has begun that
+step. From then on, a worker that comes to this step waits. Once the agents of all ranks have
+accepted it, it is given, and the workers take it; otherwise it is withdrawn, and they go on.
+
+A worker that makes no steps of a torch optimizer takes it as soon as it is given.
+"""
+
+import os
+import time
+
+from .processes import catches
+from .site import _hpclaunch_progress as page
+
+# A worker writes which step it begins, and then reads the step of the notice. What it has written
+# before this process wrote that step is seen here after this time, whatever the processor.
+SETTLED = 0.001  # seconds
+
+
+class StepNotices:
+    """Of the workers of one round; `progress` is the ProgressWatch that has their slots."""
+
+    def __init__(self, progress):
+        self._progress = progress
+        self.signum = 0  # of the last one that was offered
+
+    def offer(self, number, step, signum):
+        """Answer a notice before `step`, or with 0 before the next step of each rank.
+
+        "steps" are the fewest and the most steps that workers have begun, of those that make any.
+        """
+        pages = self._progress.pages()
+        stepping = [get for get, _ in pages.values() if makes_steps(get)]
+        busy = any(is_on_its_way(get) for get in stepping)
+        if not busy:
+            self.signum = signum
+            for _, put in pages.values():
+                put(page.STEP_OF_NOTICE, page.NEVER)
+                put(page.NOTICE, number)
+                put(page.SIGNUM, signum)
+                put(page.STEP_OF_NOTICE, step)
+            time.sleep(SETTLED)
+        begun = [get(page.ENTERED) for get in stepping]
+        accepted = not busy and all(entered < step or not step for entered in begun)
+        if not accepted and not busy:
+            self.withdraw()
+        steps = [min(begun), max(begun)] if begun else []
+        return {"accepted": accepted, "busy": busy, "steps": steps}
+
+    def withdraw(self):
+        for get, put in self._progress.pages().values():
+            if get(page.GIVEN) != get(page.NOTICE):
+                put(page.STEP_OF_NOTICE, page.NEVER)
+
+    def give(self, pids, number):
+        """Returns the ranks that have no handler for its signal, if it names one; `pids` are the
+        living workers', by rank."""
+        pages = self._progress.pages()
+        for get, put in pages.values():
+            put(page.GIVEN, number)
+            if not makes_steps(get):
+                put(page.STEP_OF_NOTICE, 0)  # it has it from now on
+        return [rank for rank, pid in pids.items() if not self._tell(pid, number, pages.get(rank))]
+
+    def _tell(self, pid, number, slot):
+        """Send the signal to a worker that does not raise it itself. Returns False if it has no
+        handler for the one that the notice names."""
+        get, put = slot or (None, None)
+        if get is not None and alive(get(page.WRITER)):
+            pid = get(page.WRITER)
+        if self.signum and not catches(pid, self.signum):
+            return False
+        if get is not None and makes_steps(get):
+            return True
+        signum = self.signum or handled(pid)
+        if signum:
+            if put is not None:
+                put(page.TAKEN, number)
+            os.kill(pid, signum)
+        return True
+
+    def is_taken(self, number):
+        """Whether all workers of the round that make steps have taken it, those that have ended
+        too."""
+        stepping = [get for get, _ in self._progress.pages().values() if get(page.ENTERED)]
+        return all(get(page.TAKEN) == number for get in stepping)
+
+
+def makes_steps(get):
+    """Whether there is an optimizer of torch, and a process that tells of it."""
+    counts = get(page.PHASE) >= page.FIRST_STEP or get(page.ENTERED)
+    return bool(counts) and alive(get(page.WRITER))
+
+
+def is_on_its_way(get):
+    """Whether a notice was given, and the worker has not come to its step yet."""
+    return get(page.NOTICE) and get(page.GIVEN) == get(page.NOTICE) != get(page.TAKEN)
+
+
+def handled(pid):
+    """The first of the signals of a notice that a process has a handler for; 0 without one."""
+    return next((s for s in page.NOTICE_SIGNALS if catches(pid, s, ignored=False)), 0)
+
+
+def alive(pid):
+    return bool(pid) and os.path.exists(f"/proc/{pid}")

@@ -1,0 +1,315 @@
+"""Stories of notices: before which step the workers get one, and how the job ends then."""
+
+from __future__ import annotations
+
+import pytest
+from crew import Crew
+from story import seen
+
+from hpclaunch.core.protocol.events import (
+    NoticeTaken,
+    Signalled,
+    WorkerExited,
+    WorkersGone,
+)
+from hpclaunch.core.protocol.model import EACH_ITS_NEXT, EXIT_SAVED
+
+USR1, TERM = 10, 15
+SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True}
+
+
+def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, **settings):
+    """Two agents with two workers each, all at the same step, of a job that Slurm ends."""
+    crew = Crew(hosts, **SETTINGS | settings)
+    crew.ends_at = ends_at
+    agents = range(len(hosts.split()))
+    crew.steps = dict.fromkeys(agents, (steps, steps) if steps else ())
+    crew.start(*agents)
+    crew.until(2.0)
+    for agent in agents:
+        crew.tell(agent, seen(steps=(steps, steps)))
+    return crew
+
+
+def given(crew):
+    """By agent, the steps of the notices that it was given."""
+    return {agent: [n.step for n in notices] for agent, notices in sorted(crew.notices.items())}
+
+
+def said(crew, words):
+    return [line for line in crew.said if words in line]
+
+
+def take(crew):
+    for agent, notices in crew.notices.items():
+        crew.tell(agent, NoticeTaken(notices[-1].number))
+
+
+def leave(crew, code=0):
+    """All workers end."""
+    for agent in list(crew.agents):
+        first = 2 * agent
+        for rank in (first, first + 1):
+            crew.tell(agent, WorkerExited(rank, code, 0))
+        crew.running.pop(agent, None)
+        crew.tell(agent, WorkersGone())
+
+
+def verdict(crew):
+    (one,) = set(crew.verdicts.values())
+    return one
+
+
+# When
+
+
+def test_notice_comes_in_time_and_the_end_in_order():
+    crew = training()
+    crew.until(949.0)
+    assert given(crew) == {}
+    crew.until(951.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    assert said(crew, "notice") == [
+        "the workers are given notice before step 101: the time limit is in 50 s"
+    ]
+    crew.until(979.0)
+    assert not crew.verdicts
+    crew.until(982.0)
+    assert verdict(crew).code == 128 + TERM
+    assert verdict(crew).reason == (
+        "ended 20 s before the time limit; nothing was saved after the notice before step 101"
+    )
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_the_longer_a_save_takes_the_earlier_notice_is():
+    crew = training(notice=-1.0)
+    crew.tell(1, seen(steps=(100, 100), save=200.0))
+    crew.until(549.0)
+    assert given(crew) == {}
+    crew.until(551.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_an_administrator_extends_the_time_limit():
+    crew = training(ends_at=200.0)
+    crew.until(50.0)
+    crew.ends_at = 600.0
+    crew.until(540.0)
+    assert given(crew) == {}
+    crew.until(552.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_without_notice_nothing_is_asked_or_given():
+    crew = training(notice=0.0)
+    crew.until(1500.0)
+    assert given(crew) == {}
+    assert not crew.verdicts
+
+
+def test_without_an_answer_of_slurm_nothing_happens():
+    crew = training(ends_at=None)
+    crew.until(1500.0)
+    assert given(crew) == {}
+    assert not crew.verdicts
+
+
+def test_no_round_begins_when_it_is_too_late():
+    crew = Crew("n0 n1", **SETTINGS)
+    crew.ends_at = 10.0
+    crew.start(0, 1)
+    crew.until(3.0)
+    assert crew.parts == {}
+    assert verdict(crew).reason == "ended 10 s before the time limit"
+
+
+# At which step
+
+
+def test_ranks_that_are_further_get_a_later_step():
+    crew = training()
+    crew.steps[1] = (5000, 5003)
+    crew.steps[0] = (5001, 5002)
+    crew.until(951.0)
+    assert given(crew) == {0: [5005], 1: [5005]}
+
+
+def test_one_that_does_not_answer_is_not_waited_for_for_ever():
+    crew = training()
+    steps = crew.steps.pop(1)
+    crew.until(951.0)
+    assert crew.offers.keys() == {0}
+    crew.until(954.0)
+    assert crew.withdrawn == [0, 1]
+    assert given(crew) == {}
+    crew.steps[1] = steps
+    crew.until(960.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_ranks_that_do_not_step_together_each_have_their_own_step():
+    crew = training()
+    crew.steps[1] = (500, 510)
+    crew.until(951.0)
+    assert given(crew) == {0: [EACH_ITS_NEXT], 1: [EACH_ITS_NEXT]}
+
+
+def test_ranks_without_an_optimizer_are_waited_for_a_while():
+    crew = training(steps=0)
+    crew.until(958.0)
+    assert given(crew) == {}
+    crew.until(963.0)
+    assert given(crew) == {0: [1], 1: [1]}
+    assert said(crew, "notice") == ["the workers are given notice: the time limit is in 40 s"]
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+def test_ranks_with_and_without_an_optimizer(ready):
+    crew = training()
+    crew.steps[ready] = ()
+    crew.until(951.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_a_new_round_is_given_notice_again():
+    crew = training(loss=3.0)
+    crew.until(951.0)
+    crew.tell(1, WorkerExited(2, 1, 0))
+    crew.until(953.0)
+    assert sorted(crew.parts) == [0, 1]
+    assert given(crew) == {0: [101, 102], 1: [101, 102]}
+
+
+def test_another_head_gives_notice_in_its_own_round():
+    crew = training("n0 n1 n2", fewest=2, loss=3.0)
+    crew.until(940.0)
+    del crew.steps[2]
+    crew.until(951.0)
+    crew.kill(0)
+    crew.steps[2] = (100, 100)
+    crew.until(962.0)
+    assert max(crew.parts) > 0
+    assert given(crew) == {1: [102], 2: [102]}
+
+
+# Preemption, and signals
+
+
+def test_a_job_that_is_preempted():
+    crew = training()
+    crew.until(100.0)
+    crew.ends_at, crew.preempted = 160.0, True
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.until(112.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.until(139.0)
+    assert not crew.verdicts
+    crew.until(142.0)
+    assert verdict(crew).reason.startswith("ended 20 s before its preemption")
+
+
+@pytest.mark.parametrize("ends_at", [100.0, 1000.0])
+def test_a_job_that_is_cancelled(ends_at):
+    crew = training()
+    crew.until(100.0)
+    crew.ends_at = ends_at
+    crew.tell(1, Signalled(TERM))
+    crew.until(101.0)
+    assert verdict(crew).reason == "ended by SIGTERM on n1"
+    assert given(crew) == {}
+
+
+def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
+    crew = training(ends_at=None)
+    crew.until(100.0)
+    crew.tell(1, Signalled(TERM))
+    crew.until(101.0)
+    assert not crew.verdicts
+    crew.until(103.0)
+    assert verdict(crew).reason == "ended by SIGTERM on n1"
+
+
+def test_a_signal_for_the_workers_is_passed_on_once_to_all():
+    crew = training()
+    crew.until(100.0)
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(USR1))
+    crew.until(105.0)
+    assert {a: [(n.step, n.signum) for n in ns] for a, ns in crew.notices.items()} == {
+        0: [(101, USR1)],
+        1: [(101, USR1)],
+    }
+    crew.tell(1, Signalled(USR1))
+    crew.until(110.0)
+    assert given(crew) == {0: [101, 101], 1: [101, 101]}
+    assert crew.said[1:] == []
+
+
+# How the job ends
+
+
+def test_workers_that_save_and_leave():
+    crew = training()
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
+    crew.until(955.0)
+    leave(crew)
+    crew.until(956.0)
+    assert verdict(crew).code == EXIT_SAVED
+    assert verdict(crew).reason == (
+        "saved, not finished: the workers left after the notice before step 101, with /c/5.pt"
+    )
+
+
+@pytest.mark.parametrize(("taken", "saved_at"), [(True, 900.0), (True, None), (False, 953.0)])
+def test_workers_that_are_finished(taken, saved_at):
+    """They had saved nothing since, or had not come to the step."""
+    crew = training()
+    crew.until(951.0)
+    if taken:
+        take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
+    crew.until(955.0)
+    leave(crew)
+    crew.until(956.0)
+    assert verdict(crew).code == 0
+
+
+@pytest.mark.parametrize(("after", "code"), [(5.0, EXIT_SAVED), (500.0, 0)])
+def test_workers_that_save_and_leave_for_a_signal(after, code):
+    crew = training()
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
+    crew.until(100.0 + after)
+    leave(crew)
+    crew.until(101.0 + after)
+    assert verdict(crew).code == code
+
+
+def test_workers_that_save_and_go_on():
+    crew = training()
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
+    crew.until(982.0)
+    assert verdict(crew).code == EXIT_SAVED
+    assert verdict(crew).reason == (
+        "saved, not finished: ended 20 s before the time limit, with /c/5.pt"
+    )
+
+
+def test_a_search_that_takes_too_long():
+    crew = training()
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint = None
+    crew.until(985.0)
+    assert not crew.verdicts
+    crew.until(992.0)
+    assert verdict(crew).code == 128 + TERM

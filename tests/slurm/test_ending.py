@@ -1,0 +1,97 @@
+"""The end of a job on a real cluster: all ranks have notice of it at one step."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, Job, eventually
+from .conftest import SCRIPTS, Launch
+
+ENDING = SCRIPTS / "ending.py"
+SRUN = "srun hpclaunch"  # a shell between would die of the signals
+SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
+RANKS = 4
+SAVED = 75
+
+
+def saved_alike(directory: Path) -> dict[str, object]:
+    """What all ranks have saved: the same."""
+    saved = [json.loads((directory / f"saved-{rank}.json").read_text()) for rank in range(RANKS)]
+    assert all(each == saved[0] for each in saved), saved
+    assert saved[0]["drawn"] - saved[0]["step"] in (0, 1)  # inside of a step, or after one
+    return dict(saved[0])
+
+
+def until_it_trains(job: Job) -> None:
+    names = [job.directory / f"trains-{rank}" for rank in range(RANKS)]
+    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+
+
+@pytest.mark.parametrize("how", ["signal", "due", "file"])
+def test_all_ranks_save_before_the_time_limit(launch: Launch, how: str, tmp_path: Path) -> None:
+    job = launch(*SETTINGS, ENDING, how, nodes=2, srun=SRUN, options=["--time=1"])
+    ended = job.wait(timeout=150)
+    saved = saved_alike(tmp_path)
+    assert (ended.state, ended.code) == ("FAILED", SAVED), str(ended)
+    (step,) = re.findall(r"given notice before step ([\d,]+): the time limit is in", ended.output)
+    if how == "signal":
+        assert saved["step"] == int(step.replace(",", "")) - 1
+    elif how == "due":
+        assert saved["step"] == int(step.replace(",", ""))
+    assert "saved, not finished: the workers left after the notice" in ended.output
+    assert "restart" not in ended.output
+
+
+def test_a_script_that_knows_nothing_of_it(launch: Launch) -> None:
+    job = launch(*SETTINGS, ENDING, "unaware", nodes=2, srun=SRUN, options=["--time=1"])
+    ended = job.wait(timeout=150)
+    assert ended.code == 143, str(ended)
+    assert "nothing was saved after the notice" in ended.output
+    assert "DUE TO TIME LIMIT" not in ended.output
+
+
+def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    job = launch(*SETTINGS, ENDING, "signal", "stays", nodes=4, srun=SRUN)
+    until_it_trains(job)
+    urgent = cluster.sbatch(
+        "true", directory=tmp_path, nodes=4, options=["--partition=urgent", "--exclusive"]
+    )
+    ended = job.wait(timeout=150)
+    assert "the job is preempted: it ends in" in ended.output, str(ended)
+    names = [tmp_path / f"saved-{rank}.json" for rank in range(8)]
+    saved = [json.loads(name.read_text()) for name in names]
+    assert all(each == saved[0] for each in saved), saved
+    assert "saved, not finished: ended 5 s before its preemption" in ended.output, str(ended)
+    assert urgent.wait(timeout=150).code == 0
+
+
+def test_a_signal_reaches_all_ranks_at_one_step(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    job = launch(*SETTINGS, ENDING, "signal", "stays", nodes=2, srun=SRUN)
+    until_it_trains(job)
+    for _ in range(2):
+        job.cancel("--signal=USR1")
+        names = [tmp_path / f"saved-{rank}.json" for rank in range(RANKS)]
+        eventually("saves", lambda: all(name.exists() for name in names))  # noqa: B023
+        saved_alike(tmp_path)
+        for name in names:
+            name.unlink()
+        eventually("the end of the wave", lambda: not any(name.exists() for name in names))  # noqa: B023
+    job.cancel()
+    ended = job.wait()
+    assert "hpclaunch: ended by SIGTERM on n" in ended.output, str(ended)
+
+
+def test_a_signal_that_slurm_sends_before_the_end(launch: Launch, tmp_path: Path) -> None:
+    """#SBATCH --signal, which comes earlier here than the launcher's own notice."""
+    options = ["--time=3", "--signal=USR1@60"]
+    job = launch(*SETTINGS, ENDING, "signal", nodes=2, srun=SRUN, options=options)
+    ended = job.wait(timeout=240)
+    saved_alike(tmp_path)
+    assert ended.code == SAVED, str(ended)
+    assert "is given notice" not in ended.output

@@ -1,0 +1,293 @@
+"""Notices with real workers: each takes one before the step that it was offered for, or none."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hpclaunch
+from hpclaunch.worker.progress_watch import ProgressWatch
+from hpclaunch.worker.site._hpclaunch_progress import ENTERED
+from hpclaunch.worker.step_notices import StepNotices
+from surroundings import environment
+
+pytestmark = pytest.mark.torch
+
+HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
+LIMIT = 120  # seconds; far more than any of this takes
+USR1, USR2, TERM = 10, 12, 15
+
+BEGIN = """
+import json, os, signal, sys, time, torch
+from hpclaunch.notice import due
+model = torch.nn.Linear(4, 2)
+made, dues = 0, []
+def heard(signum, _):
+    os.write(1, json.dumps([signum, made, due()]).encode() + b"\\n")
+def loss():
+    return model(torch.ones(3, 4)).sum()
+def end():
+    print(json.dumps([made, dues]), flush=True)
+    sys.exit()
+"""
+TRAIN = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while sys.stdin.readline().strip() != "end":
+    loss().backward()
+    optimizer.step()
+    made += 1
+    dues.append(due())
+    print(made, flush=True)
+end()
+"""
+GAN = """
+critic, generator = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+while sys.stdin.readline().strip() != "end":
+    for _ in range(3):
+        critic.step()
+    generator.step()
+    made += 1
+    dues.append(due())
+    print(made, flush=True)
+end()
+"""
+ACCUMULATED = TRAIN.replace(
+    "    loss().backward()\n", "    for _ in range(4):\n        loss().backward()\n"
+)
+SCALED = TRAIN.replace("optimizer.step()", "scaler.step(optimizer); scaler.update()")
+SCALED = SCALED.replace("while", 'scaler = torch.amp.GradScaler("cpu")\nwhile', 1)
+SCALED = SCALED.replace("loss().backward()", "scaler.scale(loss()).backward()")
+COMPILED = "model = torch.compile(model, backend='eager')\n" + TRAIN
+COUNTED = """
+from hpclaunch.progress import step
+while sys.stdin.readline().strip() != "end":
+    step(1000 + made)
+    made += 1
+    dues.append(due())
+    print(made, flush=True)
+end()
+"""
+IDLE = """
+while sys.stdin.readline().strip() != "end":
+    made += 1
+    dues.append(due())
+    print(made, flush=True)
+end()
+"""
+
+
+class Group:
+    """Workers below a fork server that is played; each makes a step when it is told to."""
+
+    def __init__(self, *texts, handled=(USR1,), told=True):
+        self.watch = ProgressWatch()
+        self.notices = StepNotices(self.watch)
+        workers = [{"rank": rank, "env": {}} for rank in range(len(texts))]
+        self.watch.begin(workers, told=told)
+        self.workers = []
+        for worker, text in zip(workers, texts, strict=True):
+            setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
+            more = {"PYTHONPATH": str(HOOKS), "HPCLAUNCH_STORE": "127.0.0.1:1"} | worker["env"]
+            process = subprocess.Popen(
+                [sys.executable, "-c", BEGIN + setup + text],
+                env=environment(**more),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self.watch.born(worker["rank"], process.pid)
+            self.workers.append(process)
+
+    @property
+    def pids(self):
+        return {rank: process.pid for rank, process in enumerate(self.workers)}
+
+    def ask(self, rank, word="step"):
+        self.workers[rank].stdin.write(word + "\n")
+        self.workers[rank].stdin.flush()
+
+    def hear(self, rank):
+        return json.loads(self.workers[rank].stdout.readline())
+
+    def step(self, *ranks):
+        for rank in ranks or range(len(self.workers)):
+            self.ask(rank)
+            self.hear(rank)
+
+    def close(self):
+        for process in self.workers:
+            process.kill()
+            process.communicate()
+        self.watch.end()
+
+
+@pytest.fixture
+def group():
+    groups = []
+
+    def make(*texts, **more):
+        groups.append(Group(*texts, **more))
+        return groups[-1]
+
+    yield make
+    for each in groups:
+        each.close()
+
+
+KINDS = {"plain": TRAIN, "accumulated": ACCUMULATED, "scaled": SCALED, "compiled": COMPILED}
+
+
+@pytest.mark.parametrize("text", KINDS.values(), ids=KINDS)
+def test_all_take_it_before_the_same_step(group, text):
+    both = group(text, text)
+    both.step()
+    both.step()
+    answer = both.notices.offer(1, 4, 0)
+    assert answer == {"accepted": True, "busy": False, "steps": [2, 2]}
+    both.step()
+    assert both.notices.give(both.pids, 1) == []
+    assert not both.notices.is_taken(1)
+    for rank in (0, 1):
+        both.ask(rank)
+        assert both.hear(rank) == [USR1, 3, True]
+        assert both.hear(rank) == 4
+        both.ask(rank, "end")
+        assert both.hear(rank) == [4, [False, False, False, True]]
+    assert both.notices.is_taken(1)
+
+
+def test_a_rank_that_comes_to_the_step_waits(group):
+    both = group(TRAIN, TRAIN)
+    both.step()
+    assert both.notices.offer(1, 2, 0)["accepted"]
+    both.ask(0)
+    wait_until_begun(both, 0, 2)
+    later = both.notices.offer(2, 2, 0)  # as if it had not been seen, the same once more
+    assert later == {"accepted": False, "busy": False, "steps": [1, 2]}
+    assert both.hear(0) == 2  # it went on, without a notice
+    assert both.notices.offer(3, 3, 0)["accepted"]
+    both.ask(0)
+    wait_until_begun(both, 0, 3)
+    both.notices.give(both.pids, 3)
+    assert both.hear(0) == [USR1, 2, True]
+    assert both.hear(0) == 3
+    assert both.notices.offer(4, 9, 0)["busy"]  # the other one has not taken the last one yet
+    both.step(1)
+    both.ask(1)
+    assert both.hear(1) == [USR1, 2, True]
+    assert both.hear(1) == 3
+    assert both.notices.offer(5, 9, 0)["accepted"]
+
+
+def test_a_notice_that_is_withdrawn(group):
+    one = group(TRAIN)
+    one.step()
+    assert one.notices.offer(1, 2, 0)["accepted"]
+    one.ask(0)
+    wait_until_begun(one, 0, 2)
+    one.notices.withdraw()
+    assert one.hear(0) == 2
+    one.ask(0, "end")
+    assert one.hear(0) == [2, [False, False]]
+
+
+def test_the_optimizer_that_steps_the_most_counts(group):
+    one = group(GAN)
+    one.step()
+    assert one.notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": [3, 3]}
+    one.notices.give(one.pids, 1)
+    one.ask(0)
+    assert one.hear(0) == [USR1, 1, True]
+
+
+def test_steps_that_the_script_counts(group):
+    one = group(COUNTED)
+    one.step()
+    assert one.notices.offer(1, 3, 0)["steps"] == [1, 1]
+    one.notices.give(one.pids, 1)
+    one.step()
+    one.ask(0)
+    assert one.hear(0) == [USR1, 2, True]
+
+
+def test_each_before_its_own_next_step(group):
+    both = group(TRAIN, TRAIN)
+    both.step(0, 1)
+    both.step(0)
+    assert both.notices.offer(1, 0, 0) == {"accepted": True, "busy": False, "steps": [1, 2]}
+    both.notices.give(both.pids, 1)
+    for rank, made in ((0, 2), (1, 1)):
+        both.ask(rank)
+        assert both.hear(rank) == [USR1, made, True]
+
+
+def test_workers_that_make_no_steps(group):
+    """They get the signal at once, and `due` says so at the next call."""
+    both = group(TRAIN, IDLE)
+    both.step()
+    assert both.notices.offer(1, 2, 0)["accepted"]
+    both.step(1)
+    both.notices.give(both.pids, 1)
+    assert both.hear(1) == [USR1, 2, True]
+    both.ask(1)
+    both.hear(1)
+    both.ask(1, "end")
+    assert both.hear(1) == [3, [False, False, True]]
+
+
+def test_an_optimizer_that_is_made_after_the_notice(group):
+    one = group("sys.stdin.readline(); print(0, flush=True); sys.stdin.readline()\n" + TRAIN)
+    one.step()
+    assert one.notices.offer(1, 1, 0)["accepted"]
+    one.notices.give(one.pids, 1)
+    assert one.hear(0) == [USR1, 0, True]
+    one.ask(0)
+    one.step()
+    one.ask(0, "end")
+    assert one.hear(0) == [1, [True]]
+
+
+@pytest.mark.parametrize(
+    ("handled", "signum", "got"),
+    [((USR2, TERM), 0, USR2), ((TERM,), 0, TERM), ((USR1, TERM), TERM, TERM), ((), 0, 0)],
+)
+def test_which_signal(group, handled, signum, got):
+    one = group(TRAIN, handled=handled)
+    one.step()
+    one.notices.offer(1, 2, signum)
+    assert one.notices.give(one.pids, 1) == []
+    one.ask(0)
+    heard = one.hear(0)
+    assert heard == ([got, 1, True] if got else 2)
+
+
+def test_a_signal_that_the_script_does_not_handle(group):
+    one = group(TRAIN, handled=())
+    one.step()
+    one.notices.offer(1, 2, USR1)
+    assert one.notices.give(one.pids, 1) == [0]
+    one.step()
+
+
+def test_without_progress_it_comes_at_once(group):
+    one = group(TRAIN, told=False)
+    one.step()
+    assert one.notices.offer(1, 7, 0) == {"accepted": True, "busy": False, "steps": []}
+    one.notices.give(one.pids, 1)
+    assert one.hear(0)[:2] == [USR1, 1]
+
+
+def test_due_without_the_launcher():
+    program = "from hpclaunch.notice import due; assert due() is False"
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment())
+
+
+def wait_until_begun(group, rank, step):
+    limit = time.monotonic() + LIMIT
+    get, _ = group.watch.pages()[rank]
+    while get(ENTERED) < step:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
