@@ -307,7 +307,7 @@ def test_a_notice_is_offered_once_and_given_once():
     assert deeds(tell(member, 2.3, run(0, notice=given))) == [GiveNotice(3)]
     assert deeds(tell(member, 2.4, run(0, notice=given))) == []
     (told,) = reports(tell(member, 2.5, NoticeTaken(3)))
-    assert told.notice == replace(answer, taken=3)
+    assert told.notice == replace(answer, taken=3, given=3)
     assert deeds(tell(member, 2.6, run(0))) == []  # what was given cannot be withdrawn
 
 

@@ -534,7 +534,7 @@ class Head:
             return self._order_all(now)
         if not done or not self.lease.holds(now):
             return self._watch_workers(current, now) + self._give_notice(current, now)
-        if self.notices.have_left(now):
+        if self.notices.have_left(current, now):
             searched = self.notices.search(self._choosing.search, now)
             if searched is not None:
                 return searched

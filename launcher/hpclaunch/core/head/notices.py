@@ -70,7 +70,6 @@ class Notices:
         self._knows_end = False  # the workers have had notice of it
         self._given_at = math.inf  # the last notice, of the end or of a signal
         self._given_step = self._given_number = 0
-        self._taken = False  # by all
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._signals: deque[int] = deque()  # to be passed on
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
@@ -155,11 +154,6 @@ class Notices:
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
-        if self._given_number and not self._taken:
-            reports = (p.report for p in current.participants)
-            answers = [r.notice for r in reports if r is not None and r.notice is not None]
-            taken = min((a.taken for a in answers), default=0) >= self._given_number
-            self._taken = taken and len(answers) == len(current.participants)
         if self.offer is not None and not self.offer.given:
             return self._go_on(self.offer, current, now, holds=holds)
         of_end = now >= self._due_at and not self._knows_end
@@ -169,11 +163,22 @@ class Notices:
         if any(r is None or r.round != current.number for r in running):
             self._try_at = now + self.timing.offer  # some have not begun yet
             return None
+        if not self._all_have_it(current):  # another offer would take its place
+            self._try_at = now + self.timing.offer
+            return None
         self._is_of_end = of_end
         known = (r.progress.steps for r in running if r is not None and r.progress is not None)
         self._most = max(self._most, max((max(steps) for steps in known if steps), default=0))
         self._ahead = 1
         return self._offer(now)
+
+    def _all_have_it(self, current: Round) -> bool:
+        """Whether all agents that have workers left have heard that the last notice was given."""
+        if not self._given_number:
+            return True
+        reports = [p.report for p in current.participants if p.report is not None]
+        answers = [r.notice for r in reports if r.phase is not Phase.DONE]
+        return all(a is not None and a.given >= self._given_number for a in answers)
 
     def _offer(self, now: float) -> list[Effect]:
         self._numbers += 1
@@ -217,7 +222,7 @@ class Notices:
 
     def _give(self, offer: StepNotice, now: float, *, stepping: bool) -> list[Effect]:
         self.offer = replace(offer, given=True)
-        self._given_at, self._given_number, self._taken = now, offer.number, False
+        self._given_at, self._given_number = now, offer.number
         self._given_step = offer.step if stepping else 0
         if not self._is_of_end:
             self._signals.popleft()
@@ -237,13 +242,19 @@ class Notices:
     def is_over(self, now: float) -> bool:
         return now >= self.stop_at
 
-    def have_left(self, now: float) -> bool:
+    def have_left(self, current: Round, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
         have had notice of the end, or a short while ago a signal, and came to its step.
         """
+        if not self._given_number:
+            return False
+        reports = [p.report for p in current.participants]
+        answers = [None if report is None else report.notice for report in reports]
+        if any(a is None or a.taken < self._given_number for a in answers):
+            return False
         lasts = max(self.seconds, self.timing.least_notice)
         for_signal = self._given_step > 0 and now < self._given_at + lasts
-        return self._taken and (self._knows_end or for_signal)
+        return self._knows_end or for_signal
 
     def search(self, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
         """Look for what was saved since the notice. None once it is known, or takes too long."""

@@ -29,12 +29,14 @@ class Offers:
             return [OfferNotice(replace(notice, given=False))]
         if notice.given and notice.number == self._newest != self._given:
             self._given = notice.number
+            if self.answer is not None:
+                self.answer = replace(self.answer, given=notice.number)
             return [GiveNotice(notice.number)]
         return []
 
     def hear(self, answer: NoticeAnswer) -> None:
         if answer.number == self._newest:
-            self.answer = replace(answer, taken=self._taken)
+            self.answer = replace(answer, taken=self._taken, given=self._given)
 
     def taken(self, number: int) -> None:
         self._taken = number

@@ -367,6 +367,7 @@ class NoticeAnswer:
     busy: bool = False  # its workers have not come to the step of an earlier one yet
     steps: tuple[int, ...] = ()  # the fewest and the most that its ranks have begun; () if none
     taken: int = 0  # the number of the last one that all of its ranks have taken
+    given: int = 0  # the number of the last notice that was given here
 
 
 class Phase(str, Enum):
