@@ -173,7 +173,7 @@ class Control:
             case CheckpointChosen() | Diagnosed() | EndFound() | Received(message=Report()):
                 return self.head.handle(event, now)
             case SearchFailed(trouble=trouble):
-                return self._search_failed(trouble, now)
+                return self._search_failed(event, trouble, now)
             case Started() | Tick() | PeerClosed() | AgentGone():
                 return self.head.handle(event, now) + self.member.handle(event, now)
         effects = self.member.handle(event, now)
@@ -196,13 +196,11 @@ class Control:
             return []  # it has no place, and only the first head knows which ones are free
         return self._candidate.hear(sender, report, now)
 
-    def _search_failed(self, trouble: Trouble, now: float) -> list[Effect]:
+    def _search_failed(self, event: Event, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
         if self.head.stage is not Stage.CHOOSING:
-            self.head.growth.failed()
-            self.head.notices.chosen(None)
-            return []
+            return self.head.handle(event, now)
         if not self.head.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
         # It may be this node's trouble. So this agent leaves as if it had died, and another leads.

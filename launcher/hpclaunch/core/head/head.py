@@ -25,6 +25,7 @@ from ..protocol.events import (
     Event,
     PeerClosed,
     Received,
+    SearchFailed,
     Started,
     Tick,
 )
@@ -218,6 +219,9 @@ class Head:
             case CheckpointChosen() if self.stage in (Stage.RUNNING, Stage.STOPPING):
                 self.growth.chosen(event.mark)
                 self.notices.chosen(event)
+            case SearchFailed():
+                self.growth.failed()
+                self.notices.chosen(None)
             case EndFound():
                 effects += self.notices.found(event, now)
                 effects += self._order_all(now) if self.notices.preempted else []
