@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
-import pytest
-
 from .cluster import Cluster, Job, eventually
-from .conftest import SCRIPTS, Launch
+from .conftest import AGENT, SCRIPTS, Launch
 
 ENDING = SCRIPTS / "ending.py"
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
@@ -31,11 +31,16 @@ def until_it_trains(job: Job) -> None:
     eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
 
 
-@pytest.mark.parametrize("how", ["signal", "due", "file"])
-def test_all_ranks_save_before_the_time_limit(launch: Launch, how: str, tmp_path: Path) -> None:
-    job = launch(*SETTINGS, ENDING, how, nodes=2, srun=SRUN, options=["--time=1"])
+def limited(launch: Launch, directory: Path, how: str) -> Job:
+    """With a time limit of a minute, the shortest that Slurm knows."""
+    directory.mkdir()
+    options = ["--time=1"]
+    return launch(*SETTINGS, ENDING, how, nodes=2, srun=SRUN, options=options, directory=directory)
+
+
+def assert_saved_alike(job: Job, how: str) -> None:
     ended = job.wait(timeout=150)
-    saved = saved_alike(tmp_path)
+    saved = saved_alike(job.directory)
     assert (ended.state, ended.code) == ("FAILED", SAVED), str(ended)
     (step,) = re.findall(r"given notice before step ([\d,]+): the time limit is in", ended.output)
     if how == "signal":
@@ -46,9 +51,16 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, how: str, tmp_path
     assert "restart" not in ended.output
 
 
-def test_a_script_that_knows_nothing_of_it(launch: Launch) -> None:
-    job = launch(*SETTINGS, ENDING, "unaware", nodes=2, srun=SRUN, options=["--time=1"])
-    ended = job.wait(timeout=150)
+def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) -> None:
+    jobs = {how: limited(launch, tmp_path / how, how) for how in ("signal", "due")}
+    for how, job in jobs.items():
+        assert_saved_alike(job, how)
+
+
+def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
+    reads, unaware = (limited(launch, tmp_path / how, how) for how in ("file", "unaware"))
+    assert_saved_alike(reads, "file")
+    ended = unaware.wait(timeout=150)
     assert ended.code == 143, str(ended)
     assert "nothing was saved after the notice" in ended.output
     assert "DUE TO TIME LIMIT" not in ended.output
@@ -69,13 +81,19 @@ def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Pat
     assert urgent.wait(timeout=150).code == 0
 
 
+def signal_one_agent(cluster: Cluster) -> None:
+    """Slurm signals the workers too, wherever they are."""
+    (agent,) = cluster.processes(AGENT, host="n2")
+    os.kill(agent.pid, signal.SIGUSR1)
+
+
 def test_a_signal_reaches_all_ranks_at_one_step(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
     job = launch(*SETTINGS, ENDING, "signal", "stays", nodes=2, srun=SRUN)
     until_it_trains(job)
     for _ in range(2):
-        job.cancel("--signal=USR1")
+        signal_one_agent(cluster)
         names = [tmp_path / f"saved-{rank}.json" for rank in range(RANKS)]
         eventually("saves", lambda: all(name.exists() for name in names))  # noqa: B023
         saved_alike(tmp_path)
@@ -87,11 +105,13 @@ def test_a_signal_reaches_all_ranks_at_one_step(
     assert "hpclaunch: ended by SIGTERM on n" in ended.output, str(ended)
 
 
-def test_a_signal_that_slurm_sends_before_the_end(launch: Launch, tmp_path: Path) -> None:
-    """#SBATCH --signal, which comes earlier here than the launcher's own notice."""
-    options = ["--time=3", "--signal=USR1@60"]
-    job = launch(*SETTINGS, ENDING, "signal", nodes=2, srun=SRUN, options=options)
-    ended = job.wait(timeout=240)
+def test_workers_that_leave_after_a_signal(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    job = launch(*SETTINGS, ENDING, "signal", nodes=2, srun=SRUN)
+    until_it_trains(job)
+    signal_one_agent(cluster)
+    ended = job.wait()
     saved_alike(tmp_path)
     assert ended.code == SAVED, str(ended)
-    assert "is given notice" not in ended.output
+    assert "given notice" not in ended.output

@@ -586,7 +586,6 @@ class ForkServer:
         if self.running and self.request is None and not self.workers and self.sweep():
             self.watch_notice()
             self.running = self.held = False
-            self.watch_notice()
             self.gathering, self.untaken = None, 0
             self.sampler.cancel()
             self.progress.end()
