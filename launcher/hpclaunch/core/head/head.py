@@ -127,10 +127,11 @@ class Head:
             if self._asked_at < self._asks_until and self._unasked:
                 deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
-            deadlines += [self.lease.renewable_until, self._hangs.next_deadline()]
-            deadlines.append(self._stragglers.next_deadline())
-            if not self._current_round.is_preflight:
-                deadlines.append(self.notices.next_deadline())
+            deadlines.append(self.lease.renewable_until)
+            if self.notices.search_until == math.inf:  # else all workers are done
+                deadlines += [self._hangs.next_deadline(), self._stragglers.next_deadline()]
+                if not self._current_round.is_preflight:
+                    deadlines.append(self.notices.next_deadline())
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)

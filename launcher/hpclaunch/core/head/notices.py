@@ -72,7 +72,6 @@ class Notices:
         self._given_step = self._given_number = 0
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._signals: deque[int] = deque()  # to be passed on
-        self._signalled_at = -math.inf  # when the last one was heard of
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
         self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
         self._in_wave: set[int] = set()  # these agents
@@ -136,7 +135,6 @@ class Notices:
         same, until = self._wave
         if signum != same or now >= until or agent in self._in_wave:
             self._signals.append(signum)
-            self._signalled_at = now
             self._wave, self._in_wave = (signum, now + WAVE), set()
         self._in_wave.add(agent)
 
@@ -246,12 +244,11 @@ class Notices:
 
     def have_left(self, current: Round, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
-        have had notice of the end and came to its step, or a signal a short while ago, which may
-        have come from Slurm itself.
+        have had notice of the end, or a short while ago a signal, and came to its step.
         """
-        if now < self._signalled_at + max(self.seconds, self.timing.least_notice):
-            return True
-        if not self._knows_end:
+        lasts = max(self.seconds, self.timing.least_notice)
+        for_signal = self._given_step > 0 and now < self._given_at + lasts
+        if not (self._knows_end or for_signal):
             return False
         reports = [p.report for p in current.participants]
         answers = [None if report is None else report.notice for report in reports]
@@ -276,8 +273,7 @@ class Notices:
         found = self._saved
         if found is None or not found.path or found.age is None:
             return False
-        told_at = self._signalled_at if self._signalled_at > -math.inf else self._given_at
-        return found.age <= now - min(told_at, self._given_at) + WAVE
+        return found.age <= now - self._given_at + WAVE
 
     def verdict_of_leaving(self, now: float, restarts: int) -> Verdict | None:
         """All workers have ended with 0 after the notice: how the job ends if they were asked to
