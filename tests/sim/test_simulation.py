@@ -31,6 +31,10 @@ REGRESSIONS = {
     35598: "a head took a later term, and those whose workers had ended left the world for it",
     82240: "a new head took for dead who was not there when another head had been lost for a while",
     51181: "a pause that was over once a checkpoint had been chosen lasted to the next beat",
+    701613: "a notice took the place of one that an agent had not heard of yet",
+    801222: "a search for what was saved had failed, and nobody went on",
+    295: "workers were done, and the head woke up without end for what they might still do",
+    12455: "workers that went on while they were asked where they are hung for the stand-in",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }
 
