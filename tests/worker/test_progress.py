@@ -491,10 +491,11 @@ torch.optim.SGD([torch.ones(1)], lr=0.1)
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 libc, stack, size = ctypes.CDLL(None), ctypes.create_string_buffer(1 << 16), 1 << 16
 top = ctypes.c_void_p((ctypes.addressof(stack) + size) & ~15)
+never = ctypes.create_string_buffer(64)  # a semaphore: unlike pause(), it outlasts the signal
 CLONE_VM, CLONE_VFORK = 0x100, 0x4000
 def is_held_up():
     print("there", flush=True)
-    libc.clone(libc.pause, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, None)
+    libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
 is_held_up()
 """
     found = stacks_of(server, python(tmp_path, text), tmp_path)
