@@ -14,6 +14,7 @@ from pathlib import Path
 from hpclaunch.core.protocol.model import NOTICE_SIGNALS
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
+WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
 UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
@@ -52,32 +53,27 @@ def loss_timeout(text: str) -> float:
 
 def hang_timeout(text: str) -> float:
     """As in `Timing`."""
-    if text == "auto":
-        return LEARNED
-    if text == "off":
-        return 0.0
-    try:
-        value = seconds(text)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds") from None
-    if value < LEAST_HANG:
+    value = _seconds_or_word(text)
+    if text not in WORDS and value < LEAST_HANG:
         raise ArgumentTypeError(f"workers may well rest for {text} s: {LEAST_HANG:g} or more")
     return value
 
 
 def notice(text: str) -> float:
     """As in `Timing`."""
-    if text == "auto":
-        return LEARNED
-    if text == "off":
-        return 0.0
-    try:
-        value = seconds(text)
-    except ArgumentTypeError:
-        value = 0.0
-    if not value:
+    value = _seconds_or_word(text)
+    if text not in WORDS and not value:
         raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds above 0")
     return value
+
+
+def _seconds_or_word(text: str) -> float:
+    if text in WORDS:
+        return WORDS[text]
+    try:
+        return seconds(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is neither auto, off nor a number of seconds") from None
 
 
 def notice_signal(text: str) -> signal.Signals | None:
