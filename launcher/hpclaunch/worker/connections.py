@@ -1,6 +1,7 @@
 """The TCP connections of processes: which are theirs, and how much has gone over them."""
 
 import collections
+import contextlib
 import os
 import socket
 import struct
@@ -23,6 +24,16 @@ def sockets_of(pid):
     """The inodes of its sockets; OSError if it has ended."""
     files = (_file_of(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd"))
     return {int(file[8:-1]) for file in files if file.startswith(b"socket:[")}
+
+
+def connections_of(pids):
+    """{inode: Connection} of these processes; none where the kernel does not tell."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            inodes |= sockets_of(pid)
+    known = tcp_connections() or {}
+    return {inode: known[inode] for inode in inodes & known.keys()}
 
 
 def _file_of(pid, fd):

@@ -20,7 +20,7 @@ import struct
 import time
 from typing import Any
 
-from .connections import sockets_of, tcp_connections
+from .connections import connections_of
 from .processes import STATE, catches, io_of, stat
 from .site import _hpclaunch_progress as page
 
@@ -177,12 +177,8 @@ class ProgressWatch:
 
     def _has_traffic(self):
         """Whether more than a little has gone over one of their connections since the last look."""
-        known = tcp_connections() or {}
-        inodes = set()
-        for process in self._processes():
-            with contextlib.suppress(OSError):  # it has ended
-                inodes |= sockets_of(process)
-        before, self._traffic = self._traffic, {i: known[i].bytes for i in inodes if i in known}
+        known = connections_of(self._processes())
+        before, self._traffic = self._traffic, {inode: c.bytes for inode, c in known.items()}
         if before is None:
             return False
         return any(now - before.get(inode, now) >= READ for inode, now in self._traffic.items())

@@ -5,13 +5,12 @@ Most of it is the difference to the sample before. Whether a worker waits for st
 by every kernel; so each sample looks at it some times.
 """
 
-import contextlib
 import math
 import os
 import time
 from typing import Any
 
-from .connections import sockets_of, tcp_connections
+from .connections import connections_of
 from .processes import STATE, stat
 from .progress_watch import cpu_of, tree
 
@@ -186,13 +185,3 @@ def is_blocked(pid):
     """Whether it waits for a disk or a driver."""
     fields = stat(pid)
     return bool(fields) and fields[STATE] == UNINTERRUPTIBLE
-
-
-def connections_of(pids):
-    """{inode: Connection} of these processes"""
-    inodes = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            inodes |= sockets_of(pid)
-    known = tcp_connections() or {}
-    return {inode: known[inode] for inode in inodes & known.keys()}

@@ -10,6 +10,7 @@ one. In a new round, notice of the end is given again.
 from __future__ import annotations
 
 import math
+import signal
 from collections import deque
 from dataclasses import replace
 
@@ -33,7 +34,6 @@ TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
-SIGTERM = 15
 
 
 class Notices:
@@ -292,7 +292,7 @@ class Notices:
             given = self._given_at < math.inf
             since = f"; nothing was saved after the notice{self._where}" if given else ""
             known = since if self.job.saves else ""
-            return Verdict(128 + SIGTERM, reason + known, restarts=restarts)
+            return Verdict(128 + signal.SIGTERM, reason + known, restarts=restarts)
         reason = f"saved, not finished: {reason}, {self._newest}"
         return Verdict(EXIT_SAVED, reason, restarts=restarts)
 

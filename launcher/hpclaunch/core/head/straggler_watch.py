@@ -1,4 +1,4 @@
-"""Awaited: the head has samples taken of how all ranks keep pace, and names who does not."""
+"""Stragglers: the head has samples taken of how all ranks keep pace, and names who does not."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Awaited: ranks for which the others wait, step after step, and why they are late."""
+"""Stragglers: ranks for which the others wait, step after step, and why they are late."""
