@@ -1,6 +1,7 @@
 """Hangs on one machine: real workers that stand still, found and named."""
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -50,6 +51,28 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     text = (logs_of(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
     assert text.startswith("rank 0, pid ")
     assert ": step, step 8\n" in text
+
+
+@pytest.mark.parametrize(
+    "says", ["echo stacks of $4", "exec sleep 60"], ids=["in time", "too late"]
+)
+def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
+    """The real one is in tests/system/test_py_spy.py."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\n{says}\n")
+    (tmp_path / "bin" / "py-spy").chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 1, HANGING]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8", PATH=path))
+    assert done.returncode == 0, done.stderr
+    assert "  rank 1 on " in done.stderr
+    evidence = logs_of(tmp_path) / "round-0" / "evidence"
+    native = evidence / "rank-1.native.txt"
+    if "sleep" in says:
+        assert not native.exists()
+    else:
+        pid = re.search(r"pid (\d+)", (evidence / "rank-1.txt").read_text())[1]
+        assert native.read_text() == f"stacks of {pid}\n"
 
 
 def test_hangs_until_no_restart_is_left(tmp_path):

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..core.hangs import flight_records, tracebacks
 from ..core.protocol.model import RankState
+
+
+class HangEvidence(NamedTuple):
+    """Of the ranks of one agent, to be kept in this directory."""
+
+    directory: Path
+    number: int
+    ranks: Sequence[Mapping[str, Any]]  # each as `ProgressWatch.evidence` tells it
+    native: Mapping[int, str]  # stacks, by rank
 
 
 def state_of(found: Mapping[str, Any]) -> RankState:
@@ -27,10 +37,12 @@ def state_of(found: Mapping[str, Any]) -> RankState:
     )
 
 
-def files_of(ranks: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Their names and texts: for each rank what it does, and its collectives if it has told."""
-    files = {}
-    for found in ranks:
+def files_of(evidence: HangEvidence) -> dict[str, str]:
+    """Their names and texts: for each rank what it does, its collectives if it has told, and its
+    native stacks where they are known.
+    """
+    files = {f"rank-{rank}.native.txt": text for rank, text in evidence.native.items()}
+    for found in evidence.ranks:
         rank = found["rank"]
         lines = [f"rank {rank}, pid {found['pid']}: {found['phase']}, step {found['step']}"]
         lines += [
