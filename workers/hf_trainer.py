@@ -5,7 +5,8 @@
 
 The Trainer takes the launcher for torchrun. It saves `checkpoint-N` every few steps and deletes the
 oldest; a restart goes on from the newest that is complete, in the midst of an epoch and with the
-random state of every rank, so that the result is the same. The model is made here, and the text is
+random state of every rank, so that the result is the same. When the end of the job is near, it
+saves after the step that it is in, and leaves. The model is made here, and the text is
 Python's own manual, as `help()` prints it: nothing is downloaded. Comes below 2.3 nats per byte on
 the text held out, where a guess has 5.5.
 """
@@ -17,7 +18,16 @@ from pydoc_data.topics import topics
 import torch
 import transformers
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainingArguments,
+)
+
+from hpclaunch.notice import due
 
 LENGTH = 64  # bytes of a sample
 SAMPLES = 2048
@@ -43,6 +53,12 @@ def text() -> tuple[Text, Text]:
     manual = "\n".join(topics[name] for name in sorted(topics)).encode()
     held_out, end = HELD_OUT * LENGTH, (HELD_OUT + SAMPLES) * LENGTH
     return Text(manual[held_out:end]), Text(manual[:held_out])
+
+
+class SaveAndLeave(TrainerCallback):
+    def on_step_end(self, _arguments: object, _state: object, control: TrainerControl, **_: object):
+        if due():  # the job is about to end
+            control.should_save = control.should_training_stop = True
 
 
 def main() -> None:
@@ -79,11 +95,19 @@ def main() -> None:
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     train, test = text()
-    trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=train, eval_dataset=test)
+    trainer = Trainer(
+        LlamaForCausalLM(config),
+        arguments,
+        train_dataset=train,
+        eval_dataset=test,
+        callbacks=[SaveAndLeave()],
+    )
     checkpoint = os.environ.get("HPCLAUNCH_CHECKPOINT")
     if checkpoint and trainer.is_world_process_zero():
         print(f"resuming from {os.path.basename(checkpoint)}")
     trainer.train(resume_from_checkpoint=checkpoint or None)
+    if due():
+        return
     reached = trainer.evaluate()["eval_loss"]
     if trainer.is_world_process_zero():
         print(f"loss {reached:.6f}")
