@@ -2,7 +2,10 @@
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,6 +21,11 @@ NAMES = (
     b") R 1 (x",  # as the end of the name in /proc/PID/stat, and what follows it
     b"a\nSigCgt:\tfffff",  # as a line of /proc/PID/status
     b"\x1b[31mred\x07\r\n",  # for a terminal
+)
+
+BUILD = (  # a part of DeepSpeed
+    "from deepspeed.accelerator import get_accelerator;"
+    "get_accelerator().create_op_builder('ShareMemCommBuilder').load()"
 )
 
 
@@ -64,6 +72,27 @@ def _nothing_is_left_in_this_process() -> Iterator[None]:
 def _environ() -> dict[str, str]:
     """Without what pytest itself changes as it goes."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+@pytest.fixture(scope="session")
+def extensions() -> dict[str, str]:
+    """The variables for DeepSpeed. It compiles its part for CPUs on first use: once for this
+    Python, not in every job."""
+    pytest.importorskip("deepspeed")
+    directory = Path(sys.prefix) / "torch_extensions"
+    for lock in directory.glob("*/lock"):  # of a build that was killed: it would wait for ever
+        lock.unlink()
+    names = {"TORCH_EXTENSIONS_DIR": str(directory), "DS_ACCELERATOR": "cpu"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where its ninja is
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD],
+        env={**os.environ, **names, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return names
 
 
 @pytest.fixture(scope="module")

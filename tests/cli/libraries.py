@@ -12,11 +12,12 @@ import time
 
 import torch
 
-# Without pytorch_lightning, which is left to the workers: torchmetrics reads LOCAL_RANK.
+# pytorch_lightning is left to the workers, since torchmetrics reads LOCAL_RANK.
 LIBRARIES = (
     *("numpy", "scipy.optimize", "pandas", "sklearn.linear_model", "tqdm", "matplotlib.pyplot"),
     *("pyarrow.parquet", "h5py", "grpc", "omegaconf", "hydra", "datasets", "transformers"),
-    *("accelerate", "tensorboard", "torch.utils.tensorboard", "wandb"),
+    *("accelerate", "tensorboard", "torch.utils.tensorboard", "wandb", "deepspeed"),
+    "pytorch_lightning",
 )
 OF_LAUNCH = {"MASTER_PORT", "HPCLAUNCH_STORE", "HPCLAUNCH_PROGRESS", "TORCHELASTIC_ERROR_FILE"}
 OF_LAUNCH |= {"TORCHELASTIC_RUN_ID", "HPCLAUNCH_RUN_ID", "UNTIL", "HPCLAUNCH_NOTICE_FILE"}

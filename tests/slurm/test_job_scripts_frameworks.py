@@ -7,10 +7,7 @@ pip install -e '.[frameworks]'
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +24,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}"),
     pytest.mark.timeout(400),
 ]
-BUILD = (
-    "from deepspeed.accelerator import get_accelerator;"
-    "get_accelerator().create_op_builder('ShareMemCommBuilder').load()"
-)
 ONE_EACH = ["--cpus-per-task=1"]  # and so one worker on each node, where there is no GPU
-
-
-@pytest.fixture(scope="session")
-def extensions() -> Path:
-    """DeepSpeed compiles its part for CPUs on first use: once for this Python, not in every job."""
-    directory = Path(sys.prefix) / "torch_extensions"
-    for lock in directory.glob("*/lock"):  # of a build that was killed: it would wait for ever
-        lock.unlink()
-    env = os.environ | {"TORCH_EXTENSIONS_DIR": str(directory), "DS_ACCELERATOR": "cpu"}
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"  # where its ninja is
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    return directory
 
 
 def changes_nothing(
@@ -105,11 +79,10 @@ def test_lightning(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.skipif(
     "locale" in entered, reason="DeepSpeed calls torch.compile: see test_warm_start.py"
 )
-def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: Path) -> None:
+def test_deepspeed(cluster: Cluster, tmp_path: Path, extensions: dict[str, str]) -> None:
     """ZeRO-3: killed while it saves, it goes on from what `latest` names."""
-    env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}
     stop = "checkpoints/deepspeed_zero3/epoch-4/zero_pp_rank_0_mp_rank_00_model_states.pt"
-    killed = changes_nothing(cluster, tmp_path, "deepspeed_zero3", stop=stop, env=env)
+    killed = changes_nothing(cluster, tmp_path, "deepspeed_zero3", stop=stop, env=extensions)
     assert "resuming after epoch 3\n" in killed.output, str(killed)
     came_out_alike(killed, epoch=4)
     assert reached(killed) > 0.95
