@@ -1,0 +1,123 @@
+"""Snapshots: all that the head knows of its job at one moment, for whoever looks. Queries only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..protocol.messages import Report
+from ..protocol.model import NO_RANK, Assignment, Phase
+from ..protocol.stages import Stage
+from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
+from .roster import Peer
+
+if TYPE_CHECKING:
+    from .head import Head
+
+OF_PHASE = {
+    Phase.PREPARING: AgentState.PREPARING,
+    Phase.IDLE: AgentState.READY,
+    Phase.RUNNING: AgentState.RUNNING,
+    Phase.STOPPING: AgentState.STOPPING,
+    Phase.STUCK: AgentState.CORDONED,
+    Phase.DONE: AgentState.DONE,
+    Phase.ENDED: AgentState.LEFT,
+}
+IN_ROUND = (Stage.RUNNING, Stage.STOPPING)
+
+
+def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
+    current = head.current if head.stage in IN_ROUND else None
+    groups = current.groups if current is not None else []
+    agents = tuple(_agent(head, peer, groups, now) for peer in head.roster)
+    wanted = head.onlookers.wanted(now)
+    told = (p.report for p in current.participants) if current is not None else ()
+    job, notices = head.job, head.notices
+    return JobSnapshot(
+        stage=head.stage,
+        entered=entered,
+        head=head.roster[head.me].host,
+        term=head.term,
+        round=head.round,
+        begun=None if current is None else now - current.begun,
+        is_preflight=current is not None and current.is_preflight,
+        resumed="" if current is None else current.resumed,
+        fewest=job.fewest or job.most or job.nodes,
+        most=job.most or job.nodes,
+        restarts=head.budget.total,
+        max_restarts=job.max_restarts,
+        agents=agents,
+        checkpoint=head.onlookers.checkpoint(now),
+        pace=None if current is None else head.onlookers.pace,
+        straggler=_straggler(head),
+        end=notices.left(now),
+        is_preempted=notices.preempted,
+        notice="" if current is None else notices.account,
+        past=head.onlookers.past(now),
+        verdict="" if head.verdict is None else head.verdict.reason,
+        code=None if head.verdict is None else head.verdict.code,
+        is_complete=not head.onlookers.searching and all(_has_told(r, wanted) for r in told),
+    )
+
+
+def _has_told(report: Report | None, wanted: int) -> bool:
+    """Whether the agent has told the vitals of this number, or a later one; or has none to tell."""
+    if not wanted or report is None or report.phase is not Phase.RUNNING:
+        return True
+    return report.vitals is not None and report.vitals.number >= wanted
+
+
+def _agent(head: Head, peer: Peer, groups: list[int], now: float) -> AgentSnapshot:
+    report, part = peer.report, peer.assignment if groups else None
+    number = head.round
+    if report is None or report.round != number:
+        part = None
+    state, why = _state(peer, groups)
+    heard = peer.presence.contact.heard
+    known = AgentSnapshot(
+        index=peer.place.index,
+        node=peer.place.node,
+        host=peer.host,
+        state=state,
+        why=why,
+        heard=None if heard is None or peer.place.index == head.me else max(0.0, now - heard),
+        first_rank=0 if part is None else part.first_rank,
+        ranks=0 if part is None else part.nproc,
+    )
+    if report is None or part is None:
+        return known
+    return _with_workers(known, report, part)
+
+
+def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> AgentSnapshot:
+    progress, vitals = report.progress, report.vitals
+    return replace(
+        known,
+        steps=() if progress is None else progress.steps,
+        still=0.0 if progress is None else progress.still,
+        hang=0.0 if progress is None else progress.limit,
+        workers=() if vitals is None else vitals.ranks,
+        gpus=() if vitals is None else vitals.gpus,
+        gpus_of=tuple(share.gpus for share in part.shares.of),
+    )
+
+
+def _state(peer: Peer, groups: list[int]) -> tuple[AgentState, str]:
+    """With the reason, where the state is not as it should be."""
+    if peer.lost:
+        return AgentState.LOST, peer.lost
+    if peer.report is None:
+        return AgentState.ABSENT, ""
+    if why := peer.unfit or peer.cordoned:
+        return AgentState.CORDONED, why
+    if groups and peer.place.node not in groups:
+        return AgentState.SPARE, ""
+    return OF_PHASE[peer.report.phase], ""
+
+
+def _straggler(head: Head) -> str:
+    named = head.straggler
+    if named is None:
+        return ""
+    host = head.roster[named.agent].host
+    return host if named.rank == NO_RANK else f"rank {named.rank} on {host}"

@@ -1,0 +1,122 @@
+"""How the seats of a round have spent it, from what each agent tells of its workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..protocol.model import Doing, Spent
+from .book import Category, SeatSeconds, sums
+
+CATEGORIES = {
+    Doing.START: Category.START,
+    Doing.IMPORTS: Category.IMPORTS,
+    Doing.RENDEZVOUS: Category.RENDEZVOUS,
+    Doing.LOADING: Category.LOADING,
+    Doing.TRAINING: Category.TRAINING,
+    Doing.SAVING: Category.SAVING,
+}
+LAST_FIRST = (
+    *(Category.END, Category.TRAINING, Category.SAVING, Category.LOADING),
+    *(Category.RENDEZVOUS, Category.IMPORTS, Category.START),
+)
+BEFORE_STEPS = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPart:
+    """Of one agent in a round."""
+
+    spent: Spent  # () if nothing is known
+    seats: float
+    done: bool = False  # all its workers have ended with 0
+
+
+def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
+    """How the `elapsed` seconds of a round were spent, for one seat. `cut` seconds after its begin
+    it came to the end of the round, which nobody knew at first. The sum is `elapsed`.
+    """
+    seconds = [milliseconds / 1000 for milliseconds in part.spent[: Doing.NOTHING]]
+    doing = Doing(part.spent[Doing.NOTHING]) if part.spent else Doing.START
+    spent = {CATEGORIES[Doing(i)]: s for i, s in enumerate(seconds)}
+    rest = Category.END if part.done else Category.DETECTION
+    now = CATEGORIES.get(doing, rest)
+    spent[now] = spent.get(now, 0.0) + elapsed - sum(seconds)
+    # What is too much was told late, or on a clock that goes faster.
+    spent[now] = max(0.0, spent[now])
+    spent.pop(Category.DETECTION, None)
+    until = elapsed if part.done else cut
+    _take(spent, dict.fromkeys((now, *LAST_FIRST)), sum(spent.values()) - until)
+    if not part.done:
+        spent[Category.DETECTION] = max(0.0, elapsed - sum(spent.values()))
+    return spent
+
+
+def _take(spent: SeatSeconds, order: Iterable[Category], seconds: float) -> None:
+    """So many seconds less, from the last of it on."""
+    for category in order:
+        taken = min(max(0.0, seconds), spent.get(category, 0.0))
+        if taken:
+            spent[category] -= taken
+            seconds -= taken
+
+
+def together(
+    parts: Sequence[RoundPart], elapsed: float, cut: float
+) -> tuple[SeatSeconds, tuple[float, float] | None]:
+    """(the seat seconds of all agents of a round, from when to when it trained, in seconds after
+    its begin).
+
+    Of agents of which nothing is known, it is taken that they did what the others did. While one
+    of them saves, all others wait for it.
+    """
+    known = [part for part in parts if part.spent]
+    if not known:
+        spent = split(RoundPart((), 1.0), elapsed, cut)
+        return _times(spent, sum(part.seats for part in parts)), None
+    splits = [(part, split(part, elapsed, cut)) for part in known]
+    saving = max(spent.get(Category.SAVING, 0.0) for _, spent in splits)
+    begins = []
+    for _, spent in splits:
+        waits = min(saving - spent.get(Category.SAVING, 0.0), spent.get(Category.TRAINING, 0.0))
+        if waits > 0:
+            spent[Category.TRAINING] -= waits
+            spent[Category.SAVING] = spent.get(Category.SAVING, 0.0) + waits
+        if spent.get(Category.TRAINING, 0.0) > 0:
+            begins.append(sum(spent.get(category, 0.0) for category in BEFORE_STEPS))
+    found = sums(_times(spent, part.seats) for part, spent in splits)
+    total, there = sum(part.seats for part in parts), sum(part.seats for part in known)
+    found = _times(found, total / there)
+    return found, (min(begins), cut) if begins else None
+
+
+def _times(spent: Mapping[Category, float], seats: float) -> SeatSeconds:
+    return {category: seconds * seats for category, seconds in spent.items() if seconds * seats}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What an agent has told of its seats; without `workers`, it was never heard."""
+
+    node: int
+    gpus: tuple[str, ...] = ()  # UUIDs
+    workers: int = 0
+
+
+def seats_of(agents: Sequence[Holder]) -> list[float]:
+    """The seats of each agent. A GPU that several agents see is divided among them. One that was
+    never heard is taken to have as many seats as the others; none, if it shares those of its node.
+    """
+    seen = Counter(gpu for agent in agents for gpu in agent.gpus)
+    share = any(count > 1 for count in seen.values())
+    nodes = {agent.node for agent in agents if agent.workers}
+    found: list[float | None] = []
+    for agent in agents:
+        if not agent.workers:
+            found.append(0.0 if share and agent.node in nodes else None)
+        else:
+            found.append(sum(1 / seen[g] for g in agent.gpus) if seen else float(agent.workers))
+    counts = [seats for seats, agent in zip(found, agents, strict=True) if agent.workers]
+    mean = sum(seats or 0.0 for seats in counts) / len(counts) if counts else 1.0
+    return [mean if seats is None else seats for seats in found]

@@ -1,0 +1,127 @@
+"""The books of a job put together: those of its heads, and those of its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from .book import Book, Category, LedgerEntry, RoundEnd, SeatSeconds, cut_off, rewind, sums
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of hpclaunch, with the books of all agents that have led, on one clock."""
+
+    name: str
+    books: tuple[Book, ...]
+    allocated: float | None = None  # since when Slurm's job has had its nodes
+    over: bool = False  # it has come to its end
+
+    @property
+    def begin(self) -> float:
+        return min(book.begin for book in self.books)
+
+    @property
+    def until(self) -> float:
+        return max(book.until for book in self.books)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """All seat seconds of a job, from `begin` to `end`."""
+
+    begin: float
+    end: float
+    seats: float  # the most there were
+    spent: SeatSeconds
+    steps_seen: bool  # False: workers made none of an optimizer, so what they did is training
+
+    @property
+    def total(self) -> float:
+        return sum(self.spent.values())
+
+    @property
+    def goodput(self) -> float:
+        """The share of training that was not in vain."""
+        return self.spent.get(Category.TRAINING, 0.0) / self.total if self.total > 0 else 0.0
+
+
+def entries_of(books: Sequence[Book]) -> list[LedgerEntry]:
+    """One after the other, without a gap. A head's book ends where that of a later term begins,
+    whatever it says of the time after that; but a round that it has seen the end of is not taken
+    from the successor's. In a gap, no head led.
+    """
+    found: list[LedgerEntry] = []
+    ended = set[int | None]()
+    for book in sorted(books, key=lambda b: (b.term, b.begin)):
+        first = book.entries[0]
+        is_known = first.round is not None and first.round in ended
+        ended |= {entry.round for entry in book.entries[:-1]}
+        if is_known:
+            book = replace(book, begin=first.end, entries=book.entries[1:])
+        found = [
+            cut_off(entry, book.begin) if entry.end > book.begin else entry
+            for entry in found
+            if entry.begin < book.begin
+        ]
+        if found and book.entries:
+            found += _gap(found[-1], book.entries[0])
+        found += book.entries
+    return _rewound(found)
+
+
+def account(launches: Sequence[Launch]) -> Account:
+    """Of a job that may have been requeued, or was launched several times. Where launches follow
+    one another, the time before and between them is the job script's.
+    """
+    found: list[LedgerEntry] = []
+    ordered = sorted(launches, key=lambda launch: launch.begin)
+    ends = [float("-inf"), *(launch.until for launch in ordered)]
+    for launch, last_end in zip(ordered, ends, strict=False):
+        entries = entries_of(launch.books)
+        since = launch.allocated
+        if entries and since is not None and launch.begin >= last_end:
+            since = max(since, last_end)
+            found += _script(since, entries[0])
+        found += entries
+    found = _rewound(found)
+    spent = sums(entry.spent for entry in found)
+    steps_seen = spent.get(Category.TRAINING, 0.0) + spent.get(Category.REDONE, 0.0) > 0
+    if not steps_seen:
+        spent[Category.TRAINING] = spent.pop(Category.LOADING, 0.0)
+    return Account(
+        begin=min((entry.begin for entry in found), default=0.0),
+        end=max((entry.end for entry in found), default=0.0),
+        seats=max((entry.seats for entry in found), default=0.0),
+        spent={c: seconds for c in Category if (seconds := spent.get(c, 0.0)) > 0},
+        steps_seen=steps_seen,
+    )
+
+
+def round_ends(launches: Sequence[Launch]) -> list[RoundEnd]:
+    """Of all launches, in the order of time."""
+    ends = [end for launch in launches for book in launch.books for end in book.ends]
+    return sorted(ends, key=lambda end: end.at)
+
+
+def _script(since: float, first: LedgerEntry) -> list[LedgerEntry]:
+    if since >= first.begin:
+        return []
+    spent = {Category.SCRIPT: (first.begin - since) * first.seats}
+    return [LedgerEntry(since, first.begin, first.seats, spent)]
+
+
+def _gap(one: LedgerEntry, other: LedgerEntry) -> list[LedgerEntry]:
+    if one.end >= other.begin:
+        return []
+    spent = {Category.DETECTION: (other.begin - one.end) * one.seats}
+    return [LedgerEntry(one.end, other.begin, one.seats, spent)]
+
+
+def _rewound(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+    found: list[LedgerEntry] = []
+    for entry in entries:
+        if entry.round is not None and entry.resumed is not None:
+            found = rewind(found, entry.resumed)
+        found.append(entry)
+    return found

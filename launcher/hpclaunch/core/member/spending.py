@@ -1,0 +1,34 @@
+"""On what an agent's workers spend the time of a round, in the form in which the head is told."""
+
+from __future__ import annotations
+
+from ..protocol.model import Doing, Spent
+
+
+class Spending:
+    """Of one round. It changes only with what is seen of the workers, not with time."""
+
+    def __init__(self) -> None:
+        self._since = 0.0  # when the round began here
+        self._seen: Spent = ()
+
+    def begin(self, now: float) -> None:
+        self._since = now
+        self._seen = (0,) * Doing.NOTHING + (Doing.START.value,)
+
+    def saw(self, spent: Spent, doing: Doing, now: float) -> None:
+        """`spent` and `doing` are those of the fork server, for which all begins with the workers;
+        () if it does not know.
+        """
+        if not (spent and self._seen):
+            return
+        start = self._seen[Doing.START]
+        if not any(self._seen[Doing.IMPORTS : Doing.NOTHING]):
+            start = max(0, round(1000 * (now - self._since)) - sum(spent))
+        self._seen = (start, *spent, doing.value)
+
+    def report(self, now: float | None) -> Spent:
+        """With `now`, also for how long the round lasts."""
+        if now is None or not self._seen:
+            return self._seen
+        return (*self._seen, round(1000 * (now - self._since)))

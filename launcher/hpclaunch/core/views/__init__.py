@@ -1,0 +1,1 @@
+"""Screens: pure text made of snapshots. Whoever shows them decides on width and colours."""

@@ -1,0 +1,129 @@
+"""Why rounds and jobs end, told apart from what follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpclaunch.core.ledger.book import RoundEnd
+from hpclaunch.core.ledger.end_causes import KERNELS_WORD, of_failure, of_job, of_round
+from hpclaunch.core.ledger.end_causes import EndCause as Cause
+from hpclaunch.core.protocol.model import Culprit, Failure, Verdict
+
+TRACEBACK = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/a/train.py", line 40, in <module>
+[rank1]:     main()
+[rank1]:   File "/home/a/train.py", line 12, in main
+[rank1]:     raise ValueError("a bad batch")
+[rank1]: ValueError: a bad batch"""
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:18818"
+
+
+def failed(tail="", code=1, signal=0, rank=1, **more):
+    return Failure(0, rank, "n2", code, signal, more.pop("at", 10.0), tail, **more)
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "text"),
+    [
+        pytest.param(failed(TRACEBACK), Cause.EXCEPTION, "ValueError: a bad batch", id="exception"),
+        pytest.param(failed("MemoryError"), Cause.MEMORY, "MemoryError", id="no memory"),
+        pytest.param(
+            failed(f"step 4\n{KERNELS_WORD}", 137, 9),
+            Cause.MEMORY,
+            KERNELS_WORD,
+            id="the kernel",
+        ),
+        pytest.param(failed("step 4", 137, 9), Cause.KILLED, "step 4", id="somebody's kill"),
+        pytest.param(
+            failed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+            *(
+                Cause.GPU_MEMORY,
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            ),
+            id="no GPU memory",
+        ),
+        pytest.param(
+            failed("RuntimeError: x\nXid 31 on GPU 0: a page fault; look at the script"),
+            *(Cause.GPU, "Xid 31 on GPU 0: a page fault; look at the script"),
+            id="Xid beside an exception",
+        ),
+        pytest.param(
+            failed("Watchdog caught collective operation timeout: WorkNCCL", 134, 6),
+            *(Cause.TIMEOUT, "Watchdog caught collective operation timeout: WorkNCCL"),
+            id="NCCL's watchdog",
+        ),
+        pytest.param(failed(PEER), Cause.PEER, PEER, id="a peer is gone"),
+        pytest.param(
+            failed("OSError: [Errno 28] No space left on device: 'a'"),
+            *(Cause.DISK, "OSError: [Errno 28] No space left on device: 'a'"),
+            id="disk",
+        ),
+        pytest.param(failed("", 139, 11), Cause.CRASH, "", id="segmentation fault"),
+        pytest.param(failed("bye", 3), Cause.PROGRAM, "bye", id="an exit code"),
+        pytest.param(failed("", 124, culprit=Culprit.HANG), Cause.HANG, "", id="hang"),
+    ],
+)
+def test_a_failure(failure, cause, text):
+    found = of_failure(failure)
+    assert (found.cause, found.text) == (cause, text)
+
+
+def test_the_innermost_frames_of_an_exception():
+    assert of_failure(failed(TRACEBACK)).evidence == ("train.py:12, main", "train.py:40, <module>")
+
+
+def end(*reasons, failures=(), lost=(), at=10.0):
+    return RoundEnd(0, at, 11.0, reasons, tuple(failures), tuple(lost))
+
+
+LOST = "the agent on n3 was lost: it has died, says its host"
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        pytest.param(end("failure", failures=[failed(TRACEBACK)]), Cause.EXCEPTION, id="failure"),
+        pytest.param(end("loss", lost=[LOST]), Cause.LOST, id="loss"),
+        pytest.param(
+            end("failure", "loss", failures=[failed(PEER, at=10.1)], lost=[LOST]),
+            Cause.LOST,
+            id="a loss, of which a worker failed",
+        ),
+        pytest.param(
+            end("failure", "loss", failures=[failed(TRACEBACK, at=10.0)], lost=[LOST]),
+            Cause.EXCEPTION,
+            id="a worker failed before the loss",
+        ),
+        pytest.param(end("loss", lost=["a GPU is broken"]), Cause.UNFIT, id="unfit"),
+        pytest.param(end("growth"), Cause.GROWTH, id="growth"),
+        pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
+    ],
+)
+def test_a_round(ended, cause):
+    assert of_round(ended).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "cause"),
+    [
+        (0, "all workers ended with 0", Cause.DONE),
+        (143, "ended by SIGTERM on n1", Cause.USER),
+        (143, "ended 20 s before the time limit", Cause.TIME_LIMIT),
+        (
+            75,
+            "saved, not finished: the workers left after the notice, with ckpt",
+            Cause.TIME_LIMIT,
+        ),
+        (143, "ended 20 s before its preemption", Cause.PREEMPTED),
+        (2, "on n1: no such file: train.py", Cause.USAGE),
+        (1, "only 1 of 2 nodes are left: n2 was lost", Cause.LOST),
+    ],
+)
+def test_a_job(code, reason, cause):
+    assert of_job(Verdict(code, reason)).cause is cause
+
+
+def test_a_job_that_failed_has_the_cause_of_its_last_round():
+    found = of_job(Verdict(1, "rank 1 on n2 exited with code 1", failed(TRACEBACK)))
+    assert (found.cause, found.text) == (Cause.EXCEPTION, "ValueError: a bad batch")
