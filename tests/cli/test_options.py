@@ -290,7 +290,7 @@ class TestParsing:
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
-            *("progress", "replace_stragglers"),
+            *("progress", "replace_stragglers", "requeue", "max_requeues", "chain"),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),
             *("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),
@@ -560,7 +560,7 @@ def test_bash_completes_with_it(tmp_path, capsys):
         parse("--print-completion", "bash")
     (tmp_path / "completion").write_text(capsys.readouterr().out)
     complete = (
-        "COMP_WORDS=(hpclaunch --max-r); COMP_CWORD=1; _shtab_hpclaunch; echo ${COMPREPLY[@]}"
+        "COMP_WORDS=(hpclaunch --max-rest); COMP_CWORD=1; _shtab_hpclaunch; echo ${COMPREPLY[@]}"
     )
     bash = ["bash", "-c", f"source ./completion; {complete}"]
     done = subprocess.run(bash, cwd=tmp_path, capture_output=True, text=True)

@@ -28,11 +28,11 @@ def cwd(tmp_path):
         ([], "no training script: hpclaunch [options] SCRIPT"),
         (["missing.py"], "no script missing.py in "),
         (
-            ["status"],
-            ", and no such command: the commands are checkpoints, doctor, prune, replay, sbatch, "
-            "shim, stacks",
+            ["state"],
+            ", and no such command: the commands are checkpoints, doctor, notice, prune, replay, "
+            "report, restart, sbatch, shim, stacks, status, stop, top",
         ),
-        (["--nproc", "2", "status"], "no script status in "),
+        (["--nproc", "2", "state"], "no script state in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["."], ". is a directory, not a script"),

@@ -62,6 +62,9 @@ class Crew:
         self.withdrawn: list[int] = []  # agents whose workers need not wait any more
         self.ends_at: float | None = None  # when Slurm ends the job
         self.preempted = False
+        self.requeued = False
+        self.draining: tuple[str, ...] = ()
+        self.requeues: bool | None = False  # Slurm starts it again if preempted; None: never
         self.saved_at: float | None = None  # when the newest checkpoint was
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
@@ -181,7 +184,10 @@ class Crew:
                 taken = replace(self.samples[i], number=number)
                 self._todo.append((i, events.SampleTaken(taken)))
             case effects.AskForEnd() if self.ends_at is not None:
-                found = events.EndFound(self.ends_at - self.now, self.preempted)
+                left, may = self.ends_at - self.now, self.requeues is not None
+                again = bool(self.preempted and self.requeues)
+                found = events.EndFound(left, self.preempted, self.requeued, may, again)
+                found = replace(found, draining=self.draining)
                 self._todo.append((i, found))
             case effects.OfferNotice(notice=offer) if i in self.steps:
                 steps, self.offers[i] = self.steps[i], offer

@@ -40,12 +40,15 @@ PURE = {
 }
 # What each room may import of the package.
 PARTS = (
-    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "source"),
-    *("head", "member", "control"),
+    *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "ledger", "source"),
+    *("snapshot", "views", "head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
-RULES = {"core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"}
+RULES = {
+    *("core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"),
+    "core.ledger",
+}
 OF_BOTH = ("worker.json_lines", "worker.private_files")  # the agent's side and the worker's
 ALLOWED = {
     "core.protocol": set(),
@@ -54,10 +57,21 @@ ALLOWED = {
     "core.health": NOUNS,
     "core.hangs": NOUNS,
     "core.stragglers": NOUNS,
+    "core.ledger": NOUNS,
     "core.source": NOUNS,
-    "core.head": NOUNS | RULES,
+    "core.snapshot": NOUNS,
+    "core.views": NOUNS | {"core.snapshot"},
+    "core.head": NOUNS | RULES | {"core.snapshot"},
     "core.member": NOUNS | RULES,
-    "core.control": NOUNS | {"core.consensus", "core.stragglers", "core.head", "core.member"},
+    "core.control": NOUNS
+    | {
+        "core.consensus",
+        "core.snapshot",
+        "core.stragglers",
+        "core.ledger",
+        "core.head",
+        "core.member",
+    },
     "core": set(),
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
     "agent": CORE | {"system", "system.shared"},

@@ -16,6 +16,7 @@ from random import Random
 
 from sim_agent import Agent
 from sim_checker import BrokenLawError, Checker
+from sim_ledger import Ledger
 from sim_network import Network
 from sim_plan import DISRUPTIONS, UNEVEN, Fault, Kind, Plan, draw
 from sim_steps import Steps
@@ -36,9 +37,11 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._port = 40000
+        self.preempted = self.requeued = False
         self.ends_at: float | None = None  # when Slurm ends the job
         self.preempted = False
         self.checker = Checker(self)
+        self.ledger = Ledger(self)
         self.training = Training(self)
         self.steps = Steps(self) if plan.step else None
         self.network = Network(self)
@@ -68,12 +71,17 @@ class Simulation:
             if not any(a.living for a in self.agents) and self.now > max(self.plan.starts):
                 break
         self.checker.settled()
+        self.ledger.settled()
 
     def _decide(self, number: int) -> None:
         """Slurm is to end the job at another time."""
         self.ends_at = self.plan.ends[number][1]
-        self.preempted = self.plan.preempts and number == len(self.plan.ends) - 1
-        if self.preempted:
+        is_last = number == len(self.plan.ends) - 1
+        self.preempted, self.requeued = (
+            self.plan.preempts and is_last,
+            self.plan.requeues and is_last,
+        )
+        if self.preempted or self.requeued:
             self._terminate()
         self.after(max(0.0, self.ends_at - self.now), lambda: self._end(number))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from sim_ledger import spent_by
 from sim_training import Round, Worker
 
 from hpclaunch.core.control import Control
@@ -19,6 +20,7 @@ from hpclaunch.core.protocol.model import (
     EXIT_USAGE,
     HEAD,
     Assignment,
+    Doing,
     Heads,
     Job,
     Load,
@@ -26,6 +28,8 @@ from hpclaunch.core.protocol.model import (
     NoticeAnswer,
     Phase,
     RankState,
+    RankVitals,
+    Request,
     Sample,
     Seen,
     StepNotice,
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from cluster_sim import Simulation
 
 LOADS = '  File "train.py", line 9, in load_checkpoint\nEOFError: Ran out of input'
+RESTARTED = 0.02  # how likely somebody who looks is to ask for a restart
 WATCH = 0.5  # seconds between two looks at the workers
 STEP, LATE, JITTER = 0.2, 0.06, 0.005  # seconds of a step; how late slow workers are, and others
 REMEMBERED = 20  # collectives
@@ -55,6 +60,7 @@ _SOURCES = (
     | events.WorkersSeen
     | events.EvidenceGathered
     | events.SampleTaken
+    | events.VitalsTaken
     | events.NoticeOffered
     | events.NoticeTaken
     | events.WorkersGone
@@ -103,6 +109,7 @@ class Agent:
         self._armed = math.inf
         self._look: Look | None = None  # at what it is to look
         self._looks = Random(f"{sim.plan.seed} {self.name} looks")
+        self._onlookers = Random(f"{sim.plan.seed} {self.name} onlookers")
         self._watches = Random(f"{sim.plan.seed} {self.name} watches")
         self._watched = 0  # how often a round has begun here
         self._untaken = 0  # the number of the notice that is given, and not taken by all
@@ -161,6 +168,23 @@ class Agent:
         if self.index:
             self.sim.network.dial(self.index, (0,))
         self.sim.network.process_started(self.index)
+        if self.sim.plan.looked:
+            self._be_looked_at()
+
+    def _be_looked_at(self) -> None:
+        """Somebody does, and may ask for a restart."""
+        if not self.living:
+            return
+        if not self._paused:
+            before = self.control.next_deadline()
+            seen = self.control.snapshot(self.clock)
+            assert self.control.next_deadline() == before, "a query changes nothing"
+            if seen is not None:
+                self.deliver(events.LookedAt())
+            wants = self._onlookers.random() < RESTARTED
+            if wants and self.living and not self.control.refusal(Request.RESTART):
+                self.deliver(events.Requested(Request.RESTART))
+        self.sim.after(self._onlookers.uniform(0.5, 4.0), self._be_looked_at)
 
     def deliver(self, event: events.Event) -> None:
         if not self.living:
@@ -181,6 +205,7 @@ class Agent:
         for effect in todo:
             self.sim.note(self.index, "->", effect)
         self.sim.checker.after(self, event, todo, check)
+        self.sim.ledger.note(self)
         for effect in todo:
             self._carry_out(effect)
         if self.doom is self.control.member.phase and not self.living_workers():
@@ -324,6 +349,10 @@ class Agent:
             case effects.TakeSample(number=number):
                 if self._watches.random() < 0.9:
                     self.sim.after(self._watches.uniform(0.1, 0.6), lambda: self._sample(number))
+            case effects.TakeVitals(number=number):
+                if self._onlookers.random() < 0.9:
+                    wait = self._onlookers.uniform(0.01, 0.3)
+                    self.sim.after(wait, lambda: self._tell_vitals(number))
             case effects.StopWorkers() if self._held:
                 self._stopping = True
                 self._answer(events.LeaseOver())
@@ -340,6 +369,7 @@ class Agent:
                 self._kill_workers()
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
+                self.sim.checker.concludes(self, verdict)
                 self.leave(mourned=alone)
 
     def _fence(self) -> None:
@@ -432,7 +462,9 @@ class Agent:
     def _find_end(self) -> None:
         at = self.sim.ends_at
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
-        self.deliver(events.EndFound(left, self.sim.preempted))
+        since, host = self.sim.plan.drains
+        found = events.EndFound(left, self.sim.preempted, self.sim.requeued)
+        self.deliver(replace(found, draining=(host,) if self.sim.now >= since else ()))
 
     def _start_workers(self, part: Assignment) -> None:
         if not self._forkserver:
@@ -489,8 +521,25 @@ class Agent:
                 meets=False,
                 patient=False,
                 traced=False,
+                spent=self._spent(),
+                doing=self._doing(),
             )
         )
+
+    def _spent(self) -> tuple[int, ...]:
+        """What its workers of the round have spent their time on, as a mean of them."""
+        mine = [w for w in self.workers if w.round == self.workers[-1].round]
+        each = [spent_by(worker, self.sim) for worker in mine]
+        rate = self.sim.plan.rates[self.index]
+        return tuple(round(1000 * rate * sum(s) / len(mine)) for s in zip(*each, strict=True))
+
+    def _doing(self) -> int:
+        """The first of it that is not over."""
+        mine = self.living_workers()
+        if not mine:
+            return Doing.NOTHING - 1
+        told = [spent_by(worker, self.sim)[:-1] for worker in mine]
+        return min(max(i for i, s in enumerate(each) if s or not i) for each in told)
 
     def _begun(self, worker: Worker) -> int:
         return 100 if self.sim.steps is None else self.sim.steps.paces[worker].begun
@@ -508,6 +557,10 @@ class Agent:
     def _made(self) -> int:
         """Steps, where the workers make some."""
         return int(self.sim.now / STEP) if self.sim.plan.sampled else 0
+
+    def _tell_vitals(self, number: int) -> None:
+        ranks = (RankVitals(w.rank, "step", 1, 0, 1.0, 1) for w in self.living_workers())
+        self._answer(events.VitalsTaken(number, tuple(ranks)))
 
     def _sample(self, number: int) -> None:
         """Its workers have begun a collective in each step, as others have, or a little later."""
@@ -536,7 +589,7 @@ class Agent:
         if self._running and not self.living_workers():
             self._watch_notice()
             self._running = self._held = False
-            self._answer(events.WorkersGone(), self.sim.plan.sweep)
+            self._answer(events.WorkersGone(self._spent()), self.sim.plan.sweep)
 
     def kill_forkserver(self, *, for_good: bool) -> None:
         """Its workers and the store go with it. The agent finds out in its own time; until then

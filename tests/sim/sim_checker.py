@@ -19,6 +19,7 @@ from hpclaunch.core.head.round import End, Round
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.messages import Hint, PlaceGiven, Report
 from hpclaunch.core.protocol.model import (
+    EXIT_SAVED,
     HEAD,
     NO_RANK,
     Assignment,
@@ -27,6 +28,7 @@ from hpclaunch.core.protocol.model import (
     Heads,
     Phase,
     Place,
+    Sequel,
     Verdict,
 )
 from hpclaunch.core.protocol.stages import Stage
@@ -69,10 +71,12 @@ class Checker:
         self.stragglers: set[str] = set()  # hosts that were named
         self.hung: set[int] = set()  # rounds that were ended because workers hang
         self.grown: set[int] = set()  # rounds that were ended to go on with more nodes
+        self.asked: set[int] = set()  # rounds that were ended because the user has asked for it
         self.cordoned: dict[int, set[int]] = {}  # nodes that a head has cordoned
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
+        self.requeued_at = -math.inf
         self.noticed = 0  # how often a worker has taken a notice
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
@@ -138,7 +142,10 @@ class Checker:
         if control.head is not None and current is not None and End.GROWTH in current.ends:
             self.grown.add(control.head.round)
             self.lost.add(control.head.round)
-        elif isinstance(event, events.LeaseOver):
+        if control.head is not None and current is not None and End.ASKED in current.ends:
+            self.asked.add(current.number)
+            self.lost.add(current.number)
+        if isinstance(event, events.LeaseOver):
             self.lost.add(control.member.round)
             suspended = Kind.SUSPEND in self.sim.plan.kinds
             self._require(suspended or not self.calm, agent, "has heard nothing for a whole lease")
@@ -196,17 +203,31 @@ class Checker:
         self._require(named == host, agent, f"calls {named} a straggler, and {host} is one")
         self.stragglers.add(named)
 
+    def concludes(self, agent: Agent, verdict: Verdict) -> None:
+        """An agent leaves, and does what comes after the end."""
+        wanted = self.sim.plan.job.requeueing
+        goes_on = verdict.sequel is Sequel.REQUEUE
+        self._require(not goes_on or verdict.ending in wanted.on, agent, f"is requeued: {verdict}")
+        if wanted.on and not wanted.is_chain:
+            tells = (verdict.code == EXIT_SAVED) == goes_on
+            self._require(tells, agent, f"leaves with a code that says something else: {verdict}")
+        if goes_on and agent.control.leads:
+            # What is left by then, Slurm has killed in the meantime.
+            again = self.sim.now < self.requeued_at + 1.0
+            self._require(not again, agent, "requeues the job once more")
+            self.requeued_at = self.sim.now
+
     def takes(self, worker: Worker, number: int, step: int) -> None:
         """A worker takes a notice before this step."""
-        paces = self._paces(worker)
         if not self._steps.together[number]:
             return
         agent = self.sim.agents[worker.agent]
-        for other in paces:
+        for other in self._paces(worker):
             before = other.taken.get(number)
             late = before not in (None, step)
             self._require(not late, agent, f"takes notice {number} at {step}, another at {before}")
-            passed = before is None and other.made >= step
+            was_offered = other.number >= number  # not if it had ended before
+            passed = before is None and other.made >= step and was_offered
             self._require(not passed, agent, f"takes notice {number} at {step}, another has not")
         self.noticed += 1
 
@@ -288,10 +309,12 @@ class Checker:
         # A head that is cut off with half of the nodes may have had rounds of the same number.
         agreed = self.facts.setdefault((part.round, head.term), facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
-        free = plan.job.preflight + len(plan.unfit)  # rounds that cost no restart
+        # Rounds that cost no restart.
+        free = plan.job.preflight + len(plan.unfit) + len(self.asked)
         steady = plan.survived and plan.job.grow is Grow.NEVER
-        least = part.round - free if steady else 0
-        self._require(least <= part.restarts <= part.round, agent, "miscounts its restarts")
+        begun = part.round - plan.job.first_round
+        least = begun - free if steady else 0
+        self._require(least <= part.restarts <= begun, agent, "miscounts its restarts")
         taking = [p.place for p in head.roster if p.assignment is not None]
         nprocs = {p.place.index: plan.nprocs[self._at(p).index] for p in head.roster}
         groups = list(dict.fromkeys(p.node for p in taking))
@@ -478,7 +501,7 @@ class Checker:
         assert verdict is not None
         budget, most = plan.job.max_restarts, plan.crashes + plan.kills
         # A round that a node was lost in, or that was ended for one, may have had a crash as well.
-        least = plan.crashes - len(plan.unfit) - len(self.grown)
+        least = plan.crashes - len(plan.unfit) - len(self.grown) - len(self.asked)
         done = verdict.code == 0 and least <= verdict.restarts <= most
         spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
         fair = (done and least <= budget) or (spent and most > budget)

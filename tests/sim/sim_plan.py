@@ -8,12 +8,22 @@ generator while the job runs.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
 from hpclaunch.core.hangs.suspicion import PATIENCE
-from hpclaunch.core.protocol.model import Grow, Heads, Job, Phase, Place
+from hpclaunch.core.protocol.model import (
+    GOES_ON,
+    Ending,
+    Grow,
+    Heads,
+    Job,
+    Phase,
+    Place,
+    Requeueing,
+)
 from hpclaunch.core.protocol.timing import Timing
 
 MAX_AGENTS, MOST_AGENTS = 16, 64  # the latter in a few runs, which take long
@@ -112,7 +122,10 @@ class Plan:
     trains: float = 1.0  # how likely a worker is to make steps
     leaves: float = 0.0  # how likely workers are to save and leave when they have notice
     ends: tuple[tuple[float, float], ...] = ()  # from when on Slurm is to end the job at what time
-    preempts: bool = False  # the last of these is for the sake of another job
+    preempts: bool = False  # the last of these is for the sake of another job,
+    requeues: bool = False  # or of another run
+    drains: tuple[float, str] = (math.inf, "")  # from when on Slurm drains which host
+    looked: bool = False  # somebody looks at the job now and then, and has its workers restarted
     numbered: bool = True  # False: all agents but the first get their places as they come
 
     @property
@@ -199,10 +212,17 @@ def timed(job: Job, **times: float) -> Job:
 
 
 def draw(seed: int) -> Plan:
+    looked = Random(f"{seed} onlookers").random() < 0.15
+    return replace(_drawn(seed), looked=looked)
+
+
+def _drawn(seed: int) -> Plan:
     plan, more = _draw(seed), Random(f"{seed} by an endpoint")
     single = plan.job.nodes > 1 and len(plan.starts) == plan.job.nodes
     if single and more.random() < WITHOUT_SLURM:
         plan = _without_slurm(more, plan)
+    more = Random(f"{seed} requeue")
+    plan = _requeued(more, plan) if more.random() < 0.3 else plan
     more = Random(f"{seed} hangs")
     plan = _hanging(more, plan) if more.random() < 0.15 else plan
     more = Random(f"{seed} stragglers")
@@ -246,8 +266,21 @@ def _ending(rng: Random, plan: Plan) -> Plan:
         leaves=rng.choice((0.0, 0.5, 1.0)),
         coupled=rng.random() < 0.8,
         ends=tuple(ends),
-        preempts=preempts,
+        preempts=preempts and not (requeues := rng.random() < 0.4),
+        requeues=preempts and requeues,
+        drains=(rng.uniform(0.0, work), rng.choice(plan.job.places).host),
     )
+
+
+def _requeued(rng: Random, plan: Plan) -> Plan:
+    """There may be another run, or not."""
+    requeueing = Requeueing(
+        on=rng.choice((GOES_ON, (*GOES_ON, Ending.FAILURE))),
+        most=rng.choice((0, 5)),
+        before=rng.randrange(2),
+        is_chain=rng.random() < 0.3,
+    )
+    return replace(plan, job=replace(plan.job, requeueing=requeueing, first_round=rng.randrange(5)))
 
 
 def _hanging(rng: Random, plan: Plan) -> Plan:

@@ -32,8 +32,12 @@ class Worker:
     deaf: bool  # does not notice when a peer is gone, and waits for it in vain
     saving: bool = False  # writes, since it was asked to stop
     idle_since: float = math.inf  # when it was asked to stop, or has written the last of it
+    stopped_at: float = math.inf  # when it was asked to stop
     unkillable: bool = False
     alive: bool = True
+    born: float = 0.0
+    ended_at: float = math.inf
+    saved: float = 0.0  # seconds in which it wrote checkpoints
     later: list[Callable[[], None]] = field(default_factory=list)  # once it may go on
 
     def __repr__(self) -> str:
@@ -119,6 +123,7 @@ class Training:
         """The worker runs; with the last one of its world a coupled training begins."""
         plan, rng, this = self.sim.plan, self.sim.rng, worker.world
         this.workers.append(worker)
+        worker.born = self.sim.now
         if this.loads:
             self._end_after(rng.uniform(0.0, 0.3), worker, 1, 0)
         elif worker.rank in this.victims:
@@ -177,6 +182,7 @@ class Training:
         if not worker.alive or worker.unkillable:
             return
         worker.alive = False
+        worker.ended_at = self.sim.now
         this = worker.world
         this.exits[worker.rank] = (code, signum, self.sim.now)
         worker.ended(worker, code, signum)
@@ -188,6 +194,7 @@ class Training:
         """SIGTERM: most die of it or leave with 0, some save first, some do not care or hang."""
         plan, rng = self.sim.plan, self.sim.rng
         worker.idle_since = self.sim.now
+        worker.stopped_at = min(worker.stopped_at, self.sim.now)
         if plan.savers and rng.random() < plan.savers:
             worker.saving = True
             wait = rng.uniform(0.0, 1.5 * plan.job.timing.grace)
@@ -297,6 +304,7 @@ class Training:
         def finish(file: File) -> None:
             if writer.alive:
                 file.complete = True
+                writer.saved += SAVING
                 self._save(writer)
 
         self._after(self.sim.rng.uniform(0.0, self.sim.plan.pace), writer, begin)

@@ -6,6 +6,7 @@ a Slurm of this machine nor another cluster of these tests is in its way.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -58,7 +59,7 @@ UnkillableStepTimeout=20
 GresTypes=gpu
 NodeName=n[1-{nodes}] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
 PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
+PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
 PartitionName=main Default=YES PriorityTier=1 GraceTime=30
 PartitionName=urgent PriorityTier=2 PreemptMode=OFF
@@ -228,7 +229,7 @@ class Cluster:
         """Submit a script of one task per node, whose files and home are in `directory`."""
         output = directory / f"job-{secrets.token_hex(4)}.out"
         command = ["sbatch", "--parsable", "--no-requeue", f"--nodes={nodes}", f"-D{directory}"]
-        command += ["--ntasks-per-node=1", f"--output={output}", *options]
+        command += ["--ntasks-per-node=1", f"--output={output}", "--open-mode=append", *options]
         script = f"#!/bin/bash\n{body}\n"
         said = self.controller.run(
             command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
@@ -245,6 +246,14 @@ class Cluster:
         entry = pwd.getpwnam(user)
         os.chown(directory, entry.pw_uid, entry.pw_gid)
         return directory
+
+
+def _is_far(begin: str) -> bool:
+    """Whether Slurm lets a job begin later than in a few seconds."""
+    try:
+        return time.mktime(time.strptime(begin, "%Y-%m-%dT%H:%M:%S")) > time.time() + 10
+    except ValueError:
+        return False  # it is not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +279,14 @@ class Job:
     def output(self) -> str:
         return self._output.read_text() if self._output.exists() else ""
 
-    def wait(self, timeout: float = 120.0) -> Ended:
-        """Until Slurm has taken it off the nodes."""
+    def wait(self, timeout: float = 120.0, *, runs: int = 1) -> Ended:
+        """Until Slurm has taken it off the nodes, after so many `runs` at most."""
         fields: dict[str, str] = {}
 
         def over() -> bool:
-            fields.update(self._fields())
+            fields.update(self.fields())
+            for times in range(1, runs):
+                self._begun(times)
             return fields["JobState"] not in GOING_ON
 
         try:
@@ -284,7 +295,23 @@ class Job:
             raise AssertionError(f"{e}\n{self.output}") from None
         return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
-    def _fields(self) -> dict[str, str]:
+    def starts_again(self, times: int, timeout: float = 120.0) -> None:
+        """Wait until Slurm has requeued it so often, and let it begin."""
+        try:
+            eventually(f"requeue {times} of job {self.id}", lambda: self._begun(times), timeout)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.output}") from None
+
+    def _begun(self, times: int) -> bool:
+        fields = self.fields()
+        waits = fields["JobState"] == "PENDING" and fields["Restarts"] == str(times)
+        if waits and _is_far(fields["StartTime"]):  # Slurm would let it wait for two minutes
+            now = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]
+            with contextlib.suppress(AssertionError):  # it has just begun
+                self.cluster.on(CONTROLLER, now)
+        return waits
+
+    def fields(self) -> dict[str, str]:
         shown = self.cluster.on(CONTROLLER, ["scontrol", "show", "job", "-o", str(self.id)])
         pairs = (word.partition("=") for word in shown.split())
         return {name: value for name, _, value in pairs}

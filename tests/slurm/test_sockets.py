@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,10 @@ def in_the_table() -> dict[str, str]:
 
 
 def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
-    """Over TCP, UDP and Unix sockets, without those of Slurm and of the workers themselves."""
+    """Over TCP and UDP, without those of Slurm and of the workers themselves.
+
+    Of Unix sockets, there is the one at which the agent answers its user.
+    """
     listing = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-t", "-u"])
     for line in listing.splitlines():
         local, process = line.split()[4], re.search(r"pid=(\d+)", line)
@@ -74,7 +78,8 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
         address, _, port = local.rpartition(":")
         yield Listener(who, "all" if address in ("*", "0.0.0.0", "[::]") else address, int(port))
     unix = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-x"]).splitlines()
-    assert [line for line in unix if "slurm" not in line] == []
+    (view,) = (line for line in unix if "slurm" not in line)
+    assert re.search(rf" @hpclaunch/{os.geteuid()}/[0-9a-f]{{16}} .*hpclaunch", view), view
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

@@ -368,3 +368,18 @@ def test_it_is_light(watching):
     assert watching.check() == ()
     loaded = {Path(m.path).name for m in psutil.Process(watching.pid).memory_maps()}
     assert not {name for name in loaded if name.startswith(("libtorch", "libzmq", "_psutil"))}
+
+
+def test_how_gpus_are_used(watching):
+    """Asked again before it is answered, it is answered once: NVML may hang."""
+    watching.begin(Gpu(total=80 * GIB), Gpu(total=40 * GIB))
+    assert watching.check() == ()
+    watching.watcher.ask_use()
+    watching.watcher.ask_use()
+    report = watching.next()
+    assert report.round is None
+    first, second = report.use
+    assert (first.total, second.total) == (80 * GIB, 40 * GIB)
+    assert 0 <= first.used <= first.total
+    assert first.busy is None  # this driver does not tell
+    assert watching.check(1) == ()

@@ -1,38 +1,83 @@
 """What Slurm says of the end of a job, as a `scontrol` that is played says it."""
 
+import time
+
 import pytest
 
 from hpclaunch.system.hosts import job_end
 
-JOB = "JobId=7 JobName=x EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main Reason=None"
-PARTITION = "PartitionName=main GraceTime=30 State=UP"
+JOB = "JobId=7 EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main Requeue={}"
+PARTITION = "PartitionName=main GraceTime=30 PreemptMode={} State=UP"
 SCRIPT = """#!/bin/sh
 [ "$2" = job ] && echo "{}" || echo "{}"
 """
+BEGAN = "1600000000"  # what the environment said
+
+
+def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE"):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(SCRIPT.format(JOB.format(*fields), PARTITION.format(mode)))
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return job_end.ask("7", "", "")
 
 
 @pytest.mark.parametrize(
-    ("end", "preempted", "found"),
+    ("end", "preempted", "at", "is_preempted"),
     [
-        ("1800000000", "None", (1800000000.0, False)),
-        ("1800000000", "1700000000", (1800000000.0, True)),
-        ("Unknown", "1700000000", (1700000030.0, True)),
-        ("Unknown", "None", (None, False)),
-        ("", "(null)", (None, False)),
+        ("1800000000", "None", 1800000000.0, False),
+        ("1800000000", "1700000000", 1800000000.0, True),
+        ("Unknown", "1700000000", 1700000030.0, True),
+        ("Unknown", "None", None, False),
+        ("", "(null)", None, False),
     ],
 )
-def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, found):
+def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, at, is_preempted):
+    said, found = asked(tmp_path, monkeypatch, end, preempted, "0")
+    assert said == at
+    assert found["preempted"] == is_preempted
+
+
+@pytest.mark.parametrize(
+    ("preempted", "requeue", "mode", "again"),
+    [
+        ("1700000000", "1", "REQUEUE", True),
+        ("1700000000", "0", "REQUEUE", False),
+        ("1700000000", "1", "CANCEL", False),
+        ("None", "1", "REQUEUE", False),
+    ],
+)
+def test_whether_slurm_starts_it_again(tmp_path, monkeypatch, preempted, requeue, mode, again):
+    _, found = asked(tmp_path, monkeypatch, "1800000000", preempted, requeue, mode=mode)
+    assert found["may_requeue"] == (requeue == "1")
+    assert found["requeued_if_killed"] == again
+
+
+@pytest.mark.parametrize(("end", "at"), [(BEGAN, 1600000000.0), ("", None)])
+def test_without_scontrol(monkeypatch, tmp_path, end, at):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nothing = dict.fromkeys(("preempted", "requeued", "requeued_if_killed"), False)
+    nothing["may_requeue"] = None
+    assert job_end.ask("7", end, "") == (at, nothing)
+
+
+def test_times_as_slurm_writes_them_by_itself():
+    assert job_end.seconds("2026-11-23T20:44:01") == job_end.seconds("2026-11-23T20:44:00") + 1
+
+
+CONFIG = (
+    "KeepAliveTime           = 300 sec\nKillOnBadExit           = 0\nKillWait                = {}"
+)
+
+
+@pytest.mark.parametrize(("restarts", "requeued"), [("1", True), ("2", False)])
+def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, restarts, requeued):
+    said = f'[ "$2" = config ] && echo "{CONFIG.format("1000 sec")}" || echo "Restarts=2 Requeue=1"'
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(SCRIPT.format(JOB.format(end, preempted), PARTITION))
+    scontrol.write_text(f"#!/bin/sh\n{said}\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert job_end.ask("7") == found
-
-
-def test_without_scontrol(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert job_end.ask("7") == (None, False)
-
-
-def test_times_as_slurm_writes_them_by_itself(monkeypatch):
-    assert job_end.seconds("2026-11-23T20:44:01") == job_end.seconds("2026-11-23T20:44:00") + 1
+    before = time.time()
+    at, found = job_end.ask("7", "", restarts)
+    assert found["requeued"] == requeued
+    assert (at is not None and 0 <= at - before - 1000 < 60) == requeued

@@ -10,6 +10,7 @@ import pytest
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.system.logs import log_directory
+from hpclaunch.system.logs.log_directory import LogDirectory
 
 
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
@@ -122,3 +123,28 @@ def test_launches_of_one_name_below_the_working_directory(tmp_path, monkeypatch)
     found = [log_directory.default("7.batch", alone=True) for _ in range(3)]
     assert found == [above / "7.batch", above / "7.batch-2", above / "7.batch-3"]
     assert log_directory.default("7.0", alone=False) == above / "7.0"
+
+
+@pytest.mark.parametrize(
+    ("there", "launch", "first"),
+    [
+        ("7.0/round-0 7.0/round-4", "7.0.r1", 5),
+        ("7.0/round-4 7.0.r1/round-5 7.0.r2/round-6", "7.0.r2", 6),  # another agent has begun it
+        ("7.0/round-0 7.batch/round-1 77.0/round-9 8.0/round-9", "7.0.r1", 1),
+        ("7.batch/round-1 7.batch-2/round-2", "7.batch-3", 3),
+        ("7.0/round-x 7.0/other", "7.0.r1", 0),
+        ("", "7.0.r1", 0),
+    ],
+)
+def test_the_rounds_of_another_run_are_counted_on(tmp_path, there, launch, first):
+    for path in there.split():
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / launch).mkdir(exist_ok=True)
+    name = launch.partition("-")[0]
+    assert LogDirectory(tmp_path / launch, name).first_round == first
+    assert LogDirectory(tmp_path / "8.0").first_round == 0
+
+
+def test_runs_with_the_same_log_directory(tmp_path):
+    (tmp_path / "logs" / "round-2").mkdir(parents=True)
+    assert LogDirectory(tmp_path / "logs", "7.0.r1").first_round == 3

@@ -18,10 +18,13 @@ from hpclaunch.core.protocol.model import (
     Assignment,
     Failure,
     Goal,
+    GpuUse,
     Phase,
+    RankVitals,
     Tally,
     Trouble,
     Verdict,
+    Vitals,
     WorkerExit,
 )
 from hpclaunch.system.network import wire
@@ -62,6 +65,13 @@ CONFIGURATION = Configuration(
 )
 
 
+VITALS = Vitals(
+    3,
+    (RankVitals(2, "step", 7, 1007, 0.5, 1 << 33), RankVitals(3, "other", 0, 0, 0.0, 0)),
+    (GpuUse(None, 1, 2, 60, 300.5), GpuUse(0.5, 1 << 36, 1 << 37, 60, 0.0)),
+)
+
+
 def with_tally(tally):
     return replace(CONFIGURATION, record=Record(7, tally))
 
@@ -71,6 +81,7 @@ ORDERS = [
     Order(1, 2, "f00d", Goal.RUN, 1, assignment=ASSIGNMENT),
     Order(1, 3, "f00d", Goal.END, 1, verdict=Verdict(137, "why", FAILURE, (FAILURE,), 3)),
     Order(1, 4, "f00d", Goal.WAIT, 1, configuration=CONFIGURATION),
+    Order(1, 4, "f00d", Goal.RUN, 1, vitals=3),
     Order(
         *(1, 5, "f00d", Goal.WAIT, 1),
         configuration=with_tally(
@@ -87,7 +98,9 @@ OF_OLD_NAMES = [
 ]
 
 
-@pytest.mark.parametrize("message", [REPORT, *ORDERS, *OF_OLD_NAMES])
+@pytest.mark.parametrize(
+    "message", [REPORT, replace(REPORT, vitals=VITALS), *ORDERS, *OF_OLD_NAMES]
+)
 def test_there_and_back(message):
     assert wire.decode(wire.encode(message)) == message
 
@@ -99,7 +112,7 @@ def test_what_a_successor_has_to_know_is_small():
     failure = replace(FAILURE, tail=f"ValueError: {'x' * 4000}", signal=0, code=1)
     assert budget.spend([failure], saves=True) is None
     data = wire.encode(Order(1, 4, "f00d", Goal.WAIT, 1, configuration=with_tally(budget.tally)))
-    assert len(data) < 700
+    assert len(data) < 800
 
 
 def altered(**changes) -> bytes:

@@ -265,11 +265,30 @@ def test_which_signal(group, handled, signum, got):
 
 
 def test_a_signal_that_the_script_does_not_handle(group):
-    one = group(TRAIN, handled=())
-    one.step()
-    one.notices.offer(1, 2, USR1)
-    assert one.notices.give(one.pids, 1) == [0]
-    one.step()
+    asks, does_not = TRAIN, TRAIN.replace("dues.append(due())", "pass")
+    both = group(asks, does_not, handled=())
+    both.step()
+    both.notices.offer(1, 2, USR1)
+    assert both.notices.give(both.pids, 1) == [1]
+    both.step()
+
+
+def test_workers_that_end_with_the_step(group):
+    both = group(TRAIN, TRAIN, IDLE)
+    both.step()
+    both.notices.offer(1, 2, 0)
+    both.notices.give(both.pids, 1)
+    both.hear(2)
+    for rank in (0, 1):
+        assert not both.notices.was_last(1)
+        both.ask(rank)
+        both.hear(rank)
+        both.hear(rank)
+    assert both.notices.was_last(1)
+    both.notices.offer(2, 3, 0)
+    both.notices.withdraw()
+    both.step(1)
+    assert not both.notices.was_last(1)
 
 
 def test_without_progress_it_comes_at_once(group):

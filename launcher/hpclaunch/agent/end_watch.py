@@ -8,17 +8,23 @@ from typing import Any
 import zmq
 
 from ..core.protocol import events
+from ..core.protocol.model import Job
 from ..system.hosts.job_end import JobEndClient
 
 
 class EndWatch:
     """`ask` begins a question, and an event answers it; only the newest one is answered."""
 
-    def __init__(self, job: str, environ: Mapping[str, str], poller: zmq.Poller) -> None:
-        self._job, self._end = job, environ.get("SLURM_JOB_END_TIME", "")
+    def __init__(self, job: Job, environ: Mapping[str, str], poller: zmq.Poller) -> None:
+        self._job = job.slurm_id
+        has_spares = 0 < job.most < job.nodes
+        self._nodes = environ.get("SLURM_STEP_NODELIST", "") if has_spares else ""
+        self._end = environ.get("SLURM_JOB_END_TIME", "")
+        self._restarts = environ.get("SLURM_RESTART_COUNT", "")
         self._poller = poller
         self._client: JobEndClient | None = None
         self._number = 0
+        self.began: float | None = None  # when the job did, in seconds since 1970, once it is known
 
     def close(self) -> None:
         if self._client is not None:
@@ -33,7 +39,7 @@ class EndWatch:
         self._number += 1
         if self._client is None:
             try:
-                self._client = JobEndClient(self._job, self._end)
+                self._client = JobEndClient(self._job, self._end, self._restarts, self._nodes)
             except OSError:
                 return [events.EndFound(None)]
             self._poller.register(self._client.fileno(), zmq.POLLIN)
@@ -48,8 +54,8 @@ class EndWatch:
         if client.lost:
             self.close()
             return [events.EndFound(None)]
-        return [
-            events.EndFound(reply["left"], reply["preempted"])
-            for reply in replies
-            if reply["number"] == self._number
-        ]
+        newest = [reply for reply in replies if reply["number"] == self._number]
+        if newest:
+            self.began = newest[-1]["began"] or self.began
+        found = (reply["found"] for reply in newest)
+        return [events.EndFound(**f | {"draining": tuple(f["draining"])}) for f in found]

@@ -16,6 +16,7 @@ from .config import Config
 
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
+    from ..core.protocol.model import GpuUse
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
 
 
@@ -40,6 +41,7 @@ class HealthWatch:
         self._gpus = config.gpus if config.selector == worker_environment.CUDA else ()
         self._watcher: GpuWatcherClient | None = None
         self._checks = 0
+        self.use: tuple[GpuUse, ...] = ()  # of the GPUs, as it was told last
         self._told: set[str] = set()
         self._ranks: dict[int, int] = {}  # by the pids of a round's workers
         self._faults: list[tuple[int | None, XidSeen]] = []  # of the round's programs, with ranks
@@ -89,6 +91,11 @@ class HealthWatch:
 
     # During a round
 
+    def ask_use(self) -> None:
+        """For people who look at the job: `use` has it once it is told."""
+        if self._watcher is not None and not self._watcher.lost:
+            self._watcher.ask_use()
+
     def started(self, rank: int, pid: int) -> None:
         self._ranks[pid] = rank
 
@@ -113,6 +120,9 @@ class HealthWatch:
         return self._on_report(self._watcher.expire())
 
     def _on_report(self, report: GpuReport) -> list[events.Event]:
+        if report.use is not None:
+            self.use = report.use
+            return []
         self._note("health", [str(f) for f in (*report.findings, *report.xids)])
         self._warn(report.findings)
         for seen in report.xids:

@@ -20,6 +20,7 @@ import zmq
 
 from ..core.control import Control
 from ..core.health.host_rules import Disk
+from ..core.ledger.end_causes import KERNELS_WORD
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import (
@@ -29,6 +30,7 @@ from ..core.protocol.model import (
     HEAD,
     Assignment,
     NoticeAnswer,
+    RankVitals,
     Trouble,
     Verdict,
 )
@@ -38,15 +40,18 @@ from ..system.logs.journal.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import evidence, post_mortem, sampling
+from . import evidence, post_mortem, sampling, sequel
 from .config import Config
 from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
 from .joining import join
 from .last_words import LastWords
+from .ledger_keeping import Ledger
+from .native_stacks import NativeStacks
 from .output import Output
 from .resuming import Resuming
+from .viewing import Viewing
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
 DISK_LIMIT = 2.0  # seconds
@@ -93,10 +98,14 @@ class Agent:
         self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.journal.began(made)
+        logs_at = None if config.logs is None else config.logs.path
+        self.ledger = Ledger(logs_at, label, config.allocation.name)
         self.health = HealthWatch(config, self._poller, self.output.say, self._note)
         self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
-        self.end_watch = EndWatch(config.job.slurm_id, environ, self._poller)
+        self.end_watch = EndWatch(config.job, environ, self._poller)
+        self.native_stacks = NativeStacks(self._poller)
+        self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -140,6 +149,8 @@ class Agent:
                 ends.callback(self.output.service.close)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)
+                ends.callback(self.native_stacks.close)
+                ends.callback(self.viewing.close)
 
     def _turn(self) -> None:
         service = self.output.service
@@ -148,7 +159,7 @@ class Agent:
         journal = self.journal.fileno() if self.journal.wanting else -1
         if journal >= 0:
             self._poller.register(journal, zmq.POLLOUT)
-        parts = (self.control, self.last_words, self.health, self.resuming)
+        parts = (self.control, self.last_words, self.health, self.resuming, self.viewing)
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
@@ -165,10 +176,13 @@ class Agent:
         now = time.monotonic()
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         self._deliver(*self.last_words.expire(now))
+        self.viewing.expire(now)
         if now >= self._disk_until:
             self._deliver(*self._check_health({"silent": True}))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
+        self.ledger.allocated = self.end_watch.began
+        self.ledger.keep(self.control, self.output.service, time.monotonic())
         self.journal.flush()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
@@ -189,9 +203,12 @@ class Agent:
                 self._replace_forkserver()
         self._deliver(*self.health.receive(ready), *self.sharing.receive(ready))
         self._deliver(*self.resuming.receive(ready), *self.end_watch.receive(ready))
+        for complete in self.native_stacks.receive(ready):
+            self._take_evidence(complete)
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic()))
             self._deliver(*self.channels.receive_lookups(ready))
+        self.viewing.receive(ready)  # last: it is to see what has arrived
 
     def _deliver(self, *some: events.Event) -> None:
         """Give events to the core and carry out its effects, until nothing more follows."""
@@ -234,16 +251,16 @@ class Agent:
         match reply:
             case {"event": "listening", "port": port}:
                 self._deliver(events.StoreListening(port))
-            case {"event": "exit", "rank": rank, "code": code, "signal": signum}:
-                self._exit(rank, code, signum)
+            case {"event": "exit", "rank": rank, "code": code, "signal": signum, **more}:
+                self._exit(rank, code, signum, oom=more.get("oom", False))
             case {"event": "cannot-start", "why": why}:
                 self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
             case {"event": "lease-over"}:
                 self._deliver(events.LeaseOver())
-            case {"event": "gone"}:
+            case {"event": "gone", "spent": spent}:
                 self.resuming.ended()
                 self.output.service.finish()
-                self._tell_in_order(events.WorkersGone())
+                self._tell_in_order(events.WorkersGone(tuple(spent)))
             case {"event": "unhandled", "signum": signum, "ranks": ranks}:
                 who = ", ".join(map(str, ranks))
                 name = signal_name(signum)
@@ -273,30 +290,37 @@ class Agent:
                 self.forkserver.spare(pid)
             case {"event": "progress", **seen}:
                 seen.pop("event", None)
-                self._deliver(events.WorkersSeen(**{**seen, "steps": tuple(seen["steps"])}))
+                lists = {"steps": tuple(seen["steps"]), "spent": tuple(seen["spent"])}
+                self._deliver(events.WorkersSeen(**{**seen, **lists}))
             case {"event": "evidence", "number": number, "ranks": ranks}:
-                self._deliver(*self._take_evidence(number, ranks))
+                assert self.round_dir is not None, "no evidence without a round"
+                hang = evidence.HangEvidence(self.round_dir / "evidence", number, ranks, {})
+                if not self.native_stacks.add_to(hang):
+                    self._take_evidence(hang)
             case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
                 agents = len(self.config.job.places)
                 sample = sampling.sample_of(number, ranks, ways, agents)
                 self._deliver(events.SampleTaken(sample))
+            case {"event": "vitals", "number": number, "ranks": ranks}:
+                told = tuple(RankVitals(**rank) for rank in ranks)
+                self._deliver(events.VitalsTaken(number, told, self.health.use))
             case {"event": "offered", "number": number, "steps": steps, **more}:
                 found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
                 self._deliver(events.NoticeOffered(found))
-            case {"event": "taken", "number": number}:
+            case {"event": "taken", "number": number, "last": last}:
                 self._make_notice_file()
-                self._deliver(events.NoticeTaken(number))
+                self._deliver(events.NoticeTaken(number, last))
             case {"event": "started", "rank": rank, "pid": pid}:
                 self._note("started", reply)
                 self.health.started(rank, pid)
                 self.sharing.started(rank, pid)
 
-    def _take_evidence(self, number: int, ranks: list[dict[str, Any]]) -> list[events.Event]:
-        assert self.round_dir is not None, "no evidence without a round"
-        self.output.service.keep(self.round_dir / "evidence", evidence.files_of(ranks))
-        return [events.EvidenceGathered(number, tuple(map(evidence.state_of, ranks)))]
+    def _take_evidence(self, found: evidence.HangEvidence) -> None:
+        self.output.service.keep(found.directory, evidence.files_of(found))
+        states = tuple(map(evidence.state_of, found.ranks))
+        self._deliver(events.EvidenceGathered(found.number, states))
 
-    def _exit(self, rank: int, code: int, signum: int) -> None:
+    def _exit(self, rank: int, code: int, signum: int, *, oom: bool) -> None:
         assert self.round_dir is not None, "no worker without a round"
         if code:
             self.resuming.ended()
@@ -305,6 +329,7 @@ class Agent:
 
         def tell(wrote: str) -> Iterator[events.Event]:
             faults = self.health.faults_of(rank) if code else []
+            faults += [f"{KERNELS_WORD} (oom_kill in memory.events)"] if oom else []
             last = "\n".join(filter(None, [wrote, *faults]))
             if measuring and code == EXIT_UNFIT:
                 said = [line for line in last.splitlines() if line.strip()]
@@ -389,8 +414,8 @@ class Agent:
                 self._events += self.sharing.prepare(part)
             case effects.CheckHealth():
                 self._events += self._ask_for_disk()
-            case effects.ChooseCheckpoint(avoid=avoid):
-                self._events += self.resuming.choose(dict(avoid))
+            case effects.ChooseCheckpoint(avoid=avoid, ended_well=ended_well):
+                self._events += self.resuming.choose(dict(avoid), ended_well=ended_well)
             case effects.LookAt(look=look):
                 self._events += self.resuming.look(look)
             case effects.Diagnose():
@@ -407,6 +432,9 @@ class Agent:
                 self.forkserver.gather(number)
             case effects.TakeSample(number=number):
                 self.forkserver.sample(number)
+            case effects.TakeVitals(number=number):
+                self.health.ask_use()
+                self.forkserver.vitals(number)
             case effects.AskForEnd():
                 self._events += self.end_watch.ask()
             case effects.OfferNotice(notice=notice):
@@ -516,6 +544,8 @@ class Agent:
 
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
+        self.viewing.keep()
+        self.ledger.write(self.control, self.output.service, time.monotonic(), over=True)
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads
@@ -531,6 +561,8 @@ class Agent:
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        if logs is not None and self.control.leads:
+            self.output.service.report(logs.path, self.config.allocation.name)
         self.journal.close()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
@@ -547,4 +579,8 @@ def run(
     The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
     is missed, and both processes start up during the import.
     """
-    return Agent(config, os.environ, signals, server, logs).run()
+    agent = Agent(config, os.environ, signals, server, logs)
+    code = agent.run()
+    if agent.verdict is not None:
+        sequel.carry_out(agent.verdict, config.job, os.environ, leads=agent.control.leads)
+    return code

@@ -6,9 +6,11 @@ import textwrap
 
 from ..core.head.advice import advise
 from ..core.head.restarts import how, who
-from ..core.protocol.model import EXIT_USAGE, Culprit, Verdict
+from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
 
 CONSEQUENCES = 4  # that are named; the rest is counted
+LINES = 14  # of all; a worker's last ones give way
+LEAST = 4  # of these
 WIDTH = 96  # of a paragraph; what a worker wrote is never wrapped
 
 
@@ -31,28 +33,33 @@ def _summary(verdict: Verdict, code: int) -> str:
 
 def _post_mortem(verdict: Verdict, code: int, log_dir: str) -> str:
     """The head's account: which rank failed first, where, how, and what it wrote last."""
-    lines = [_summary(verdict, code)]
+    lines = []
     if verdict.cause is not None:
         cause = verdict.cause
-        if cause.tail:
-            lines.append(f"  the last lines of {who(cause)}:")
-            lines += [f"    | {line}" for line in cause.tail.splitlines()]
-        elif cause.culprit is not Culprit.FORK_SERVER:
-            lines.append(f"  {who(cause)} wrote nothing")
         if advice := advise(cause):
-            lines.append(_paragraph("  advice: ", advice))
+            lines += _paragraph("  advice: ", advice)
         if verdict.consequences:
             named = [how(f) for f in verdict.consequences[:CONSEQUENCES]]
             more = len(verdict.consequences) - len(named)
             rest = f"; and {more} more" if more else ""
             lines.append(f"  failed as a consequence: {'; '.join(named)}{rest}")
     lines.append(f"  logs: {log_dir}")
-    return "\n".join(lines)
+    first = [_summary(verdict, code)]
+    said = [] if verdict.cause is None else _last_words(verdict.cause, LINES - len(lines))
+    return "\n".join([*first, *said, *lines])
 
 
-def _paragraph(label: str, text: str) -> str:
+def _last_words(cause: Failure, most: int) -> list[str]:
+    if not cause.tail:
+        nothing = [f"  {who(cause)} wrote nothing"]
+        return nothing if cause.culprit is not Culprit.FORK_SERVER else []
+    last = cause.tail.splitlines()[-max(LEAST, most - 2) :]
+    return [f"  the last lines of {who(cause)}:", *(f"    | {line}" for line in last)]
+
+
+def _paragraph(label: str, text: str) -> list[str]:
     """Wrapped between words only, so that no option or path is split."""
-    return textwrap.fill(
+    return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=label,

@@ -34,6 +34,7 @@ from .config import Checkpoints, Config
 MOST_ROUNDS = 256  # that are remembered
 NEAR = 3  # rounds to tell about, before and after the one in which something was saved
 TRIES = 2  # for a search, or a look, whose process has ended
+SETTLED = 1 << 62  # ns; as the end of a round: its workers have written all that was to follow
 AGAIN = 1.0  # seconds until the next look for a checkpoint that is not there yet
 NAMES = 4
 
@@ -59,6 +60,7 @@ class Resuming:
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
         self._avoid: dict[int, str] = {}  # in that search
+        self._ended_well = False  # of that search
         self._search_tries = 0  # that are left
         self._chose = False  # this agent leads, so it reads checkpoints ahead of need
         self._look: Look | None = None  # what this agent is to see
@@ -99,12 +101,13 @@ class Resuming:
 
     # Requests
 
-    def choose(self, avoid: Mapping[int, str]) -> list[events.Event]:
+    def choose(self, avoid: Mapping[int, str], *, ended_well: bool) -> list[events.Event]:
         """Answered by CheckpointChosen or SearchFailed, here or later."""
         if self._settings is None:
             self._suggest()
             return [events.CheckpointChosen("")]
         self._search_tries, self._avoid, self._chose = TRIES, dict(avoid), True
+        self._ended_well = ended_well
         return self._begin_search()
 
     def _suggest(self) -> None:
@@ -124,7 +127,11 @@ class Resuming:
             return [self._failed(str(e))]
         self._number += 1
         self._search_number = self._number
-        service.search(self._number, self._rounds, self._avoid)
+        rounds = self._rounds
+        if self._ended_well and rounds:
+            begun, _, world = rounds[-1]
+            rounds = (*rounds[:-1], (begun, SETTLED, world))
+        service.search(self._number, rounds, self._avoid)
         return []
 
     def look(self, look: Look | None) -> list[events.Event]:

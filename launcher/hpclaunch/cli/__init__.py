@@ -20,7 +20,22 @@ from hpclaunch.core.protocol.wording import for_console
 from . import options, run, shim
 from .parser import Parser
 
-COMMANDS = ("checkpoints", "doctor", "prune", "replay", "sbatch", "shim", "stacks")
+# Each with its module.
+COMMANDS = {
+    "checkpoints": "checkpoints",
+    "doctor": "doctor",
+    "notice": "give_notice",  # hpclaunch.notice is for scripts
+    "prune": "prune",
+    "replay": "replay",
+    "report": "report",
+    "restart": "restart",
+    "sbatch": "sbatch",
+    "shim": "shim",
+    "stacks": "stacks",
+    "status": "status",
+    "stop": "stop",
+    "top": "top",
+}
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -78,7 +93,7 @@ def _look_for_libraries_first() -> None:
 
 
 def _command(name: str, words: list[str]) -> int:
-    module = importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(f"{__name__}.{COMMANDS[name]}")
     kind: type[Parser] = getattr(module, "PARSER", Parser)
     parser = kind(prog=f"hpclaunch {name}", description=module.__doc__)
     module.prepare_parser(parser)

@@ -21,8 +21,19 @@ from hpclaunch.core.health.host_rules import files_needed
 from hpclaunch.core.placement import binding, worker_environment
 from hpclaunch.core.protocol import wording
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import EXIT_USAGE, HEAD, Allocation, Grow, Heads, Job, Trouble
+from hpclaunch.core.protocol.model import (
+    EXIT_USAGE,
+    GOES_ON,
+    HEAD,
+    Allocation,
+    Grow,
+    Heads,
+    Job,
+    Requeueing,
+    Trouble,
+)
 from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
+from hpclaunch.system.hosts import requeue
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
@@ -33,6 +44,8 @@ from .program import Program, program
 from .run import beyond_the_usual, rdzv_seconds, streams_of
 from .warm_start import start
 from .worker_count import Count, count_workers
+
+SUBMITIT = "SUBMITIT_EXECUTOR"  # it is in the environment of jobs that submitit has started
 
 
 @dataclass(slots=True)
@@ -64,7 +77,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         notes += _notes(options, environ, where, task)
     return Config(
         allocation=where,
-        job=_job(options, environ, where),
+        job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
         python=task.program.python,
@@ -102,7 +115,12 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
 # The job
 
 
-def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocation) -> Job:
+def _job(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    where: Allocation,
+    logs: LogDirectory | None,
+) -> Job:
     """The same on all of its agents."""
     fewest, most = options.nnodes or (where.nodes, where.nodes)
     fixed = fewest >= where.nodes
@@ -122,6 +140,8 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
         grow=_grow(options),
         heads=_heads(where, fewest),
         notice_signal=options.notice_signal or 0,
+        requeueing=_requeueing(options, environ),
+        first_round=0 if logs is None else logs.first_round,
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
             last_call=rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call),
@@ -132,6 +152,24 @@ def _job(options: argparse.Namespace, environ: Mapping[str, str], where: Allocat
             loss=options.loss_timeout or (PATIENT_LOSS if fixed else DEFAULTS.loss),
         ),
     )
+
+
+def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requeueing:
+    asked = options.requeue or options.chain
+    if not asked or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
+        return Requeueing()
+    return Requeueing(
+        on=options.requeue_on or GOES_ON,
+        most=options.max_requeues,
+        before=_runs_before(options, environ),
+        is_chain=options.chain,
+    )
+
+
+def _runs_before(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    if options.chain:
+        return requeue.elements_before(environ)
+    return requeue.runs_before(environ)
 
 
 def _heads(where: Allocation, fewest: int) -> Heads:
@@ -203,7 +241,7 @@ def _examine(
         at_load = {**environ, **worker_environment.at_load(environ, threads=task.threads)}
         head = where.index == HEAD
         task.start, task.cold = start(options, task.program, at_load, head=head)
-        task.logs, task.elsewhere = _logs(options, where)
+        task.logs, task.elsewhere = _logs(options, environ, where)
     except UsageError as e:
         if where.alone:
             raise
@@ -252,19 +290,23 @@ def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:
     return binding.threads(binding.bind(mode, cpus, there, [binding.Locality()] * workers), there)
 
 
-def _logs(options: argparse.Namespace, where: Allocation) -> tuple[LogDirectory, str]:
-    """The log directory, and a line if it is not where the user would look for it.
+def _logs(
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
+) -> tuple[LogDirectory, str]:
+    """The log directory, and a line if it is not where the user would look for it. Where Slurm has
+    started the job again, rounds are counted from those of the last run.
 
     In place of torchrun, whose own is temporary, the working directory may not be writable.
     """
     first = where.index == HEAD
+    again = where.name if requeue.runs_before(environ) else ""
     if options.log_dir is not None:
         path = log_directory.unused(options.log_dir, where.name, where.identity)
         used = f"the log directory {options.log_dir} is in use: this launch's is {path}"
-        return LogDirectory(path), used if first and path != options.log_dir else ""
+        return LogDirectory(path, again), used if first and path != options.log_dir else ""
     try:
         # A batch script without srun may have several launches, even at the same time.
-        logs = LogDirectory(log_directory.default(where.name, alone=where.alone))
+        logs = LogDirectory(log_directory.default(where.name, alone=where.alone), again)
         theirs = f"hpclaunch-logs belongs to another user: the logs are in {logs.path}"
         usual = logs.path.parent.name == "hpclaunch-logs"
         return logs, theirs if first and not usual else ""
@@ -298,7 +340,7 @@ def _notes(
     """What the user should know before the workers start."""
     count, cpus = task.count, len(task.cpus)
     notes = [note for note in (task.program.note, *count.notes) if note]
-    if idle := _without_effect(options):
+    if idle := _without_effect(options, environ):
         notes.append("without effect here: " + "; ".join(idle))
     workers = where.tasks_here * count.nproc
     shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
@@ -315,8 +357,8 @@ def _notes(
     return notes
 
 
-def _without_effect(options: argparse.Namespace) -> list[str]:
-    """Options of torchrun's that were given and have no effect here, and why."""
+def _without_effect(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Options that were given and have no effect here, and why."""
     idle = []
     if options.monitor_interval is not None:
         idle.append("--monitor-interval (failures are seen at once)")
@@ -324,6 +366,11 @@ def _without_effect(options: argparse.Namespace) -> list[str]:
         idle.append("--start-method (scripts are programs of their own, under torchrun too)")
     if options.event_log_handler not in (None, "null"):
         idle.append("--event-log-handler (the journal in the log directory has the events)")
+    asked = "--requeue" if options.requeue else "--chain" if options.chain else ""
+    if asked and "SLURM_JOB_ID" not in environ:
+        idle.append(f"{asked} (there is no Slurm)")
+    elif asked and SUBMITIT in environ:
+        idle.append(f"{asked} (submitit requeues this job)")
     if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
         idle.append(f"--rdzv-conf {', '.join(conf)}")
     return idle

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpclaunch.core.protocol.model import EXIT_SAVED
+
 COMMENTS = 41  # the column where they begin
 TO_THE_WORKERS = ("USR1", "USR2")
 
@@ -26,6 +28,8 @@ class JobScript:
     elastic: bool = False  # goes on without nodes that are lost
     signal: str = ""
     requeue: bool = False
+    by_script: bool = False  # by this script, where the launcher cannot do it from its container
+    elements: int = 0  # jobs of an array, one after another
     setup: Sequence[str] = ()  # lines of shell before the launch
     image: str = ""  # of Apptainer
     pyxis: str = ""  # an image for Slurm's own plugin
@@ -78,6 +82,7 @@ def _requests(job: JobScript) -> list[tuple[str, str]]:
             f"to {told}" if job.signal.startswith(TO_THE_WORKERS) else "ends the job in order",
         ),
         ("--requeue --open-mode=append" * job.requeue, "its output goes on in the same file"),
+        (f"--array=1-{job.elements}%1" * bool(job.elements), "each goes on where the last one was"),
     ]
     return [line for line in lines if line[0]]
 
@@ -92,4 +97,8 @@ def _shell(job: JobScript) -> list[str]:
         step += ['--container-mounts="$PWD"', '--container-workdir="$PWD"']
     if job.image:
         step += ["apptainer exec --nv", quoted([job.image])]
-    return [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]
+    lines = [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]
+    if job.by_script and (job.image or job.pyxis):
+        lines += ["code=$?", f"[ $code = {EXIT_SAVED} ] && scontrol requeue $SLURM_JOB_ID"]
+        lines += ["exit $code"]
+    return lines

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from hpclaunch import __version__
 from hpclaunch.core.placement.binding import Mode
 from hpclaunch.core.placement.streams import parse_filters
-from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
+from hpclaunch.core.protocol.model import ENDING, FORWARDED, GOES_ON, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
@@ -24,7 +24,10 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch --nproc 2 train.py ARGUMENTS      on this machine alone
     srun hpclaunch doctor                       check what a launch depends on
     hpclaunch checkpoints DIR                   list the checkpoints in DIR
+    hpclaunch status [JOB]                      show what running jobs do
+    hpclaunch top JOB                           the same on the whole screen
     hpclaunch stacks JOB                        show where a job's workers are
+    hpclaunch stop|restart|notice JOB           ask that of a running job
     hpclaunch replay LOG_DIR                    show what happened in a job
     hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script
@@ -143,6 +146,32 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         metavar="NAME",
         help="the signal that the workers get then, all of them before the same optimizer step "
         "(default: the first of USR1, USR2 and TERM that the script has a handler for)",
+    )
+    add(
+        "--requeue",
+        action="store_true",
+        help="at the end of the time limit, after preemption or the loss of a node, let Slurm "
+        "start the job again; it goes on from its newest checkpoint (needs --checkpoint-dir)",
+    )
+    add(
+        "--requeue-on",
+        type=values.endings,
+        metavar="CAUSES",
+        help="the causes for which --requeue does so, separated by commas: "
+        f"{', '.join(values.ENDINGS)} (default: {','.join(e.value for e in GOES_ON)})",
+    )
+    add(
+        "--max-requeues",
+        type=values.integer(0),
+        default=100,
+        metavar="N",
+        help="after so many, the job is not started again (default: %(default)s)",
+    )
+    add(
+        "--chain",
+        action="store_true",
+        help="the elements of this job array continue each other: the rest of them is cancelled "
+        "once the training is finished, or fails (`hpclaunch sbatch --chain` writes this)",
     )
     add(
         "--role",

@@ -25,6 +25,10 @@ def check(options: argparse.Namespace) -> None:
     rdzv_seconds(options, "join_timeout", DEFAULTS.join)
     rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call)
     _check_checkpoint_options(options)
+    if options.requeue and options.chain:
+        raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
+    if options.requeue_on and not (options.requeue or options.chain):
+        raise UsageError("--requeue-on says when to requeue a job: add --requeue")
     if options.resume_with is None:
         return
     if PLACEHOLDER not in options.resume_with:
@@ -49,6 +53,8 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
         ("--checkpoint-exclude", options.checkpoint_exclude),
         ("--checkpoint-complete", options.checkpoint_complete),
         ("--verify", options.verify != "auto"),
+        ("--requeue", options.requeue),
+        ("--chain", options.chain),
     ):
         if given:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")

@@ -10,6 +10,7 @@ SCRIPT and its arguments are copied into the job script (docs/sbatch.md).
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import subprocess
 import sys
@@ -147,7 +148,15 @@ def _add_endings(add: Callable[..., object]) -> None:
     add(
         "--requeue",
         action="store_true",
-        help="Slurm may start the job again after preemption",
+        help="Slurm may start the job again after preemption; with --checkpoint-dir, the launcher "
+        "also asks for it at the end of the time limit",
+    )
+    add(
+        "--chain",
+        type=slurm_values.hours,
+        metavar="HOURS",
+        help="for a training that takes longer than --time: an array of jobs, one after another, "
+        "of HOURS together; each goes on from the newest checkpoint (needs --checkpoint-dir)",
     )
 
 
@@ -167,6 +176,8 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for one, other in (
         ("submit", "interactive"),
         ("requeue", "interactive"),
+        ("chain", "interactive"),
+        ("chain", "requeue"),
         ("apptainer", "pyxis"),
         ("venv", "apptainer"),
         ("venv", "pyxis"),
@@ -209,11 +220,12 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     if not memory and count and profile.memory_per_gpu:
         memory = f"{count * int(profile.memory_per_gpu[:-1])}{profile.memory_per_gpu[-1]}"
         share.append(profile.memory_per_gpu)
+    continued = _continued(chosen, launch)
     return JobScript(
         name=job_script.name_of(launch.training_script),
         time=chosen.time,
         nodes=nodes,
-        command=chosen.words,
+        command=[*([continued] if continued else []), *chosen.words],
         account=chosen.account or "",
         partition=chosen.partition or profile.partition,
         gpus=_request(chosen, profile, site, count, kind),
@@ -222,11 +234,34 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
         share=f"{' and '.join(share)} for each GPU" if share else "",
         elastic=0 < fewest < nodes,
         signal=chosen.signal or "",
-        requeue=chosen.requeue,
+        requeue=chosen.requeue or launch.requeue,
+        by_script=launch.requeue or continued == "--requeue",
+        elements=_elements(chosen),
         setup=_setup(chosen, profile),
         image=chosen.apptainer or "",
         pyxis=chosen.pyxis or "",
     )
+
+
+def _continued(chosen: argparse.Namespace, launch: argparse.Namespace) -> str:
+    """The option with which the launcher goes on in another run; "" without one."""
+    if chosen.chain and launch.checkpoint_dir is None:
+        raise UsageError("--chain needs --checkpoint-dir, to know where the script saves")
+    if chosen.chain:
+        return "--chain"
+    wanted = chosen.requeue and launch.checkpoint_dir is not None and not launch.requeue
+    return "--requeue" if wanted else ""
+
+
+def _elements(chosen: argparse.Namespace) -> int:
+    """How many jobs the hours of a chain take; 0 without one."""
+    if not chosen.chain:
+        return 0
+    each = slurm_values.seconds(chosen.time)
+    if not each:
+        raise UsageError("--chain cuts a training into jobs of --time, which is without limit")
+    hours: float = chosen.chain
+    return math.ceil(hours * 3600 / each)
 
 
 def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int, GpuProfile]:

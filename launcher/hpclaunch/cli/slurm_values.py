@@ -6,6 +6,7 @@ into a job script as it is. The types of the launcher's own options are in `valu
 
 from __future__ import annotations
 
+import math
 import re
 from argparse import ArgumentTypeError
 
@@ -35,6 +36,29 @@ def limit(text: str) -> str:
             "days-hours, days-hours:minutes or days-hours:minutes:seconds"
         )
     return text
+
+
+def seconds(limit: str) -> int:
+    """Of a time limit; 0: there is none."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # hours[:minutes[:seconds]]
+        hours, minutes, rest_seconds = (*parts, 0, 0)[:3]
+    elif len(parts) < 3:  # minutes[:seconds]
+        hours, (minutes, rest_seconds) = 0, (*parts, 0)[:2]
+    else:
+        hours, minutes, rest_seconds = parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_seconds
+
+
+def hours(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number of hours, as 72")
+    return value
 
 
 def capacity(text: str) -> str:

@@ -11,7 +11,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from hpclaunch.core.protocol.model import NOTICE_SIGNALS
+from hpclaunch.core.protocol.model import GOES_ON, NOTICE_SIGNALS, Ending
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
@@ -85,6 +85,20 @@ def notice_signal(text: str) -> signal.Signals | None:
         names = ", ".join(s.name.removeprefix("SIG") for s in NOTICE_SIGNALS)
         raise ArgumentTypeError(f"{text!r} is none of {names}")
     return found
+
+
+ENDINGS = {e.value: e for e in (*GOES_ON, Ending.FAILURE)}
+
+
+def endings(text: str) -> tuple[Ending, ...]:
+    """For which ends of a job there is another run."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in ENDINGS:
+            raise ArgumentTypeError(f"{name!r} is none of {', '.join(ENDINGS)}")
+    if not names:
+        raise ArgumentTypeError(f"no cause named: {', '.join(ENDINGS)}")
+    return tuple(dict.fromkeys(ENDINGS[name] for name in names))
 
 
 def interval(text: str) -> float:

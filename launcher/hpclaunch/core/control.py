@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
+from .head.bookkeeping import Bookkeeper
 from .head.head import Head
+from .ledger.book import Book
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
 from .protocol.events import (
@@ -20,16 +22,19 @@ from .protocol.events import (
     Diagnosed,
     EndFound,
     Event,
+    LookedAt,
     PeerClosed,
     Received,
+    Requested,
     SearchFailed,
     Started,
     Tick,
     TroubleFound,
 )
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, Job, Phase, Trouble, Verdict
+from .protocol.model import HEAD, Job, Phase, Request, Trouble, Verdict
 from .protocol.stages import Stage
+from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
 
 
@@ -60,6 +65,7 @@ class Control:
         own = (nproc, address, incarnation, gpus, port, networks)
         self.member = Member(job, index, *own, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
+        self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -78,6 +84,21 @@ class Control:
     @property
     def leads(self) -> bool:
         return self.head is not None
+
+    @property
+    def head_host(self) -> str:
+        """The host of the agent that leads, as far as this one knows."""
+        return self.member.follower.host
+
+    def snapshot(self, now: float) -> JobSnapshot | None:
+        """The job at this moment; None if another agent leads."""
+        return None if self.head is None else self.head.snapshot(self._clock.awake(now))
+
+    def refusal(self, request: Request) -> str:
+        """Why what the user asks for cannot be done now; "" if it can."""
+        if self.head is None:
+            return f"the job is led from {self.head_host}"
+        return self.head.refusal(request)
 
     def next_deadline(self) -> float:
         return self._clock.real(self._next_deadline())
@@ -107,6 +128,7 @@ class Control:
             self._deliver(self._lead_if_elected(now), outside, now)
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._ask_around(now), outside, now)
+        self._keep_book(event, real)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -172,6 +194,8 @@ class Control:
         match event:
             case CheckpointChosen() | Diagnosed() | EndFound() | Received(message=Report()):
                 return self.head.handle(event, now)
+            case LookedAt() | Requested():
+                return self.head.handle(event, now)
             case SearchFailed(trouble=trouble):
                 return self._search_failed(event, trouble, now)
             case Started() | Tick() | PeerClosed() | AgentGone():
@@ -199,7 +223,7 @@ class Control:
     def _search_failed(self, event: Event, trouble: Trouble, now: float) -> list[Effect]:
         """Without a checkpoint search no round can begin, but a round that is running goes on."""
         assert self.head is not None, "only a head searches"
-        if self.head.stage is not Stage.CHOOSING:
+        if self.head.stage is not Stage.CHOOSING or self.head.verdict is not None:
             return self.head.handle(event, now)
         if not self.head.can_be_replaced:
             return self._route(TroubleFound(trouble), now)
@@ -242,4 +266,32 @@ class Control:
         self.head = Head(
             self.job, me=self.index, term=election.term, configuration=election.configuration
         )
-        return self.head.take_over(election, now)
+        effects = self.head.take_over(election, now)
+        real, heard = self._clock.real(now), self.member.follower.link.silent_at(0.0)
+        self._keeper = Bookkeeper(self.head, real)
+        self._keeper.inherit(self.head, election, real, heard=self._clock.real(heard))
+        return effects
+
+    # The ledger
+
+    def _keep_book(self, event: Event, now: float) -> None:
+        """Whatever this agent was told while it leads; `now` is real time."""
+        if self.head is None:
+            self._keeper = None
+            return
+        if self._keeper is None:
+            self._keeper = Bookkeeper(self.head, now)
+        self._keeper.note(self.head, event, now, self._clock.missed)
+
+    @property
+    def book_changes(self) -> int:
+        """How often something has changed in the book; 0 if this agent does not lead."""
+        return 0 if self._keeper is None else 1 + self._keeper.changes
+
+    def book(self, now: float) -> Book | None:
+        """On what the time of the job was spent while this agent led; None if it does not lead.
+        `now` is real time, as all times of it are.
+        """
+        if self.head is None or self._keeper is None:
+            return None
+        return self._keeper.book(self.head, now, self._clock.missed)

@@ -15,8 +15,8 @@ blocked.
         "progress": BOOL, "store": PATH,           {"event": "copier", "pid": P}
         "peers": [...], "env": {...},              {"event": "progress", ...}
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
-        "out", "err", "cpus"}, ...],                   "signal": S}
-        "terminals": {RANK: ["out", "err"]},       {"event": "gone"}
+        "out", "err", "cpus"}, ...],                   "signal": S, "oom": BOOL}
+        "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
         "size": [ROWS, COLUMNS]}
     {"op": "resize", "size": [ROWS, COLUMNS]}
                                                    {"event": "cannot-start", "why": W}
@@ -24,13 +24,16 @@ blocked.
                                                        "code": C, "signal": S, "why": W}
     {"op": "sample", "number": N}                  {"event": "sample", "number": N, "ranks": [...],
                                                     "ways": {ADDRESS: SECONDS}}
+    {"op": "vitals", "number": N}                  {"event": "vitals", "number": N,
+                                                       "ranks": [...]}
     {"op": "gather", "number": N}                  {"event": "evidence", "number": N,
                                                        "ranks": [...]}
     {"op": "signal", "signum": S}                  {"event": "unhandled", "signum": S, "ranks": []}
     {"op": "offer", "number": N, "step": K,        {"event": "offered", "number": N,
         "signum": S}                                   "accepted": BOOL, "busy": BOOL,
     {"op": "withdraw"}                                 "steps": [LEAST, MOST]}
-    {"op": "give", "number": N}                    {"event": "taken", "number": N}
+    {"op": "give", "number": N}                    {"event": "taken", "number": N,
+                                                       "last": BOOL}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop"}   SIGTERM to process groups
     {"op": "kill-idle"}   SIGKILL to the groups that have done nothing since (`activity.py`)
@@ -55,7 +58,7 @@ script did; a start waits for the first one only. This process itself is one thr
 CUDA or ZeroMQ.
 
 A notice is offered to the workers, and then withdrawn or given (`step_notices.py`); "taken" says
-that all of them have come to its step.
+that all of them have come to its step, and once more, with "last", that they have ended with it.
 
 With "progress" it is told how far the workers have come, and where they are when it is asked
 (`progress_watch.py`); and with "sample", how they keep pace (`sampler.py`).
@@ -77,6 +80,7 @@ from typing import Any
 
 from .activity import Activity
 from .json_lines import AgentChannel, AgentGoneError
+from .memory_kills import MemoryKills
 from .notice_board import NoticeBoard
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -99,6 +103,7 @@ from .step_notices import StepNotices
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
+from .vitals import VitalSigns
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
@@ -146,9 +151,12 @@ class ForkServer:
         self.progress = ProgressWatch()
         self.gathering: Any = None  # (when to tell the evidence, its number), once it was asked for
         self.sampler = Sampler(self.progress)
+        self.vitals = VitalSigns(self.progress)
         self.notices = StepNotices(self.progress)
-        self.untaken = 0  # the number of the notice that is given, and that some have not taken yet
+        self.given = 0  # the number of the last notice that was given in this round
+        self.untaken = 0  # the same, until all have taken it
         self.board = NoticeBoard()
+        self.memory_kills = MemoryKills()
         handlers = {s: signal.getsignal(s) for s in spared}
         for s in spared:
             signal.signal(s, signal.SIG_IGN)
@@ -228,6 +236,7 @@ class ForkServer:
         self.store.begin(store, peers)
         self.progress.begin(workers, told=progress)
         self.sampler.begin()
+        self.memory_kills.begin()
         had = self.terminals.pid
         self.terminals.give(workers, terminals, size)
         if self.terminals.pid != had:
@@ -242,6 +251,10 @@ class ForkServer:
     def on_sample(self, number):
         if self.running and self.gathering is None:
             self.sampler.ask(number, self.pids())
+
+    def on_vitals(self, number):
+        if self.running:
+            self.tell("vitals", number=number, ranks=self.vitals.of(self.pids()))
 
     def on_gather(self, number):
         if self.running:
@@ -273,7 +286,7 @@ class ForkServer:
             deaf = self.notices.give(self.pids(), number)
             if deaf:
                 self.tell("unhandled", signum=self.notices.signum, ranks=deaf)
-            self.untaken = number
+            self.given = self.untaken = number
             self.watch_notice()
 
     def on_resize(self, size):
@@ -419,7 +432,7 @@ class ForkServer:
 
     def watch_notice(self):
         if self.untaken and self.notices.is_taken(self.untaken):
-            self.tell("taken", number=self.untaken)
+            self.tell("taken", number=self.untaken, last=False)
             self.untaken = 0
 
     def learn(self, ready):
@@ -505,7 +518,10 @@ class ForkServer:
 
     def ended(self, pid, code, signum):
         rank = self.workers.pop(pid)
-        self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum)
+        self.progress.ended(rank)
+        killed = signum == signal.SIGKILL and not self.stopping
+        more = {"oom": True} if killed and self.memory_kills.happened() else {}
+        self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum, **more)
 
     def tell_flushed(self, of, event, **fields):
         """Tell once all that a rank (None: every rank) has written to terminals is in files."""
@@ -585,11 +601,14 @@ class ForkServer:
         """Once all workers of the round have ended, end whatever they have left behind."""
         if self.running and self.request is None and not self.workers and self.sweep():
             self.watch_notice()
+            if self.given and self.notices.was_last(self.given):
+                self.tell("taken", number=self.given, last=True)
             self.running = self.held = False
-            self.gathering, self.untaken = None, 0
+            self.gathering, self.given, self.untaken = None, 0, 0
             self.sampler.cancel()
+            spent, _ = self.progress.spent()
             self.progress.end()
-            self.tell_flushed(None, "gone")
+            self.tell_flushed(None, "gone", spent=spent)
 
     def others(self):
         """The children of this process that belong to no round's workers."""

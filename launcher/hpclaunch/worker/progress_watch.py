@@ -61,6 +61,7 @@ class Watched:
         self.step = 0
         self.stepped_at = 0.0
         self.saves = False  # has written much since its last step, or says so
+        self.spent: Any = None  # what it has spent its time on, once it has ended
 
 
 class ProgressWatch:
@@ -94,6 +95,8 @@ class ProgressWatch:
             return  # too many open files: better no watch than no workers
         for slot, worker in enumerate(workers):
             self._workers[worker["rank"]] = Watched(slot)
+            # While a worker waits for the template, that imports for it.
+            self._files.put_time(slot, page.SINCE, time.monotonic())
             if told:
                 worker["env"][page.VARIABLE] = self._files.variable(slot)
         self._told = None
@@ -103,6 +106,11 @@ class ProgressWatch:
     def born(self, rank, pid):
         if self._files is not None:
             self._files.put(self._workers[rank].slot, page.WORKER, pid)
+
+    def ended(self, rank):
+        if self._files is not None:
+            worker = self._workers[rank]
+            worker.spent, _ = self._files.spent(worker.slot)
 
     def go_on(self):
         """Begin to look, or begin anew: nothing was looked at while the workers stood still."""
@@ -142,6 +150,7 @@ class ProgressWatch:
         if len(pids) < self._living:
             moments.append(now)
         self._living = len(pids)
+        spent, doing = self.spent()
         if moments:
             self._moved_at, self._traffic = max(moments), None
         elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
@@ -156,6 +165,7 @@ class ProgressWatch:
             or (still >= COSTLY_AFTER and any(map(saves, self._processes()))),
             "trains": bool(phases - {page.START, page.RENDEZVOUS}),
             "meets": page.RENDEZVOUS in phases,
+            "doing": doing,
         }
         self._next = now + (STILL_LOOK if still else LOOK)
         # While nothing changes, the less often the longer that has lasted.
@@ -169,7 +179,28 @@ class ProgressWatch:
             ended = self._workers[rank]
             ended.step = max(ended.step, self._files.slot(ended.slot)[0])
         steps = [self._workers[rank].step for rank in sorted(self._workers)]
-        return {"steps": steps, "still": still, "gap": gap, "save": self._save, **state}
+        found = {"steps": steps, "still": still, "gap": gap, "save": self._save}
+        return {**found, "spent": spent, **state}
+
+    def spent(self):
+        """(milliseconds since their birth that the workers have spent on each of page.SPENDING, as
+        a mean of them; on which of it they do so now)
+
+        If they do different things, the others wait for those that have not come as far, or save.
+        """
+        if self._files is None or not self._workers:
+            return (0,) * len(page.SPENDING), page.TRAINING
+        found = [self._spent_by(worker) for worker in self._workers.values()]
+        lists = zip(*(seconds for seconds, _ in found), strict=True)
+        means = [round(1000 * sum(each) / len(found)) for each in lists]
+        doing = {d for _, d in found}
+        now = page.SAVING if page.SAVING in doing else min(doing)
+        return tuple(means), now
+
+    def _spent_by(self, worker):
+        if worker.spent is not None:
+            return worker.spent, page.UNCOUNTED
+        return self._files.spent(worker.slot)
 
     def _processes(self):
         """Those of the workers that have not moved, as this look has found them."""
@@ -200,7 +231,8 @@ class ProgressWatch:
                 self._gap = max(self._gap, each, self._looked_at - elapsed - since)
                 if worker.saves:
                     self._save = max(self._save, told[1] - since)
-            worker.saves = told[2] == SAVE
+            # As it was at its last step, if it is still at that one.
+            worker.saves = told[2] == SAVE or (worker.saves and told[0] == worker.step)
             worker.step, worker.stepped_at = told[0], told[1]
             worker.told, worker.work = told, None
             # Of a step since the last look, unless the worker's clock is another.
@@ -249,6 +281,16 @@ class ProgressWatch:
         """(steps so far, the time of the last one)"""
         return (0, 0.0) if self._files is None else self._files.slot(self._workers[rank].slot)[:2]
 
+    def whereabouts(self, rank):
+        """(the name of its phase, steps so far, the script's own number of the step)"""
+        if self._files is None:
+            return "", 0, 0
+        slot = self._workers[rank].slot
+        step, _, phase, number = self._files.slot(slot)
+        if not self._files.writer(slot):
+            phase = page.START
+        return page.PHASES[phase] if phase < page.OTHER else "other", step, number
+
     # Notices
 
     def pages(self):
@@ -289,9 +331,11 @@ class ProgressWatch:
         left = [rank for rank, processes in self._others.items() if processes]
         for rank in left:
             process = self._others[rank].pop(0)
-            size = self._files.size_of_stacks(self._workers[rank].slot)
-            self._marks[rank].append((process, size))
-            signal_quietly(process, page.SIGNAL)
+            slot = self._workers[rank].slot
+            # It may have come to its end since it was listed, where the signal would kill it.
+            if prints(process, self._files.path_of_stacks(slot)):
+                self._marks[rank].append((process, self._files.size_of_stacks(slot)))
+                signal_quietly(process, page.SIGNAL)
         return bool(left)
 
     def evidence(self, pids):
@@ -353,6 +397,27 @@ class SharedFiles:
 
     def put(self, slot, field, value):
         struct.pack_into("q", self._memory, slot * page.SLOT + 8 * field, value)
+
+    def put_time(self, slot, field, value):
+        struct.pack_into("d", self._memory, slot * page.SLOT + 8 * field, value)
+
+    def spent(self, slot):
+        """(seconds spent on each of page.SPENDING, what the worker spends its time on now)"""
+        begin, fields = slot * page.SLOT, len(page.SPENDING)
+        since = None
+        while since is None or since != self._time(slot, page.SINCE):  # it changes just now
+            since = self._time(slot, page.SINCE)
+            seconds = list(struct.unpack_from(f"{fields}d", self._memory, begin + 8 * page.SPENT))
+            phase = self.get(slot, page.PHASE)
+        doing = page.counted_as(phase, seconds[page.MEETING])
+        if self.get(slot, page.WORKER) and not self.writer(slot):
+            doing = page.TRAINING  # as far as can be told: it is not seen to use torch
+        if doing != page.UNCOUNTED:
+            seconds[doing] += time.monotonic() - since
+        return seconds, doing
+
+    def _time(self, slot, field):
+        return struct.unpack_from("d", self._memory, slot * page.SLOT + 8 * field)[0]
 
     def slot(self, number):
         """(steps, the time of the last one, phase, the script's own number of the step)"""

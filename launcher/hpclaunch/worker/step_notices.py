@@ -25,6 +25,8 @@ class StepNotices:
     def __init__(self, progress):
         self._progress = progress
         self.signum = 0  # of the last one that was offered
+        self._step = 0  # of the same
+        self._given_step = 0  # of the last one that was given
 
     def offer(self, number, step, signum):
         """Answer a notice before `step`, or with 0 before the next step of each rank.
@@ -35,7 +37,7 @@ class StepNotices:
         stepping = [get for get, _ in pages.values() if makes_steps(get)]
         busy = any(is_on_its_way(get) for get in stepping)
         if not busy:
-            self.signum = signum
+            self.signum, self._step = signum, step
             for _, put in pages.values():
                 put(page.STEP_OF_NOTICE, page.NEVER)
                 put(page.NOTICE, number)
@@ -55,9 +57,10 @@ class StepNotices:
                 put(page.STEP_OF_NOTICE, page.NEVER)
 
     def give(self, pids, number):
-        """Returns the ranks that have no handler for its signal, if it names one; `pids` are the
-        living workers', by rank."""
+        """Returns the ranks that have no handler for its signal, if it names one, and do not ask
+        for it either; `pids` are the living workers', by rank."""
         pages = self._progress.pages()
+        self._given_step = self._step
         for get, put in pages.values():
             put(page.GIVEN, number)
             if not makes_steps(get):
@@ -66,12 +69,12 @@ class StepNotices:
 
     def _tell(self, pid, number, slot):
         """Send the signal to a worker that does not raise it itself. Returns False if it has no
-        handler for the one that the notice names."""
+        handler for the one that the notice names, and does not ask."""
         get, put = slot or (None, None)
         if get is not None and alive(get(page.WRITER)):
             pid = get(page.WRITER)
         if self.signum and not catches(pid, self.signum):
-            return False
+            return get is not None and bool(get(page.ASKS))
         if get is not None and makes_steps(get):
             return True
         signum = self.signum or handled(pid)
@@ -84,8 +87,17 @@ class StepNotices:
     def is_taken(self, number):
         """Whether all workers of the round that make steps have taken it, those that have ended
         too."""
-        stepping = [get for get, _ in self._progress.pages().values() if get(page.ENTERED)]
-        return all(get(page.TAKEN) == number for get in stepping)
+        return all(get(page.TAKEN) == number for get in self._stepping())
+
+    def was_last(self, number):
+        """Whether it was taken, and no worker has begun a step after that of the notice. `number`
+        is that of the last one that was given."""
+        stepping = self._stepping()
+        last = all(get(page.ENTERED) <= self._given_step for get in stepping)
+        return bool(stepping) and last and self.is_taken(number)
+
+    def _stepping(self):
+        return [get for get, _ in self._progress.pages().values() if get(page.ENTERED)]
 
 
 def makes_steps(get):

@@ -40,9 +40,9 @@ def said(crew, words):
     return [line for line in crew.said if words in line]
 
 
-def take(crew):
+def take(crew, *, last=False):
     for agent, notices in crew.notices.items():
-        crew.tell(agent, NoticeTaken(notices[-1].number))
+        crew.tell(agent, NoticeTaken(notices[-1].number, last))
 
 
 def leave(crew, code=0):
@@ -264,6 +264,53 @@ def test_workers_that_save_and_leave():
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "code"), [({}, 128 + TERM), ({"saves": False}, 0), ({"steps": 0}, 0)]
+)
+def test_workers_that_leave_at_the_step_and_have_saved_nothing(settings, code):
+    """They are not finished, as far as this can be known."""
+    crew = training(**settings)
+    crew.until(970.0)
+    take(crew)
+    take(crew, last=True)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 900.0
+    leave(crew)
+    crew.until(971.0)
+    assert verdict(crew).code == code
+    if code:
+        assert verdict(crew).reason == (
+            "not finished: the workers left after the notice before step 101, "
+            "and nothing was saved since"
+        )
+
+
+@pytest.mark.parametrize(("saved_at", "rounds"), [(952.0, 1), (900.0, 2)])
+def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
+    """If they have saved, they have not failed: there is no other round."""
+    crew = training()
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
+    crew.tell(1, WorkerExited(2, 99, 0))
+    crew.until(955.0)
+    assert len(crew.parts) == rounds
+    if rounds == 1:
+        assert verdict(crew).code == EXIT_SAVED
+    else:
+        assert not crew.verdicts
+
+
+def test_some_that_leave_at_the_step_of_a_signal_are_finished():
+    crew = training()
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew, last=True)
+    leave(crew)
+    crew.until(102.0)
+    assert verdict(crew).code == 0
+
+
 @pytest.mark.parametrize(("taken", "saved_at"), [(True, 900.0), (True, None), (False, 953.0)])
 def test_workers_that_are_finished(taken, saved_at):
     """They had saved nothing since, or had not come to the step."""
@@ -313,3 +360,62 @@ def test_a_search_that_takes_too_long():
     assert not crew.verdicts
     crew.until(992.0)
     assert verdict(crew).code == 128 + TERM
+
+
+# Nodes that Slurm drains
+
+
+def drained(*, saves_at=105.0):
+    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew.until(100.0)
+    crew.draining = ("n1",)
+    crew.until(130.0)
+    if saves_at:
+        take(crew)
+        crew.checkpoint, crew.saved_at = "/c/5.pt", 131.0
+    return crew
+
+
+def test_a_spare_takes_the_place_of_a_drained_node_once_the_workers_have_saved():
+    crew = drained()
+    assert given(crew) == {0: [101], 1: [101]}
+    assert sorted(crew.parts) == [0]
+    crew.until(140.0)
+    assert sorted(crew.parts[1]) == [0, 2]
+    assert crew.parts[1][0].checkpoint == "/c/5.pt"
+    assert crew.parts[1][0].restarts == 0
+    assert said(crew, "drains") == [
+        "Slurm drains n1: the workers are given notice, and once they have saved, the job goes on "
+        "with a spare",
+        "a spare takes the place of n1, which Slurm drains",
+    ]
+
+
+def test_workers_that_save_and_leave_a_drained_node():
+    crew = drained()
+    leave(crew)
+    crew.until(140.0)
+    assert not crew.verdicts
+    assert sorted(crew.parts[1]) == [0, 2]
+    assert said(crew, "takes the place of n1")
+
+
+def test_nothing_changes_until_they_have_saved():
+    crew = drained(saves_at=None)
+    crew.until(400.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    assert sorted(crew.parts) == [0]
+
+
+def test_a_drained_node_without_a_spare_goes_on():
+    crew = training()
+    crew.draining = ("n1",)
+    crew.until(200.0)
+    assert given(crew) == {}
+
+
+def test_a_drained_spare_takes_no_place():
+    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew.draining = ("n1", "n2")
+    crew.until(200.0)
+    assert given(crew) == {}

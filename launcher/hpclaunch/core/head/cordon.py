@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from ..protocol.model import Job
-from .roster import Peer, Roster
+from ..protocol.wording import some
+from .roster import NAMES, Peer, Roster
 
 AGAIN = "its workers, and no others, have failed again and again"
 SLOW = "the others have waited for its workers, step after step"
+DRAINING = "Slurm drains it"
 
 
 class Cordon:
@@ -44,6 +47,14 @@ def relieve(roster: Roster, host: str) -> str:
     """The same for one with a straggler, for which a spare is there."""
     _cordon(roster, host, SLOW)
     return f"ending the round: a spare takes the place of {host}, for whose workers the others wait"
+
+
+def relieve_drained(roster: Roster, hosts: Sequence[str]) -> str:
+    """The same for nodes that Slurm drains."""
+    for host in hosts:
+        _cordon(roster, host, DRAINING)
+    place = "a spare takes the place" if len(hosts) == 1 else "spares take the places"
+    return f"{place} of {some(hosts, NAMES)}, which Slurm drains"
 
 
 def _cordon(roster: Roster, host: str, why: str) -> None:

@@ -29,6 +29,10 @@ class Growth:
         self._look_at = -math.inf
         self._looking = False
 
+    @property
+    def is_looking(self) -> bool:
+        return self._looking
+
     def chosen(self, mark: str) -> None:
         """A search has found the newest checkpoint. `mark` differs for every save."""
         self._looking = False

@@ -8,6 +8,7 @@ message. So a message may come once, twice or late without doing harm.
 from __future__ import annotations
 
 import math
+import signal
 
 from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
@@ -23,30 +24,37 @@ from ..protocol.events import (
     Diagnosed,
     EndFound,
     Event,
+    LookedAt,
     PeerClosed,
     Received,
+    Requested,
     SearchFailed,
     Started,
     Tick,
 )
 from ..protocol.messages import PlaceGiven, Report
-from ..protocol.model import HEAD, Grow, Heads, Job, Phase, Verdict
+from ..protocol.model import HEAD, Ending, Grow, Heads, Job, Phase, Request, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
+from ..snapshot.job_snapshot import JobSnapshot
 from . import restarts
 from .checkpoint_choice import CheckpointChoice
-from .cordon import Cordon, at_the_end, cordon, relieve
+from .cordon import Cordon, at_the_end, cordon, relieve, relieve_drained
 from .explanations import Explanations
 from .growth import Growth
 from .hang_watch import HangWatch
+from .job_snapshots import snapshot_of
+from .last_search import LastSearch
 from .loss_detection import LossDetector
 from .notices import Notices
+from .onlookers import Onlookers
 from .orders import Orders
 from .preface import NAMES, preface
 from .rendezvous import Rendezvous
+from .requeueing import RequeueDecision
 from .roster import Awaited, Peer, Roster, all_in
 from .round import End, Round
-from .straggler_watch import StragglerWatch
+from .straggler_watch import Straggler, StragglerWatch
 from .takeover import Takeover, next_unused_round
 
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
@@ -71,7 +79,8 @@ class Head:
         self.me = me
         self.rotation = Rotation(job.places)
         self.stage = Stage.RENDEZVOUS
-        self.round = 0  # the number of the next round while there is none, else of the last one
+        # The number of the next round while there is none, else of the last one.
+        self.round = job.first_round
         self.current: Round | None = None  # the last round that began under this head
         self.budget = restarts.Budget(job.max_restarts)
         self.verdict: Verdict | None = None
@@ -83,6 +92,10 @@ class Head:
         self._hangs = HangWatch(job.timing)
         self._stragglers = StragglerWatch(job.timing)
         self.notices = Notices(job)
+        self._last_search = LastSearch(job)
+        self._leaving: tuple[str, ...] = ()  # hosts whose places spares take after the next save
+        self._requeue = RequeueDecision(job)
+        self.onlookers = Onlookers()
         self._orders = Orders(self.lease)
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
@@ -116,8 +129,10 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
-        if self.stage in (Stage.RUNNING, Stage.STOPPING):
-            deadlines.append(self.notices.search_until)
+        if self._last_search.is_open:
+            is_running = self.stage is Stage.RUNNING
+            lease = [self.lease.renewable_until] if is_running else []
+            return min(*deadlines, self._last_search.until, *lease)
         if self.stage in (Stage.RENDEZVOUS, Stage.CHOOSING, Stage.RUNNING):
             deadlines.append(self.notices.stop_at)
         if self.stage is Stage.CHOOSING:
@@ -128,10 +143,9 @@ class Head:
                 deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
             deadlines.append(self.lease.renewable_until)
-            if self.notices.search_until == math.inf:  # else all workers are done
-                deadlines += [self._hangs.next_deadline(), self._stragglers.next_deadline()]
-                if not self._current_round.is_preflight:
-                    deadlines.append(self.notices.next_deadline())
+            deadlines += [self._hangs.next_deadline(), self._stragglers.next_deadline()]
+            if not self._current_round.is_preflight:
+                deadlines.append(self.notices.next_deadline())
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -143,6 +157,11 @@ class Head:
         left = self.roster.nodes - {self.job.places[self.me].node}
         others_may = self.job.heads is not Heads.FIRST
         return elected and others_may and len(left) >= self._rendezvous.fewest
+
+    @property
+    def is_short(self) -> bool:
+        """Whether too few nodes are there for a round."""
+        return self._rendezvous.is_short
 
     @property
     def knows_rounds(self) -> bool:
@@ -172,7 +191,7 @@ class Head:
         self._begins = int(takeover.begun)
         self._stage_since = self._tenure_since = now
         self.notices.begin_to_ask(now)
-        self.round = takeover.next_round
+        self.round = max(takeover.next_round, self.job.first_round)
         self._rendezvous.take_over(now, begun=takeover.begun)
         self._rendezvous.pause(takeover.not_before)
         for peer in self.roster:
@@ -215,19 +234,29 @@ class Head:
                 self._rendezvous.pause(now + self.timing.killing)
                 effects += self._note_losses(self.losses.died(self.roster[index], now))
                 effects += self._renew(now)
+            case CheckpointChosen() if self._last_search.is_open:
+                self._last_search.answer(event)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
-            case CheckpointChosen() if self.stage in (Stage.RUNNING, Stage.STOPPING):
-                self.growth.chosen(event.mark)
-                self.notices.chosen(event)
+                self.onlookers.chose(event, now)
+            case CheckpointChosen() if self.stage is Stage.RUNNING:
+                if self.growth.is_looking:  # else somebody looks at the job, for whom it was
+                    self.growth.chosen(event.mark)
+                self.onlookers.chose(event, now)
             case SearchFailed():
                 self.growth.failed()
-                self.notices.chosen(None)
+                self.onlookers.search_failed()
+                self._last_search.answer(None)
             case EndFound():
-                effects += self.notices.found(event, now)
-                effects += self._order_all(now) if self.notices.preempted else []
+                effects += self.notices.found(event, now) + self._requeue.found(event, now)
+                effects += self._note_drains(event.draining)
+                effects += self._order_all(now) if self.notices.comes_later else []
             case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
                 effects += self._rendezvous.explain(text, now)
+            case LookedAt():
+                effects += self._look(now)
+            case Requested(request=request) if not self.refusal(request):
+                effects += self._grant(request)
         # Silence is judged at a tick only: then every message that had arrived has been handled.
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
@@ -254,6 +283,54 @@ class Head:
             return effects
         return self._takeover.hold_back(effects, confirmed=self.lease.holds(now))
 
+    # People who look, and what they ask for
+
+    def snapshot(self, now: float) -> JobSnapshot:
+        return snapshot_of(self, now, entered=now - self._stage_since)
+
+    def _look(self, now: float) -> list[Effect]:
+        """Ask for what is only wanted while somebody looks. The other agents are asked in answer to
+        their next reports.
+        """
+        wants_vitals = self.onlookers.look(now)
+        if self.stage is not Stage.RUNNING or self._current_round.is_preflight:
+            return []
+        effects: list[Effect] = [self._order(self.roster[self.me], now)] if wants_vitals else []
+        idle = not self.growth.is_looking and not self._last_search.is_open
+        if self.job.saves and idle and self.onlookers.begin_search(now):
+            effects.append(self._choosing.search)
+        return effects
+
+    @property
+    def straggler(self) -> Straggler | None:
+        return self._stragglers.named if self.stage is Stage.RUNNING else None
+
+    def refusal(self, request: Request) -> str:
+        """Why it cannot be done now; "" if it can."""
+        if self.verdict is not None:
+            return f"the job is about to end: {self.verdict.reason}"
+        if request is Request.STOP:
+            return ""
+        current = self.current
+        if self.stage is not Stage.RUNNING or current is None or current.is_preflight:
+            return "no round of the training is running"
+        if request is Request.NOTICE and not self.timing.notice:
+            return "its workers are to have no notice (--notice off)"
+        return ""
+
+    def _grant(self, request: Request) -> list[Effect]:
+        match request:
+            case Request.STOP:
+                reason = "ended by hpclaunch stop"
+                self.verdict = Verdict(128 + signal.SIGTERM, reason, restarts=self.budget.total)
+                return []
+            case Request.RESTART:
+                self._current_round.ends.add(End.ASKED)
+                return [Say("hpclaunch restart: the workers go on from the newest checkpoint")]
+            case Request.NOTICE:
+                self.notices.ask_for_one()
+                return [Say("hpclaunch notice: the workers are to have notice")]
+
     # Agents without a place
 
     def _give_place(self, sender: int, report: Report) -> list[Effect]:
@@ -273,6 +350,7 @@ class Head:
         current = self.current
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
+            self.onlookers.hear(peer, report, now)
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
@@ -333,6 +411,8 @@ class Head:
 
     def _enter(self, stage: Stage, now: float) -> None:
         assert stage in NEXT[self.stage], f"the head cannot go from {self.stage} to {stage}"
+        if self.stage is Stage.STOPPING:
+            self.onlookers.ended(self._current_round, now)
         self.stage = stage
         self._stage_since = now
 
@@ -380,7 +460,7 @@ class Head:
         self.verdict = self.verdict or self._rendezvous.verdict(now, self.budget.total)
         self.verdict = self.verdict or self.notices.verdict_of_warning(self.budget.total)
         if self.verdict is None and self.notices.is_over(now):
-            self.verdict = self.notices.verdict_of_end(now, self.budget.total)
+            self.verdict = self.notices.verdict_of_end(None, now, self.budget.total)
         return self.verdict is not None
 
     def _can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
@@ -505,7 +585,10 @@ class Head:
             peer.assignment = assigned.get(peer.place.index)
         self.current = Round(self.round, participants, groups, now, resumed, preflight)
         self.growth.begin()
+        self._leaving = ()
+        self._last_search = LastSearch(self.job)
         self._hangs.forget()
+        self.onlookers.begin()
         self._stragglers.begin(self.current, now)
         self.notices.begin(now)
         self._enter(Stage.RUNNING, now)
@@ -523,7 +606,7 @@ class Head:
         if self.verdict is None and not done:
             self.verdict = self.notices.verdict_of_warning(self.budget.total)
             if self.verdict is None and self.notices.is_over(now):
-                self.verdict = self.notices.verdict_of_end(now, self.budget.total)
+                self.verdict = self.notices.verdict_of_end(None, now, self.budget.total)
                 current.ends.add(End.TIME)
         if done and current.is_preflight:
             self._preflight_due = False
@@ -540,14 +623,21 @@ class Head:
         if not done or not self.lease.holds(now):
             return self._watch_workers(current, now) + self._give_notice(current, now)
         if self.notices.have_left(current, now):
-            searched = self.notices.search(self._choosing.search, now)
+            searched = self._last_search.ask(self._choosing.search, now, ended_well=True)
             if searched is not None:
                 return searched
-            self.verdict = self.notices.verdict_of_leaving(now, self.budget.total)
+            saved = self._last_search.found
+            self.verdict = self.notices.verdict_of_leaving(current, saved, now, self.budget.total)
+            if self.verdict is not None and self._leaving and not self.notices.knows_end:
+                self.verdict = None
+                said = relieve_drained(self.roster, self._leaving)
+                self._enter(Stage.STOPPING, now)
+                return [Say(said), *self._order_all(now)]
             if self.verdict is not None:
                 return self._end(now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
-        self.verdict = Verdict(0, f"all workers ended with 0{again}", restarts=self.budget.total)
+        reason = f"all workers ended with 0{again}"
+        self.verdict = Verdict(0, reason, restarts=self.budget.total, ending=Ending.FINISHED)
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
 
     def _watch_workers(self, current: Round, now: float) -> list[Effect]:
@@ -581,16 +671,42 @@ class Head:
             return []
         hosts = self.growth.newcomers(current.groups, current.number)
         slow = self._replaceable_straggler(current)
-        if slow and self.growth.has_new_checkpoint:
+        if self._leaving and self.growth.has_new_checkpoint:
+            said = relieve_drained(self.roster, self._leaving)
+        elif slow and self.growth.has_new_checkpoint:
             said = relieve(self.roster, slow)
         elif hosts and self.growth.is_worthwhile:
             said = f"ending the round, to go on with {some(hosts, NAMES)}"
-        elif slow or (hosts and self.job.grow is Grow.CHECKPOINT):
+        elif self._leaving or slow or (hosts and self.job.grow is Grow.CHECKPOINT):
             return self.growth.look(self._choosing.search, now)
         else:
             return []
         current.ends.add(End.GROWTH)
         return [Say(said), *self._advance(now, ticked=False)]
+
+    def _note_drains(self, hosts: tuple[str, ...]) -> list[Effect]:
+        """Slurm drains these nodes: spares take the places of those that are in the round, once
+        the workers have saved.
+        """
+        before = self._leaving
+        current = self.current
+        if self.stage is not Stage.RUNNING or current is None or current.is_preflight:
+            return []
+        fit = {p.place.node for p in self.roster if p.host not in hosts}
+        spares = (self.roster.nodes & fit).difference(current.groups)
+        used = dict.fromkeys(p.host for p in current.participants if p.host in hosts)
+        self._leaving = tuple(used)[: len(spares)] if self.job.saves else ()
+        new = [host for host in self._leaving if host not in before]
+        if not new:
+            return []
+        self.growth.begin()  # only a checkpoint from now on is new
+        self.notices.give_soon()
+        return [
+            Say(
+                f"Slurm drains {some(new, NAMES)}: the workers are given notice, and once they "
+                "have saved, the job goes on with a spare"
+            )
+        ]
 
     def _replaceable_straggler(self, current: Round) -> str:
         """Its host; "" if there is none, or no spare for it."""
@@ -608,6 +724,12 @@ class Head:
             lambda p: bool(p.lost) or p.has_stopped(current.number),
         ):
             return []
+        if self.verdict is None and current.has_failed and self.notices.may_have_saved(current):
+            searched = self._last_search.ask(self._choosing.search, now)
+            if searched is not None:
+                return searched
+            saved = self._last_search.found
+            self.verdict = self.notices.verdict_of_saving(saved, now, self.budget.total)
         if current.is_programs_fault and self.verdict is None:
             self.verdict = self.budget.spend(
                 current.failures.values(),
@@ -617,10 +739,11 @@ class Head:
                 begun=current.begun,
             )
         if End.TIME in current.ends:
-            searched = self.notices.search(self._choosing.search, now)
+            searched = self._last_search.ask(self._choosing.search, now)
             if searched is not None:
                 return searched
-            self.verdict = self.notices.verdict_of_end(now, self.budget.total)
+            saved = self._last_search.found
+            self.verdict = self.notices.verdict_of_end(saved, now, self.budget.total)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
@@ -644,6 +767,16 @@ class Head:
         return [Say(line) for line in lines]
 
     def _end(self, now: float) -> list[Effect]:
+        """End the job with the verdict, once it is known whether it is started again."""
+        verdict, progress = self.verdict, False
+        assert verdict is not None, "a job ends with a verdict"
+        if self._requeue.depends_on_progress(verdict):
+            searched = self._last_search.ask(self._choosing.search, now)
+            if searched is not None:
+                return searched
+            saved = self._last_search.found
+            progress = saved is None or self.budget.is_beyond_first(saved)
+        self.verdict = self._requeue.decide(verdict, now, progress=progress)
         self._enter(Stage.ENDING, now)
         return self._order_all(now)
 
@@ -667,5 +800,6 @@ class Head:
             gather=self._hangs.gather,
             sample=self._stragglers.number,
             notice=self.notices.offer,
-            later=self.notices.preempted,
+            later=self.notices.comes_later,
+            vitals=self.onlookers.wanted(now),
         )

@@ -14,12 +14,13 @@ import signal
 from collections import deque
 from dataclasses import replace
 
-from ..protocol.effects import AskForEnd, ChooseCheckpoint, Effect, Say
+from ..protocol.effects import AskForEnd, Effect, Say
 from ..protocol.events import CheckpointChosen, EndFound
 from ..protocol.messages import Report
 from ..protocol.model import (
     EACH_ITS_NEXT,
     EXIT_SAVED,
+    Ending,
     Job,
     NoticeAnswer,
     Phase,
@@ -41,6 +42,7 @@ class Notices:
         self.job, self.timing = job, job.timing
         self.offer: StepNotice | None = None  # what the orders say
         self.preempted = False
+        self._is_requeued = False  # and ends for it
         self._end_at = math.inf  # when Slurm ends the job
         self._save = 0.0  # the longest that was seen
         self._numbers = 0
@@ -49,9 +51,6 @@ class Notices:
         self._known_at = -math.inf  # when the question was asked that was answered last
         self._warned: tuple[int, str] | None = None  # the signal, and the host of the first agent
         self._warned_at = math.inf
-        self.search_until = math.inf  # for what was saved since the notice
-        self._searched = False
-        self._saved: CheckpointChosen | None = None  # what that search has found
         self.begin(0.0)
 
     def begin_to_ask(self, now: float) -> None:
@@ -67,7 +66,7 @@ class Notices:
         self._most = 0  # steps that a rank is known to have begun
         self._apart = False  # the ranks do not step together
         self._is_of_end = False  # the offer is
-        self._knows_end = False  # the workers have had notice of it
+        self.knows_end = False  # the workers have had notice of it
         self._given_at = math.inf  # the last notice, of the end or of a signal
         self._given_step = self._given_number = 0
         self._waits_since = math.inf  # for ranks that have no optimizer yet
@@ -100,7 +99,7 @@ class Notices:
             return self._offered_at + self.timing.answer
         if self._signals:
             return self._try_at
-        return math.inf if self._knows_end else max(self._due_at, self._try_at)
+        return math.inf if self.knows_end else max(self._due_at, self._try_at)
 
     def ask(self, now: float) -> list[Effect]:
         if now < self.ask_at:
@@ -111,13 +110,24 @@ class Notices:
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         self._known_at = self._asked_at
-        if event.left is None:
+        if event.left is None or self._is_requeued:  # from then on, Slurm does not know the end
             return []
         self._end_at = now + event.left
+        self._is_requeued = event.requeued
         was, self.preempted = self.preempted, event.preempted and event.left > 0
-        if self.preempted and not was:
-            return [Say(f"the job is preempted: it ends in {event.left:.0f} s")]
+        if (self.preempted or self._is_requeued) and not was:
+            how = "requeued" if self._is_requeued else "preempted"
+            return [Say(f"the job is {how}: it ends in {event.left:.0f} s")]
         return []
+
+    @property
+    def comes_later(self) -> bool:
+        """Whether SIGTERM has announced an end that comes later."""
+        return self.preempted or self._is_requeued
+
+    def give_soon(self) -> None:
+        """The workers are to have notice for another reason, and go on."""
+        self._signals.append(self.job.notice_signal)
 
     # Signals that agents have got
 
@@ -140,13 +150,17 @@ class Notices:
 
     def verdict_of_warning(self, restarts: int) -> Verdict | None:
         """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
-        if self._warned is None or self.preempted or self._known_at < self._warned_at:
+        if self._warned is None or self.comes_later or self._known_at < self._warned_at:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
         return Verdict(128 + signum, reason, restarts=restarts)
 
     # Notice
+
+    def ask_for_one(self) -> None:
+        """The user wants the workers to have notice now, wherever the end of the job is."""
+        self._signals.append(self.job.notice_signal)
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
         """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be
@@ -156,7 +170,7 @@ class Notices:
         """
         if self.offer is not None and not self.offer.given:
             return self._go_on(self.offer, current, now, holds=holds)
-        of_end = now >= self._due_at and not self._knows_end
+        of_end = now >= self._due_at and not self.knows_end
         if now < self._try_at or not (of_end or self._signals):
             return None
         running = [p.report for p in current.participants]
@@ -228,14 +242,30 @@ class Notices:
             self._signals.popleft()
             self._try_at = now + self.timing.offer
             return []
-        self._knows_end = True
+        self.knows_end = True
         where = f" before step {offer.step:,}" if self._given_step else ""
         left = max(0.0, self._end_at - now)
         return [Say(f"the workers are given notice{where}: {self._what} in {left:.0f} s")]
 
     @property
     def _what(self) -> str:
+        if self._is_requeued:
+            return "the job is requeued, and ends"
         return "the job is preempted, and ends" if self.preempted else "the time limit is"
+
+    # What is seen of it
+
+    def left(self, now: float) -> float | None:
+        """Seconds until Slurm ends the job; None if that is not known."""
+        return None if self._end_at == math.inf else max(0.0, self._end_at - now)
+
+    @property
+    def account(self) -> str:
+        """Of the last offer in this round; "" if there is none."""
+        if self.offer is None:
+            return ""
+        where = "" if self.offer.step == EACH_ITS_NEXT else f" before step {self.offer.step:,}"
+        return f"{'given' if self.offer.given else 'offered'}{where}"
 
     # The end
 
@@ -248,62 +278,84 @@ class Notices:
         """
         lasts = max(self.seconds, self.timing.least_notice)
         for_signal = self._given_step > 0 and now < self._given_at + lasts
-        if not (self._knows_end or for_signal):
-            return False
-        reports = [p.report for p in current.participants]
-        answers = [None if report is None else report.notice for report in reports]
+        return (self.knows_end or for_signal) and self._is_taken(current)
+
+    def may_have_saved(self, current: Round) -> bool:
+        """Whether workers that have failed have had notice of the end, and came to its step."""
+        return self.knows_end and self._is_taken(current)
+
+    def _is_taken(self, current: Round) -> bool:
+        answers = _last_answers(current)
         return all(a is not None and a.taken >= self._given_number for a in answers)
 
-    def search(self, search: ChooseCheckpoint, now: float) -> list[Effect] | None:
-        """Look for what was saved since the notice. None once it is known, or takes too long."""
-        if self.job.saves and not self._searched:
-            self._searched, self.search_until = True, now + self.timing.search
-            return [search]
-        if now < self.search_until < math.inf:
-            return []
-        self.search_until = math.inf
-        return None
-
-    def chosen(self, found: CheckpointChosen | None) -> None:
-        """What the search has found; None if it has failed."""
-        if self.search_until < math.inf:
-            self._saved, self.search_until = found, math.inf
-
-    def _is_saved(self, now: float) -> bool:
-        found = self._saved
-        if found is None or not found.path or found.age is None:
+    def _is_new(self, saved: CheckpointChosen | None, now: float) -> bool:
+        """Whether it was saved since the notice."""
+        if saved is None or not saved.path or saved.age is None:
             return False
-        return found.age <= now - self._given_at + WAVE
+        return saved.age <= now - self._given_at + WAVE
 
-    def verdict_of_leaving(self, now: float, restarts: int) -> Verdict | None:
+    def verdict_of_leaving(
+        self, current: Round, saved: CheckpointChosen | None, now: float, restarts: int
+    ) -> Verdict | None:
         """All workers have ended with 0 after the notice: how the job ends if they were asked to
-        leave, and are not finished.
-        """
-        if not self._is_saved(now):
-            return None
-        reason = f"saved, not finished: the workers left after the notice{self._where}"
-        return Verdict(EXIT_SAVED, f"{reason}, {self._newest}", restarts=restarts)
+        leave, and are not finished. `saved` is the newest checkpoint.
 
-    def verdict_of_end(self, now: float, restarts: int) -> Verdict:
+        If they have saved nothing since, they may be finished, unless it was at the very step.
+        """
+        if (verdict := self.verdict_of_saving(saved, now, restarts)) is not None:
+            return verdict
+        at_once = self._given_step > 0 and all(
+            a is not None and a.last for a in _last_answers(current)
+        )
+        if not (self.knows_end and self.job.saves and at_once):
+            return None
+        reason = f"{self._left}, and nothing was saved since"
+        code = 128 + signal.SIGTERM
+        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+
+    def verdict_of_saving(
+        self, saved: CheckpointChosen | None, now: float, restarts: int
+    ) -> Verdict | None:
+        """All workers have ended after the notice, some with another code than 0 maybe: how the job
+        ends if something was saved since.
+        """
+        if saved is None or not self._is_new(saved, now):
+            return None
+        reason = f"saved, {self._left}, with {saved.path}"
+        return Verdict(EXIT_SAVED, reason, restarts=restarts, ending=self._ending)
+
+    def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
-        what = "its preemption" if self.preempted else "the time limit"
+        what = "the time limit"
+        if self.comes_later:
+            what = "Slurm requeues it" if self._is_requeued else "its preemption"
         reason = f"ended {max(0.0, self.stop_at + self.timing.grace - now):.0f} s before {what}"
-        if not self._is_saved(now):
-            given = self._given_at < math.inf
-            since = f"; nothing was saved after the notice{self._where}" if given else ""
-            known = since if self.job.saves else ""
-            return Verdict(128 + signal.SIGTERM, reason + known, restarts=restarts)
-        reason = f"saved, not finished: {reason}, {self._newest}"
-        return Verdict(EXIT_SAVED, reason, restarts=restarts)
+        code = EXIT_SAVED
+        if saved is not None and self._is_new(saved, now):
+            reason = f"saved, not finished: {reason}, with {saved.path}"
+        else:
+            code = 128 + signal.SIGTERM
+            if self._given_at < math.inf and self.job.saves:
+                reason += f"; nothing was saved after the notice{self._where}"
+        return Verdict(code, reason, restarts=restarts, ending=self._ending)
+
+    @property
+    def _ending(self) -> Ending:
+        return Ending.PREEMPTION if self.comes_later else Ending.TIME_LIMIT
 
     @property
     def _where(self) -> str:
         return f" before step {self._given_step:,}" if self._given_step else ""
 
     @property
-    def _newest(self) -> str:
-        assert self._saved is not None, "something was saved"
-        return f"with {self._saved.path}"
+    def _left(self) -> str:
+        return f"not finished: the workers left after the notice{self._where}"
+
+
+def _last_answers(current: Round) -> list[NoticeAnswer | None]:
+    """Of all agents, by participant; None: it has answered to no offer."""
+    reports = [p.report for p in current.participants]
+    return [None if report is None else report.notice for report in reports]
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:

@@ -28,13 +28,15 @@ class Orders:
         sample: int = 0,
         notice: StepNotice | None = None,
         later: bool = False,
+        vitals: int = 0,
     ) -> Send:
         """Return the next order for an agent: `goal` for round `number`.
 
         `verdict` is how the job ends, for an END, or for a STOP after which no round will follow.
         `look` is the checkpoint to look at, for a WAIT; `gather` and `sample` are the numbers of
         the evidence to gather and of the sample to take, and `notice` is what to offer or to give,
-        for a RUN. `later`: a SIGTERM means an end that comes later.
+        for a RUN. `later`: a SIGTERM means an end that comes later. `vitals` is the number of the
+        vitals to tell, for a RUN.
         """
         report, presence = peer.report, peer.presence
         assert report is not None, "only an agent that was heard is sent orders"
@@ -63,6 +65,7 @@ class Orders:
             sample=sample if goal is Goal.RUN else 0,
             notice=notice if goal is Goal.RUN else None,
             later=later and bool(report.warned),
+            vitals=vitals if goal is Goal.RUN else 0,
         )
         presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

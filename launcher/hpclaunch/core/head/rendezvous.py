@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Diagnose, Effect, Say
-from ..protocol.model import EXIT_LOST, Job, Phase, Verdict
+from ..protocol.model import EXIT_LOST, Ending, Job, Phase, Verdict
 from .cordon import uncordon
 from .roster import Awaited, Peer, Roster, hosts_of
 
@@ -228,12 +228,12 @@ class Rendezvous:
         first = out[0]
         why = first.lost or f"{hosts_of(p for p in out if not p.lost)}: {first.unfit}"
         if self.job.nodes == 1:
-            return Verdict(EXIT_LOST, why)
+            return Verdict(EXIT_LOST, why, ending=Ending.NODE_FAILURE)
         reason = f"{why}; {left} of {self.job.nodes} nodes are left, and the job needs "
         reason += str(self.fewest)
         if self.fewest == self.job.nodes:
             reason += f" (--nnodes {max(1, left)}:{self.job.nodes} goes on without lost nodes)"
-        return Verdict(EXIT_LOST, reason, restarts=restarts)
+        return Verdict(EXIT_LOST, reason, restarts=restarts, ending=Ending.NODE_FAILURE)
 
     # What the user is told meanwhile
 

@@ -13,6 +13,7 @@ from ..protocol.model import (
     NO_RANK,
     NO_STEP,
     Culprit,
+    Ending,
     Failure,
     Tally,
     Verdict,
@@ -218,6 +219,8 @@ class Budget:
             pending_verdict=None,
             failed_loads=before.failed_loads if mark == before.checkpoint else 0,
         )
+        if before.first_saved < 0:
+            now = replace(now, first_saved=choice.time, first_step=step, first_scale=scale)
         is_progress = self._is_progress(choice, comparable=comparable)
         if not (choice.path and before.restarts and is_progress):
             self.tally = now
@@ -248,6 +251,16 @@ class Budget:
         if comparable:
             return choice.step is not None and choice.step > before.step
         return choice.time > before.saved or not choice.time
+
+    def is_beyond_first(self, found: CheckpointChosen) -> bool:
+        """Whether a checkpoint is further than the one that the first round began with."""
+        first = self.tally
+        if not found.path or first.first_saved < 0:
+            return False
+        comparable = checksum(found.scale) == first.first_scale and first.first_step != NO_STEP
+        if comparable and found.step is not None:
+            return found.step > first.first_step
+        return not first.first_saved or found.time > first.first_saved
 
     def rejects(self, choice: CheckpointChosen) -> bool:
         """Whether resuming from it has failed so often that an older one should be tried."""
@@ -345,4 +358,5 @@ def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:
         cause=cause,
         consequences=tuple(replace(f, tail="") for f in later[:MAX_CONSEQUENCES]),
         restarts=used,
+        ending=Ending.FAILURE,
     )

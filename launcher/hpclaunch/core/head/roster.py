@@ -95,6 +95,7 @@ class Roster:
         self._peers = [Peer(place, job.timing) for place in job.places]
         self.absent = {place.index for place in job.places}  # agents that were never heard
         self._possible: frozenset[int] | None = None  # a cache of `possible`; None: not worked out
+        self.changes = 0  # how often `changed` was called
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers)
@@ -144,6 +145,7 @@ class Roster:
     def changed(self) -> None:
         """Some node can no longer take part, or can take part again."""
         self._possible = None
+        self.changes += 1
 
     @property
     def unheard(self) -> list[Peer]:

@@ -23,9 +23,10 @@ class End(Enum):
     QUORUM = "the leader lease is over"
     GROWTH = "a larger round can begin"
     TIME = "Slurm is about to end the job"
+    ASKED = "the user has asked for a restart"
 
 
-NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH}
+NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH, End.ASKED}
 
 
 @dataclass(slots=True)

@@ -43,5 +43,10 @@ class Exits:
             self._exits[rank] = (exit_, now)
         return bool(lost)
 
+    def mean_time(self, now: float) -> float:
+        """When the workers ended, as a mean of them; now, if none has been seen to."""
+        times = [exited for rank, (_, exited) in self._exits.items() if rank != NO_RANK]
+        return sum(times) / len(times) if times else now
+
     def for_report(self, now: float) -> tuple[WorkerExit, ...]:
         return tuple(replace(exit_, age=now - exited) for exit_, exited in self._exits.values())

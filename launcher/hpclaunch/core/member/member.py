@@ -27,6 +27,7 @@ from ..protocol.events import (
     Started,
     Tick,
     TroubleFound,
+    VitalsTaken,
     WorkersSeen,
 )
 from ..protocol.messages import Hint, Order, PlaceGiven, Report
@@ -142,7 +143,7 @@ class Member:
                 effects += self._waiting.explain(text, now)
             case CheckpointSeen(seen=seen):
                 self._looking.saw(seen)
-            case WorkersSeen():
+            case WorkersSeen() | VitalsTaken():
                 effects += self.work.handle(event, now)
                 if self._is_head:  # to which no report goes at every beat
                     self._report_at = now
@@ -266,6 +267,8 @@ class Member:
             notice=work.notice,
             warned=self._warned,
             passed=work.passed,
+            vitals=work.vitals,
+            spent=work.spending.report(now if follower.seeking != NOBODY else None),
         )
         if report.news == self._last_news and now < self._report_at:
             return []

@@ -17,6 +17,7 @@ class Offers:
         self._offered: StepNotice | None = None  # until it is withdrawn
         self._given = 0  # the number of the last notice that was given
         self._taken = 0  # and of the last that was taken
+        self._last = False  # the workers have ended at its step
 
     def obey(self, notice: StepNotice | None) -> list[Effect]:
         """Do what an order says; None: there is no offer."""
@@ -36,9 +37,9 @@ class Offers:
 
     def hear(self, answer: NoticeAnswer) -> None:
         if answer.number == self._newest:
-            self.answer = replace(answer, taken=self._taken, given=self._given)
+            self.answer = replace(answer, taken=self._taken, given=self._given, last=self._last)
 
-    def taken(self, number: int) -> None:
-        self._taken = number
+    def taken(self, number: int, *, last: bool) -> None:
+        self._taken, self._last = number, last
         if self.answer is not None:
-            self.answer = replace(self.answer, taken=number)
+            self.answer = replace(self.answer, taken=number, last=last)

@@ -21,6 +21,7 @@ from ..protocol.effects import (
     StartWorkers,
     StopWorkers,
     TakeSample,
+    TakeVitals,
 )
 from ..protocol.events import (
     Event,
@@ -34,6 +35,7 @@ from ..protocol.events import (
     SampleTaken,
     StoreEnded,
     StoreListening,
+    VitalsTaken,
     WorkerExited,
     WorkersGone,
     WorkersSeen,
@@ -41,6 +43,7 @@ from ..protocol.events import (
 from ..protocol.messages import Order
 from ..protocol.model import (
     Assignment,
+    Doing,
     Evidence,
     Goal,
     Job,
@@ -51,9 +54,11 @@ from ..protocol.model import (
     Sample,
     Trouble,
     Verdict,
+    Vitals,
 )
 from .exits import Exits
 from .offers import Offers
+from .spending import Spending
 from .stopping import Stopping
 
 # Which phase may follow which.
@@ -86,8 +91,11 @@ class WorkerGroup:
         self._gathering = 0  # the number of the evidence that was asked for last
         self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
+        self._vitals: Vitals | None = None  # what the last orders ask for
+        self._vitals_asked = 0  # their number
         self._offers = Offers()
         self.passed = (0, 0)  # the last signal for the workers of this round, and its number
+        self.spending = Spending()
         self._waits_for_gpus = False
         self._stopping = Stopping(job)
 
@@ -107,6 +115,10 @@ class WorkerGroup:
     @property
     def sample(self) -> Sample | None:
         return self._sample if self.phase is Phase.RUNNING else None
+
+    @property
+    def vitals(self) -> Vitals | None:
+        return self._vitals if self.phase is Phase.RUNNING else None
 
     @property
     def notice(self) -> NoticeAnswer | None:
@@ -137,15 +149,20 @@ class WorkerGroup:
                 return self._store_ended(event, now)
             case WorkersSeen():
                 self._suspicion.saw(event)
+                self.spending.saw(event.spent, Doing(event.doing + 1), now)
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)
             case SampleTaken(sample=sample) if sample.number == self._sampling:
                 self._sample = sample
+            case VitalsTaken(number=number) if number == self._vitals_asked:
+                self._vitals = Vitals(number, event.ranks, event.gpus)
             case NoticeOffered(answer=answer):
                 self._offers.hear(answer)
-            case NoticeTaken(number=number):
-                self._offers.taken(number)
-            case WorkersGone():
+            case NoticeTaken(number=number, last=last):
+                self._offers.taken(number, last=last)
+            case WorkersGone(spent=spent):
+                # What a worker spends ends with itself, not with the last of them.
+                self.spending.saw(spent, Doing.NOTHING, self.exits.mean_time(now))
                 return self._workers_gone()
             case LeaseOver():
                 return self._lease_over(now)
@@ -164,7 +181,7 @@ class WorkerGroup:
         match order.goal:
             case Goal.RUN:
                 begun = self._run(order.assignment, now) if willing else []
-                asked = self._gather(order) + self._take_sample(order)
+                asked = self._gather(order) + self._take_sample(order) + self._take_vitals(order)
                 return begun + asked + self._heed(order)
             case Goal.STOP:
                 return self._leave_round(order.round, now, lost=order.lost)
@@ -185,7 +202,9 @@ class WorkerGroup:
         self._suspicion = Suspicion(self.job.timing, trained=self._suspicion.trained)
         self._evidence, self._gathering = None, 0
         self._sample, self._sampling = None, 0
+        self._vitals, self._vitals_asked = None, 0
         self._offers, self.passed = Offers(), (0, 0)
+        self.spending.begin(now)
         if part.hosts_store and part.store_port != self.readiness.store_port:
             # The order names the store of an earlier fork server. The head has not heard yet that
             # this was lost.
@@ -210,6 +229,16 @@ class WorkerGroup:
             return []
         self._sampling = order.sample
         return [TakeSample(order.sample)]
+
+    def _take_vitals(self, order: Order) -> list[Effect]:
+        """As above, but the old ones are told until there are new ones."""
+        if not order.vitals:
+            self._vitals = None
+        running = self.phase is Phase.RUNNING and order.round == self.round
+        if order.vitals <= self._vitals_asked or not running:
+            return []
+        self._vitals_asked = order.vitals
+        return [TakeVitals(order.vitals)]
 
     def _heed(self, order: Order) -> list[Effect]:
         started = self.phase is Phase.RUNNING and not self._waits_for_gpus

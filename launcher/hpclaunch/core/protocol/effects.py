@@ -67,6 +67,7 @@ class ChooseCheckpoint:
     """Find the newest complete checkpoint; answered by CheckpointChosen or SearchFailed."""
 
     avoid: tuple[tuple[int, str], ...] = ()  # what not to choose: (checksum of the mark, why)
+    ended_well: bool = False  # all workers have ended with 0, so no save of theirs is unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,13 @@ class GatherEvidence:
 @dataclass(frozen=True, slots=True)
 class TakeSample:
     """Find out how the workers keep pace with those of other agents; answered by SampleTaken."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeVitals:
+    """Find out what the workers do and use; answered by VitalsTaken."""
 
     number: int
 
@@ -194,6 +202,7 @@ Effect = (
     | KeepWorkers
     | GatherEvidence
     | TakeSample
+    | TakeVitals
     | AskForEnd
     | OfferNotice
     | WithdrawNotice

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import NoticeAnswer, RankState, Rounds, Sample, Seen, Trouble
+from .model import (
+    GpuUse,
+    NoticeAnswer,
+    RankState,
+    RankVitals,
+    Request,
+    Rounds,
+    Sample,
+    Seen,
+    Trouble,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +169,8 @@ class WorkersSeen:
     patient: bool  # what they do now may take much longer than a step: they save, or evaluate
     traced: bool  # by a debugger
     save: float = 0.0  # the longest time between two steps in which a worker has saved
+    spent: tuple[int, ...] = ()  # milliseconds since they began, as in `Spent` but for the start
+    doing: int = 0  # the position of what they do now among these; one beyond: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +189,27 @@ class SampleTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class VitalsTaken:
+    """What the workers do and use; answers a TakeVitals."""
+
+    number: int
+    ranks: tuple[RankVitals, ...]
+    gpus: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """Somebody looks at the job. It comes at most once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The user asks something of the job, which `Control.refusal` does not refuse."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeOffered:
     """What the workers make of a notice; answers an OfferNotice."""
 
@@ -188,6 +221,7 @@ class NoticeTaken:
     """All workers that make steps have come to the step of a notice that was given."""
 
     number: int
+    last: bool = False  # and have ended: none has begun another step
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +230,17 @@ class EndFound:
 
     left: float | None  # seconds; None if that is not known
     preempted: bool = False  # it ends for the sake of another job
+    requeued: bool = False  # it ends to be started again, as an administrator or a user wants it
+    may_requeue: bool | None = None  # whether it may be started again; None if that is not known
+    requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
+    draining: tuple[str, ...] = ()  # its nodes that no other job gets any more
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
+
+    spent: tuple[int, ...] = ()  # as in WorkersSeen; () if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +296,9 @@ Event = (
     | WorkersSeen
     | EvidenceGathered
     | SampleTaken
+    | VitalsTaken
+    | LookedAt
+    | Requested
     | NoticeOffered
     | NoticeTaken
     | EndFound

@@ -24,9 +24,11 @@ from .model import (
     Progress,
     Sample,
     Seen,
+    Spent,
     StepNotice,
     Trouble,
     Verdict,
+    Vitals,
     WorkerExit,
 )
 
@@ -64,6 +66,8 @@ class Report:
     notice: NoticeAnswer | None = None  # to the last notice that it was offered
     warned: int = 0  # the signal that may mean the end of the job, now or later; 0 for none
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
+    vitals: Vitals | None = None  # what the orders ask for
+    spent: Spent = ()  # of that round, as far as it is known
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -110,6 +114,7 @@ class Order:
     clock: float = 0.0  # the real time of the head, when it sent this
     notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
     later: bool = False  # the signal that the agent was warned with means an end that comes later
+    vitals: int = 0  # with RUN: the number of the vitals to tell; 0: nobody looks
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import zlib
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 
 from .timing import DEFAULTS, Timing
 
@@ -99,6 +99,32 @@ class Grow(str, Enum):
     NEVER = "never"  # the node waits until the round ends for another reason
 
 
+class Ending(str, Enum):
+    """Why a job ends. `--requeue-on` calls some of them by these names."""
+
+    FINISHED = "finished"
+    TIME_LIMIT = "time-limit"  # also where the workers have left after a signal that was sent them
+    PREEMPTION = "preemption"
+    FAILURE = "failure"
+    NODE_FAILURE = "node-failure"
+    STOPPED = "stopped"  # by a user, or because of a mistake
+
+
+GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)
+
+
+@dataclass(frozen=True, slots=True)
+class Requeueing:
+    """When the job goes on in another run, from the newest checkpoint: Slurm starts it again, or
+    the next element of its array.
+    """
+
+    on: tuple[Ending, ...] = ()
+    most: int = 0  # runs after the first one
+    before: int = 0  # runs before this one
+    is_chain: bool = False  # the runs are the elements of an array
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What every agent of a job knows from the start. It is the same on all agents."""
@@ -117,6 +143,8 @@ class Job:
     local: bool = False  # each node has such a directory of its own
     slurm_id: str = ""  # Slurm's job id; "" without Slurm
     notice_signal: int = 0  # with which workers are told; 0: the one that the script handles
+    requeueing: Requeueing = Requeueing()
+    first_round: int = 0  # its number: rounds are counted over all runs
     timing: Timing = DEFAULTS
     heads: Heads = Heads.ANY
 
@@ -254,6 +282,15 @@ class Trouble:
     reason: str
 
 
+class Sequel(str, Enum):
+    """What agents do once the job is over for them."""
+
+    LEAVE = "leave"
+    REQUEUE = "requeue"  # the head asks Slurm to start the job again, and all wait for it to do so
+    LINGER = "linger"  # Slurm starts the job again, but only if it is there to be killed
+    END_CHAIN = "end chain"  # the head cancels the elements of the array that have not begun
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How the job ended. It is the same for every agent."""
@@ -263,12 +300,32 @@ class Verdict:
     cause: Failure | None = None  # the first failure of the last round
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
+    ending: Ending = Ending.STOPPED
+    sequel: Sequel = Sequel.LEAVE
+    left: float = 0.0  # seconds until Slurm ends the job, where agents linger
 
 
 def checksum(text: str) -> int:
     """A few bytes in place of a text that is only compared, and goes to every agent; 0 for ""."""
     return zlib.crc32(text.encode(errors="surrogateescape"))
 
+
+class Doing(IntEnum):
+    """What workers spend their time on. The numbers are positions in `Spent`."""
+
+    START = 0  # they are not there yet
+    IMPORTS = 1  # all that comes before they meet, or make an optimizer
+    RENDEZVOUS = 2  # of the workers, in init_process_group
+    LOADING = 3  # all that comes after that and before the first step
+    TRAINING = 4
+    SAVING = 5
+    NOTHING = 6  # they have ended
+
+
+# What an agent's workers have spent their time on in a round, as a mean of them: milliseconds for
+# each Doing up to SAVING, and then what they do now, to which all further time belongs. While the
+# agent asks others to lead, also the milliseconds since the round began here.
+Spent = tuple[int, ...]
 
 NO_STEP = -1
 
@@ -297,6 +354,9 @@ class Tally:
     failed_loads: int = 0  # rounds in a row that failed while they resumed from that checkpoint
     avoided: tuple[int, ...] = ()  # checksums of the marks of rejected checkpoints
     progress_above: int = NO_STEP  # a checkpoint is progress only beyond this step
+    first_saved: int = -1  # as `saved`, of the first round; 0: it had no checkpoint; -1: not begun
+    first_step: int = NO_STEP  # as `step`, of the first round
+    first_scale: int = 0
 
 
 NOTHING_SPENT = Tally()
@@ -368,6 +428,47 @@ class NoticeAnswer:
     steps: tuple[int, ...] = ()  # the fewest and the most that its ranks have begun; () if none
     taken: int = 0  # the number of the last one that all of its ranks have taken
     given: int = 0  # the number of the last notice that was given here
+    last: bool = False  # they have taken it and ended: none has begun another step
+
+
+@dataclass(frozen=True, slots=True)
+class RankVitals:
+    """What one worker does and uses, with the processes below it."""
+
+    rank: int
+    phase: str  # "start", "rendezvous", "first step", "step", "evaluation", "save", "end", "other"
+    steps: int  # of its optimizer in this round, or as often as the script says so
+    step: int  # as the script counts; 0 if it does not say
+    cpu: float  # CPUs used since the last vitals, or else since it was started
+    memory: int  # bytes that are resident; what processes share is counted for each
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """How one GPU of an agent's task is used."""
+
+    busy: float | None  # share of the last moments in which a kernel ran; None if it does not tell
+    used: int  # bytes of its memory
+    total: int
+    temperature: int  # degrees Celsius
+    power: float  # watts
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What an agent tells of its workers and GPUs while somebody looks at the job."""
+
+    number: int  # of the order that asked for it
+    ranks: tuple[RankVitals, ...]
+    gpus: tuple[GpuUse, ...] = ()  # in the order of its GPUs; () where nobody reads them
+
+
+class Request(str, Enum):
+    """What a user may ask of a running job."""
+
+    STOP = "stop"  # end the job in order
+    RESTART = "restart"  # end the round, and begin the next from the newest checkpoint
+    NOTICE = "notice"  # give the workers notice now
 
 
 class Phase(str, Enum):

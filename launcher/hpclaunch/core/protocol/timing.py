@@ -32,7 +32,7 @@ class Timing:
     hang: float = LEARNED  # workers that do nothing for so long hang; 0: they never do
     least_hang: float = 10.0  # what is learned is at least this
     early_hang: float = 600.0  # the same before the first steps: data is prepared, a compiler runs
-    gathering: float = 3.0  # wait for the agents' evidence of a hang, or for a sample
+    gathering: float = 6.0  # wait for the agents' evidence of a hang, or for a sample
     sampling: float = 10.0  # between two samples of how the ranks keep pace
     # Before the end of the job
     notice: float = LEARNED  # workers have notice for so long before they are ended; 0: none

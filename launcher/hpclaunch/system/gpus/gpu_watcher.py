@@ -8,6 +8,7 @@ and [[UUID, NAME], ...].
     from the agent                                  to the agent
     {"round": R, "dead": [PID, ...]}                {"round": R or null, "findings": [...],
                                                         "xids": [...]}
+    {"use": true}                                   {"use": [...]}
 
 Each request for a round is answered once, with all that is wrong before the round begins. Between
 requests, news comes with a null round: Xids as they happen, the rest as it is read. The process
@@ -40,6 +41,7 @@ from hpclaunch.core.health.gpu_rules import (
     XidSeen,
 )
 from hpclaunch.core.health.xids import xid
+from hpclaunch.core.protocol.model import GpuUse
 from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
@@ -127,6 +129,27 @@ class Gpus:
         except Lost as e:
             return GpuReading(target.name, lost=str(e))
         return self._read_memory(reading, target, dead or ())
+
+    def use(self) -> list[GpuUse]:
+        """How each is used; [] if not all are there. Raises Lost."""
+        return [] if self.missing else [self._use(target) for target in self.targets]
+
+    def _use(self, target: Target) -> GpuUse:
+        nvml, whole = self.nvml, target.whole
+        # Of a part of a GPU, MIG does not tell.
+        rates = None
+        if target.instance is None:
+            rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, None, whole)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, None, target.handle)
+        return GpuUse(
+            busy=None if rates is None else rates.gpu / 100,
+            used=0 if memory is None else memory.used,
+            total=0 if memory is None else memory.total,
+            temperature=self._ask(
+                nvml.nvmlDeviceGetTemperature, 0, whole, nvml.NVML_TEMPERATURE_GPU
+            ),
+            power=self._ask(nvml.nvmlDeviceGetPowerUsage, 0, whole) / 1000,
+        )
 
     def read_again(self, readings: list[GpuReading], dead: Collection[int]) -> list[GpuReading]:
         """Read again what changes within moments of a worker's end."""
@@ -262,7 +285,10 @@ class GpuWatcher:
                 self.on_event(self.seen.pop(0))
             if self.channel in ready:
                 for request in self.channel.read():
-                    self.check(**request)
+                    if "use" in request:
+                        self.tell_use()
+                    else:
+                        self.check(**request)
             if time.monotonic() >= due:
                 self.look()
                 due = time.monotonic() + self.period
@@ -291,6 +317,14 @@ class GpuWatcher:
             time.sleep(MEMORY_STEP)
             readings = self.gpus.read_again(readings, dead)
         self.tell(self.history.answer(readings), round)
+
+    def tell_use(self) -> None:
+        """For people who look; [] where a GPU is lost, or NVML cannot be read."""
+        use: list[GpuUse] = []
+        with contextlib.suppress(Lost):
+            use = [] if self.gpus is None else self.gpus.use()
+        with contextlib.suppress(AgentGoneError):
+            self.channel.send({"use": [asdict(each) for each in use]})
 
     def look(self) -> None:
         """While the workers run."""

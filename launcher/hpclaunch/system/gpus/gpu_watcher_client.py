@@ -16,6 +16,7 @@ from typing import Any
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.gpu_rules import XidSeen
 from hpclaunch.core.placement.devices import Gpu
+from hpclaunch.core.protocol.model import GpuUse
 
 from ..shared.helper import Helper
 
@@ -32,6 +33,7 @@ class GpuReport:
     findings: tuple[Finding, ...] = ()
     round: int | None = None
     xids: tuple[XidSeen, ...] = ()
+    use: tuple[GpuUse, ...] | None = None  # the answer to `ask_use`
 
 
 class GpuWatcherClient(Helper):
@@ -54,6 +56,7 @@ class GpuWatcherClient(Helper):
         )
         self._round: int | None = None  # of the check that waits for its answer
         self._deadline = math.inf
+        self._use_asked = False
         self._limit = INIT_LIMIT  # for the first answer, since it initialises NVML
 
     def successor(self) -> GpuWatcherClient:
@@ -70,9 +73,19 @@ class GpuWatcherClient(Helper):
         self._round, self._deadline = round, time.monotonic() + self._limit
         self.ask(round=round, dead=sorted(dead))
 
+    def ask_use(self) -> None:
+        """How the GPUs are used: a report has it. Nobody waits for it: NVML may hang."""
+        if not self._use_asked:
+            self._use_asked = True
+            self.ask(use=True)
+
     def reports(self) -> Iterator[GpuReport]:
         """The reports that are there; call it when the descriptor is readable."""
         for told in self.receive():
+            if "use" in told:
+                self._use_asked = False
+                yield GpuReport(use=tuple(GpuUse(**each) for each in told["use"]))
+                continue
             report = _report(**told)
             if report.round is not None and report.round == self._round:
                 self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT

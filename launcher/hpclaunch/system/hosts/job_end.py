@@ -1,73 +1,91 @@
 """The process that asks Slurm when the job ends: `scontrol` may take long, or hang.
 
-Each request is answered with {"left": SECONDS or null, "preempted": BOOL}. Without an answer of
-Slurm's, as in containers that lack `scontrol`, the end is what SLURM_JOB_END_TIME said when the job
-began. Standard library only.
+Each request is answered with its number, the fields of an EndFound, and when the job began. Without
+an answer of Slurm's, as in containers that lack `scontrol`, the end is what SLURM_JOB_END_TIME said
+when the job began. Standard library only.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
+import re
 import time
+from typing import Any
 
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.system.shared.scontrol import fields_of, said, shown
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
-
-LIMIT = 10.0  # seconds for one question
 
 
 class JobEndClient(Helper):
     """`ask`, and then `receive` once it is readable."""
 
-    def __init__(self, job: str, end: str) -> None:
-        """`end` is SLURM_JOB_END_TIME, "" without it."""
-        super().__init__("hpclaunch.system.hosts.job_end", str(os.getpid()), job, end)
+    def __init__(self, job: str, end: str, restarts: str, nodes: str) -> None:
+        """`end` is SLURM_JOB_END_TIME, and `restarts` SLURM_RESTART_COUNT; "" without them.
+
+        `nodes` are those of which to tell whether they are drained.
+        """
+        me = str(os.getpid())
+        super().__init__("hpclaunch.system.hosts.job_end", me, job, end, restarts, nodes)
 
 
-def main(fd: str, _blocked: str, agent: str, job: str, end: str) -> None:
+def main(fd: str, _blocked: str, agent: str, job: str, end: str, restarts: str, nodes: str) -> None:
     if not die_with(int(agent)):
         return
     channel = AgentChannel(fd)
+    began: float | None = None
     try:
         while True:
             for request in channel.read():
-                found, preempted = ask(job)
-                at = found or (float(end) if end.isdigit() else None)
-                left = None if at is None else at - time.time()
-                channel.tell("end", left=left, preempted=preempted, number=request["number"])
+                at, found = ask(job, end, restarts)
+                found["left"] = None if at is None else at - time.time()
+                found["draining"] = draining(nodes) if nodes else []
+                began = began or seconds(shown("job", job).get("StartTime", ""))
+                channel.tell("end", number=request["number"], found=found, began=began)
     except AgentGoneError:
         pass
 
 
-def ask(job: str) -> tuple[float | None, bool]:
-    """(when the job ends, whether it is preempted); the time is None if Slurm does not say."""
+def ask(job: str, end: str, restarts: str) -> tuple[float | None, dict[str, Any]]:
+    """When the job ends, None if that is not known, and the other fields of an EndFound.
+
+    `end` counts if Slurm does not say, and `restarts` is how often the job was started again before
+    this run. The times are in seconds since 1970.
+    """
     fields = shown("job", job)
     at = seconds(fields.get("EndTime", ""))
-    preempted = seconds(fields.get("PreemptTime", ""))
-    if preempted is None or at is not None:
-        return at, preempted is not None
-    # Of a job without a time limit, Slurm does not show when it ends.
-    grace = shown("partition", fields.get("Partition", "")).get("GraceTime", "")
-    return preempted + float(grace if grace.isdigit() else 0), True
+    preempted_at = seconds(fields.get("PreemptTime", ""))
+    may_requeue = {"0": False, "1": True}.get(fields.get("Requeue", ""))
+    requeued = int(_digits(fields.get("Restarts", "")) or 0) > int(_digits(restarts) or 0)
+    again = False
+    if requeued:
+        at = time.time() + kill_wait()  # Slurm says no more when it ends
+    elif preempted_at is not None:
+        partition = shown("partition", fields.get("Partition", ""))
+        again = bool(may_requeue) and partition.get("PreemptMode") != "CANCEL"
+        if at is None:  # of a job without a time limit, Slurm does not show it
+            at = preempted_at + float(_digits(partition.get("GraceTime", "")) or 0)
+    elif at is None:
+        at = float(end) if _digits(end) else None
+    found = {"preempted": preempted_at is not None, "requeued": requeued}
+    return at, found | {"may_requeue": may_requeue, "requeued_if_killed": again}
 
 
-def shown(kind: str, name: str) -> dict[str, str]:
-    """What `scontrol show` says of it; {} if it does not answer."""
-    command = ["scontrol", "show", kind, "-o", name]
-    env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # of times: seconds since 1970
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=LIMIT, env=env, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return fields_of(done.stdout.decode(errors="replace"))
+def draining(nodes: str) -> list[str]:
+    """Those of the nodes that no other job gets any more."""
+    lines = (fields_of(line) for line in said("node", "-o", nodes).splitlines())
+    return [node["NodeName"] for node in lines if "DRAIN" in node.get("State", "")]
 
 
-def fields_of(text: str) -> dict[str, str]:
-    """Of the first line: a heterogeneous job has several."""
-    pairs = (word.partition("=") for word in text.partition("\n")[0].split())
-    return {name: value for name, _, value in pairs}
+def kill_wait() -> float:
+    """Seconds between the SIGTERM and the SIGKILL with which Slurm ends a job."""
+    found = re.search(r"^KillWait\s*=\s*(\d+)", said("config"), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def _digits(text: str) -> str:
+    return text if text.isdigit() else ""
 
 
 def seconds(text: str) -> float | None:

@@ -119,6 +119,10 @@ class LogServiceClient(Helper):
         """Write these texts to files there."""
         self.ask(op="keep", directory=str(directory), files=files)
 
+    def report(self, directory: Path, launch: str) -> None:
+        """Write the report of this launch to a file there, from what is kept there by then."""
+        self.ask(op="report", directory=str(directory), launch=launch)
+
     def remove(self, file: Path) -> None:
         self.ask(op="remove", file=str(file))
 

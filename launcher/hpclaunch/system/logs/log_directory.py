@@ -8,6 +8,7 @@ worker. Nobody else can read the files, and what others have put in their place 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -21,11 +22,14 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
+STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
 FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
 MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ROUND = re.compile(r"round-(\d{1,6})")
+_NUMBERED = re.compile(r"(\.r\d+)?(-\d+)?$")  # the end of a name: the number of the run
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
 
 
@@ -35,12 +39,15 @@ _held: list[int] = []  # the locks, for as long as this process lives
 class LogDirectory:
     """Created private to the user; files in it are appended to, never overwritten."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, again: str = "") -> None:
+        """`again`: the name of a launch that goes on from another run of it; "" for the others."""
         self.path = path.absolute()
+        self.first_round = _next_round(self.path, again) if again else 0
         with _refused(path):
             # A directory that exists keeps its mode; what we put into it is private.
             private_files.make_directory(self.path)
-            private_files.make_directory(self.path / "round-0")
+            if not again:
+                private_files.make_directory(self.round(0))
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
         if not usable:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
@@ -110,6 +117,29 @@ def of_all_launches() -> Path:
     usual = Path("hpclaunch-logs")
     own = usual.exists() and usual.stat().st_uid == os.geteuid()
     return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
+
+
+def _next_round(path: Path, launch: str) -> int:
+    """The number after the highest round of the runs before: they have used `path` as well, or are
+    beside it, and have the name of this launch but for their number.
+    """
+    alike = re.compile(re.escape(_NUMBERED.sub("", launch)) + _NUMBERED.pattern)
+    found = []
+    with contextlib.suppress(OSError):
+        found = [beside for beside in path.parent.iterdir() if alike.fullmatch(beside.name)]
+    if path in found:  # its own: another agent of this run may have begun a round there
+        found.remove(path)
+    else:
+        found.append(path)
+    return 1 + max(map(_last_round, found), default=-1)
+
+
+def _last_round(directory: Path) -> int:
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return -1
+    return max((int(m[1]) for name in names if (m := _ROUND.fullmatch(name))), default=-1)
 
 
 def unused(path: Path, name: str, launch: str) -> Path:

@@ -13,7 +13,7 @@ before; nothing waits for a console.
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "keep", "directory": PATH,
-        "files": {NAME: TEXT, ...}}   evidence of a hang
+        "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "say", "text": T}
     {"op": "remove", "file": PATH}
     {"op": "finish"}   the workers of the round are gone: show the rest
@@ -64,6 +64,7 @@ class LogService:
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
+        self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
 
     def run(self) -> None:
         """Until the agent is gone."""
@@ -163,11 +164,28 @@ class LogService:
             private_files.make_directory(directory)
             for name, text in files.items():
                 file = Path(directory) / name
+                new = Path(directory) / f"{name}.new"  # nobody reads half a file
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with open(private_files.open_file(file, flags), "wb") as f:
+                with open(private_files.open_file(new, flags), "wb") as f:
                     f.write(text.encode(errors="surrogateescape"))
+                os.replace(new, file)
         except OSError as e:
-            self._say(f"cannot write evidence: {e.strerror or e}: {e.filename or directory}")
+            why = f"{e.strerror or e}: {e.filename or directory}"
+            if why not in self._unkept:  # the ledger is written again and again
+                self._unkept.add(why)
+                self._say(f"cannot write {', '.join(files)}: {why}")
+
+    def _report(self, directory: str, launch: str) -> None:
+        # Imported once a job is over: no job pays for it.
+        from hpclaunch.core.ledger.job_report import report
+
+        from . import ledger_files
+
+        with contextlib.suppress(OSError):
+            launches, _ = ledger_files.read(Path(directory))
+            mine = [each for each in launches if each.name == launch]
+            if mine:
+                self._keep(directory, {"report.json": ledger_files.to_json(report(mine))})
 
     def _remove(self, file: str) -> None:
         with contextlib.suppress(OSError):

@@ -18,13 +18,15 @@ from pathlib import Path
 
 from hpclaunch.worker import private_files
 
-from .log_directory import FIRST, LOCK
+from .log_directory import FIRST, LOCK, STATUS
 from .volume import open_files
 
 JOURNALS = re.compile(r"journal(-agent-[\w.-]+)?\.jsonl\S*")
 ROUNDS = re.compile(r"round-\d+")
+OTHERS = (FIRST, LOCK, STATUS)
 OURS = re.compile(
     r"rank-\d+\.(out|err)(\.\d+)?|rank-\d+\.error\.json|filtered-agent-\S+|store\.err(\.\d+)?"
+    r"|ledger-[\w.-]+\.json(\.new)?|report\.json(\.new)?"
 )
 
 
@@ -61,7 +63,7 @@ def _run(path: Path, names: list[str], before: float) -> Run | None:
                 path / name / file for file in os.listdir(path / name) if OURS.fullmatch(file)
             ]
     files += [path / name for name in names if OURS.fullmatch(name)]
-    files += [path / name for name in names if JOURNALS.fullmatch(name) or name in (FIRST, LOCK)]
+    files += [path / name for name in names if JOURNALS.fullmatch(name) or name in OTHERS]
     found = [os.lstat(file) for file in files]
     changed = max(each.st_mtime for each in found)
     if changed >= before:

@@ -110,6 +110,10 @@ class ForkServerClient(Helper):
         """Find out how the workers keep pace: "sample"."""
         self.ask(op="sample", number=number)
 
+    def vitals(self, number: int) -> None:
+        """Find out what the workers do and use: "vitals"."""
+        self.ask(op="vitals", number=number)
+
     def gather(self, number: int) -> None:
         """Find out where the workers are: "evidence"."""
         self.ask(op="gather", number=number)

@@ -39,3 +39,9 @@ class Signals:
             return list(self._reader.recv(512))
         except BlockingIOError:
             return []
+
+
+def wait_for_end(seconds: float) -> None:
+    """Until somebody wants this process to end. Call it after `Signals.ignore`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # else those that are ignored are not seen
+    signal.sigtimedwait(ENDING, seconds)

@@ -28,7 +28,11 @@ C10D = "torch.distributed.distributed_c10d"  # which imports it
 OPTIMIZER = "torch.optim.optimizer"
 SCALER = "torch.amp.grad_scaler"
 GRAPHS = "torch.cuda.graphs"
+ENGINE = "deepspeed.runtime.engine"
+REQUESTS = "transformers.trainer_jit_checkpoint"
+SERIALIZATION = "torch.serialization"
 HOROVOD = "horovod.common.basics"  # which all its bindings import
+RARE = (ENGINE, REQUESTS, HOROVOD)  # not installed everywhere
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _here = os.path.dirname(os.path.abspath(__file__))
 _loaded = {}  # type: ignore[var-annotated]  # name of a file beside this: its module
@@ -72,7 +76,7 @@ class Finder:
     def _seen(self, name):
         self.awaited.discard(name)
         if name == RENDEZVOUS:
-            self.awaited -= {C10D} if self._find("horovod") else {C10D, HOROVOD}
+            self.awaited -= {C10D, *(n for n in RARE if not self._find(n.partition(".")[0]))}
         if not self.awaited:
             # A new list, since threads that are importing may be iterating over the old one.
             sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
@@ -189,8 +193,21 @@ def told_of_scalers(scaler):
     progress.watch_scalers(scaler)
 
 
+def told_of_engines(engine):
+    progress.watch_engines(engine)
+
+
+def told_of_requests(trainer):
+    progress.watch_requests(trainer)
+
+
 def told_of_graphs(graphs):
     progress.watch_graphs(graphs)
+
+
+def told_of_saves(serialization):
+    if hasattr(serialization, "save"):
+        serialization.save = progress.saves(serialization.save)
 
 
 def ends_in_order(c10d):
@@ -319,6 +336,9 @@ PATCHES = {
     OPTIMIZER: (told_of_optimizers,),
     SCALER: (told_of_scalers,),
     GRAPHS: (told_of_graphs,),
+    ENGINE: (told_of_engines,),
+    REQUESTS: (told_of_requests,),
+    SERIALIZATION: (told_of_saves,),
     HOROVOD: (own_horovod,),
 }
 sys.meta_path.insert(0, Finder())

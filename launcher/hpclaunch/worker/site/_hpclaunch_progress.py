@@ -25,7 +25,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 128  # bytes
+SLOT = 192  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that has made the most, or as often as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -37,6 +37,7 @@ NUMBER = 5  # of the step, as the script counts; 0 if it does not say
 WORKER = 6  # the pid of the worker, once it is there
 RANK = 7
 STACKS = 8  # the fork server's descriptor
+ASKS = 9  # whether the script asks if it has notice, so that it needs no signal
 # Of a notice, the last ones of the slot. The worker writes ENTERED and TAKEN, the fork server the
 # others: NOTICE and SIGNUM before STEP_OF_NOTICE, which makes them count.
 SIGNUM = 10  # the signal to raise; 0: the first of NOTICE_SIGNALS that the script handles
@@ -45,15 +46,25 @@ STEP_OF_NOTICE = 12  # the worker takes the notice before it begins this step; N
 NOTICE = 13  # its number
 GIVEN = 14  # the number of the notice that all agents have accepted
 TAKEN = 15  # the number of the last notice that this worker has taken
+# How the worker has spent its time, in seconds: the fork server writes SINCE when the round begins.
+SINCE = 16  # when its phase began, on the monotonic clock; a double
+SPENT = 17  # five doubles, in the order of SPENDING: in earlier phases
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two looks whether a notice is given
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
 START, RENDEZVOUS, FIRST_STEP, STEPS = range(4)
-END = PHASES.index("end")
+SAVE, END = PHASES.index("save"), PHASES.index("end")
 OTHER = len(PHASES)  # whatever other name the script has given
 LONG = {PHASES.index("evaluation"), PHASES.index("save"), OTHER}  # may take much longer than a step
+
+# What a worker spends its time on, and as which of these each phase counts. The first phase counts
+# as imports before the ranks have met, and as loading afterwards; "end" does not count.
+SPENDING = ("imports", "rendezvous", "loading", "training", "saving")
+IMPORTS, MEETING, LOADING, TRAINING, SAVING = range(len(SPENDING))
+UNCOUNTED = len(SPENDING)
+COUNTED = (IMPORTS, MEETING, LOADING, TRAINING, TRAINING, SAVING, UNCOUNTED, TRAINING)
 
 # What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
 ENTRIES, ARRIVALS = b"e", b"a"
@@ -74,8 +85,10 @@ class ProgressSlot:
         self._unmap()
         self._counts: Any = {}
         self._most = 0
+        self._engine: Any = None  # that is making a step, of which those of optimizers are parts
         self._begun = False  # it is a worker, or below one, and no template
         self._tried = 0  # the process that has tried to write to its slot
+        self._raises = False  # the signal of a notice
         self._register: Any = None  # torch's function, for a hook of all optimizers
         self._register_before: Any = None  # the same, for one that is called before each step
         self._listeners: Any = []  # to be called after each step, once there is an optimizer
@@ -160,7 +173,37 @@ class ProgressSlot:
 
     def phase(self, number):
         if self.writes and self._steps[PHASE] != number:
-            self._steps[PHASE] = number
+            self._turn_to(number)
+
+    def _turn_to(self, number):
+        """Another phase begins: what was spent in the last one is known."""
+        steps, times = self._steps, self._times
+        now = time.monotonic()
+        counted = counted_as(steps[PHASE], times[SPENT + MEETING])
+        if counted != UNCOUNTED and times[SINCE]:
+            times[SPENT + counted] += now - times[SINCE]
+        times[SINCE] = now
+        steps[PHASE] = number
+
+    def saves(self, function):
+        """Wrap what saves: it is the phase "save" while it runs in the main thread."""
+        import functools
+        import threading
+
+        @functools.wraps(function)
+        def saving(*args, **kwargs):
+            main = threading.current_thread() is threading.main_thread()
+            if not (main and self.writes and self._steps[PHASE] in (FIRST_STEP, STEPS)):
+                return function(*args, **kwargs)
+            before = self._steps[PHASE]
+            self._turn_to(SAVE)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                if self.writes and self._steps[PHASE] == SAVE:
+                    self._turn_to(before)
+
+        return saving
 
     def enter(self, name):
         """The script names the phase."""
@@ -177,17 +220,21 @@ class ProgressSlot:
         """After each step of each optimizer, so it is short."""
         if self._steps is None:
             return
+        if self._engine is not None:
+            self._times[TIME] = monotonic()
+            return
         which = id(optimizer)
         self._counts[which] = count = self._counts.get(which, 0) + 1
         if count > self._most:
             self._steps[STEP] = self._most = count
-        self._steps[PHASE] = STEPS
+        if self._steps[PHASE] != STEPS:
+            self._turn_to(STEPS)
         self._times[TIME] = monotonic()
 
     def entering(self, optimizer):
         """Before each step of each optimizer, so it is short."""
         steps = self._steps
-        if steps is None:
+        if steps is None or self._engine is not None:
             return
         number = self._counts.get(id(optimizer), 0) + 1
         if number > self._most:
@@ -205,7 +252,11 @@ class ProgressSlot:
             # The step once more: another notice may have been given since it was read.
             if steps[GIVEN] == steps[NOTICE] and number >= steps[STEP_OF_NOTICE]:
                 steps[TAKEN] = steps[NOTICE]
-                _raise_signal(steps[SIGNUM])
+                self._raises = True
+                try:
+                    _raise_signal(steps[SIGNUM])
+                finally:
+                    self._raises = False
                 return
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -215,6 +266,7 @@ class ProgressSlot:
         if not self.writes:
             return False
         steps = self._steps
+        steps[ASKS] = 1
         if steps[TAKEN]:
             return True
         given = steps[GIVEN]
@@ -223,7 +275,7 @@ class ProgressSlot:
     def unseen(self):
         """An optimizer is part of compiled code, so there is nothing to learn from its steps."""
         if self.writes and self._steps[PHASE] == FIRST_STEP:
-            self._steps[PHASE] = START
+            self._turn_to(START)
 
     # What tells of it
 
@@ -248,18 +300,32 @@ class ProgressSlot:
         optimizer, but the training goes on."""
         self._wrap(getattr(scaler, "GradScaler", None), "update", self._moved)
 
+    def watch_engines(self, engine):
+        """`engine` is the module deepspeed.runtime.engine. With ZeRO, one step of an engine is
+        several of its optimizer, one for each group of weights; in between, the weights are those
+        of no step."""
+        self._wrap(
+            getattr(engine, "DeepSpeedEngine", None), "_take_model_step", self._begins, self._ends
+        )
+
+    def watch_requests(self, trainer):
+        """`trainer` is the module transformers.trainer_jit_checkpoint. Its handler of SIGTERM has a
+        timer request a checkpoint 3 s later. Some ranks may be a step ahead then. They take a
+        notice at one step, so the checkpoint is requested there."""
+        self._wrap(getattr(trainer, "CheckpointManager", None), "_sigterm_handler", self._requested)
+
     def watch_graphs(self, graphs):
         """`graphs` is the module torch.cuda.graphs. A step that is part of a graph is not seen."""
         self._wrap(getattr(graphs, "CUDAGraph", None), "replay", self._moved)
 
     def _meets(self, *_):
         if self.writes and self._steps[PHASE] == START:
-            self._steps[PHASE] = RENDEZVOUS
+            self._turn_to(RENDEZVOUS)
 
     def _has_met(self):
         """Or has failed to."""
         if self.writes and self._steps[PHASE] == RENDEZVOUS:
-            self._steps[PHASE] = START  # it may well be a server, which waits for requests
+            self._turn_to(START)  # it may well be a server, which waits for requests
         self.answer()
 
     def _made(self, *_):
@@ -270,9 +336,21 @@ class ProgressSlot:
                 self.listen(self.stepped)
                 self._register_before(_hook_before(self.entering))
             if self._steps[PHASE] < FIRST_STEP:
-                self._steps[PHASE] = FIRST_STEP
+                self._turn_to(FIRST_STEP)
         while self._listeners:
             self._register(_hook(self._listeners.pop()))
+
+    def _begins(self, engine):
+        self.entering(engine)
+        self._engine = engine
+
+    def _ends(self):
+        engine, self._engine = self._engine, None
+        self.stepped(engine)
+
+    def _requested(self, manager):
+        if self._raises:
+            manager.is_checkpoint_requested = True
 
     def _moved(self, *_):
         if self._steps is not None:
@@ -335,6 +413,11 @@ def _raise_signal(signum):
         signum = next(handled, 0)
     if signum and _signal.getsignal(signum) != _signal.SIG_DFL:
         _signal.raise_signal(signum)
+
+
+def counted_as(phase, met):
+    """As what time in this phase is counted; `met`: the seconds that the ranks took to meet."""
+    return LOADING if phase == START and met else COUNTED[phase]
 
 
 class Opened:

@@ -1,0 +1,40 @@
+"""The ledger of an agent that leads, which the log service writes whenever it has changed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..core.control import Control
+from ..system.logs import ledger_files
+from ..system.logs.log_client import LogServiceClient
+
+PERIOD = 30.0  # seconds, while nothing changes
+
+
+class Ledger:
+    def __init__(self, directory: Path | None, label: str, launch: str) -> None:
+        self._directory = directory
+        self._name = ledger_files.name(label, time.time())
+        self._launch = launch
+        self.allocated: float | None = None  # since when Slurm's job has had its nodes
+        self._changes = 0
+        self._written_at = 0.0
+
+    def keep(self, control: Control, service: LogServiceClient, now: float) -> None:
+        """Call it after every turn of the loop."""
+        changes = control.book_changes
+        if changes and (changes != self._changes or now >= self._written_at + PERIOD):
+            self.write(control, service, now)
+
+    def write(
+        self, control: Control, service: LogServiceClient, now: float, *, over: bool = False
+    ) -> None:
+        self._changes, self._written_at = control.book_changes, now
+        book = control.book(now)
+        if book is None or self._directory is None:
+            return
+        text = ledger_files.text(
+            book, time.time() - now, launch=self._launch, allocated=self.allocated, over=over
+        )
+        service.keep(self._directory, {self._name: text})

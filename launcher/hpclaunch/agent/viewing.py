@@ -1,0 +1,147 @@
+"""People who look at the job, or ask something of it: answered in a bounded share of the loop.
+
+A snapshot is made for all who look at about the same time. Making one takes a few milliseconds in a
+large job: the next one is made only after many times as long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from ..core.control import Control
+from ..core.protocol import events
+from ..core.protocol.model import Request
+from ..core.snapshot.job_snapshot import LaunchSnapshot
+from ..system.logs.log_directory import STATUS
+from ..system.shared import packing
+from .config import Config
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..system.network.view_socket import ViewSocket
+
+FRESH = 0.25  # seconds for which a snapshot is of use to all who look
+SHARE = 0.02  # of the time of the loop, at most, for making snapshots
+KEPT = 60.0  # seconds between two snapshots in the log directory
+PAUSE = 0.02  # seconds between two times that questions are read
+LOOKED = 1.0  # seconds between two events that say that somebody looks
+REQUESTS = {request.value.encode(): request for request in Request}
+
+
+class Viewing:
+    """`deliver` gives events to the core, at once."""
+
+    def __init__(
+        self,
+        config: Config,
+        control: Control,
+        poller: zmq.Poller,
+        output: Output,
+        deliver: Callable[[events.Event], None],
+    ) -> None:
+        self._config, self._control, self._output = config, control, output
+        self._poller, self._deliver = poller, deliver
+        self._began = time.monotonic()
+        self._socket: ViewSocket | None = None
+        self._file = -1  # the last snapshot
+        self._fresh_until = -math.inf
+        self._read_at = math.inf  # when to read questions again, after some were read
+        self._looked_at = -math.inf
+        self._keep_at = self._began + KEPT
+        self._open()
+
+    def _open(self) -> None:
+        from ..system.network.view_socket import ViewSocket
+
+        try:
+            self._socket = ViewSocket()
+        except OSError:
+            return  # nobody can look: no reason not to train
+        self._poller.register(self._socket.fileno(), zmq.POLLIN)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        if self._file >= 0:
+            os.close(self._file)
+
+    def next_deadline(self) -> float:
+        return min(self._read_at, self._keep_at if self._control.leads else math.inf)
+
+    def expire(self, now: float) -> None:
+        if now >= self._keep_at and self._control.leads:
+            self.keep()
+        if now >= self._read_at and self._socket is not None:
+            self._read_at = math.inf
+            self._poller.register(self._socket.fileno(), zmq.POLLIN)
+
+    def keep(self) -> None:
+        """Write a snapshot for those who cannot ask, if this agent leads."""
+        logs = self._config.logs
+        if logs is None or not self._control.leads:
+            return
+        self._keep_at = time.monotonic() + KEPT
+        self._output.service.keep(logs.path, {STATUS: self._snapshot().decode()})
+
+    def receive(self, ready: Mapping[Any, int]) -> None:
+        if self._socket is None or self._socket.fileno() not in ready:
+            return
+        self._poller.unregister(self._socket.fileno())
+        self._read_at = time.monotonic() + PAUSE
+        for word, address in self._socket.receive():
+            if request := REQUESTS.get(word):
+                self._request(request, address)
+            else:
+                self._socket.answer(address, self._look())
+
+    def _request(self, request: Request, address: bytes) -> None:
+        from ..system.network.view_socket import file_of
+
+        assert self._socket is not None, "somebody has asked"
+        why = self._control.refusal(request)
+        file = file_of(why.encode())
+        self._socket.answer(address, file)
+        os.close(file)
+        if not why:
+            self._deliver(events.Requested(request))
+
+    def _look(self) -> int:
+        """The file with a snapshot."""
+        now = time.monotonic()
+        if now >= self._looked_at + LOOKED and self._control.leads:
+            self._looked_at = now
+            self._deliver(events.LookedAt())
+        if now >= self._fresh_until:
+            self._make()
+            took = time.monotonic() - now
+            self._fresh_until = now + max(FRESH, took / SHARE)
+        return self._file
+
+    def _make(self) -> None:
+        from ..system.network.view_socket import file_of
+
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = file_of(self._snapshot())
+
+    def _snapshot(self) -> bytes:
+        config, control, now = self._config, self._control, time.monotonic()
+        launch = LaunchSnapshot(
+            name=config.allocation.name,
+            slurm_id=config.job.slurm_id,
+            host=config.job.places[control.index].host,
+            pid=os.getpid(),
+            program=" ".join(config.command),
+            logs="" if config.logs is None else str(config.logs.path),
+            time=time.time(),
+            age=now - self._began,
+            job=control.snapshot(now),
+            head=control.head_host,
+        )
+        return packing.pack(launch)

@@ -1,0 +1,97 @@
+"""What a job did, what failed, and what it cost: where every GPU's time went.
+
+    hpclaunch report              the newest launch of this directory
+    hpclaunch report 4711         all launches of a Slurm job
+    hpclaunch report DIR          a log directory
+
+It reads files in the log directory only, while the job runs and after its
+end. Where there are no GPUs, each worker counts as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.wording import harmless
+
+from . import write
+from .parser import Parser
+
+if TYPE_CHECKING:
+    from hpclaunch.core.ledger.summing import Launch
+
+
+def prepare_parser(parser: Parser) -> None:
+    parser.add_argument(
+        "job", nargs="?", metavar="JOB|DIR", help="a Slurm job's id, or a log directory"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    from hpclaunch.core.ledger.job_report import report
+    from hpclaunch.system.logs import ledger_files
+
+    from .report_text import text
+
+    directories = _directories(options.job)
+    launches = _launches(directories)
+    made = report(launches)
+    if options.json:
+        write(ledger_files.to_json(made) + "\n")
+    else:
+        logs = str(directories[-1])
+        write("\n".join(map(harmless, text(made, logs, time.localtime))) + "\n")
+    return 0
+
+
+def _directories(chosen: str | None) -> list[Path]:
+    """In which there may be ledgers, the newest last. Raises UsageError."""
+    from hpclaunch.system.logs import ledger_files, log_directory
+
+    above = log_directory.of_all_launches()
+    if chosen is not None and (os.path.isdir(chosen) or not chosen.isdigit()):
+        return [Path(chosen)]
+    try:
+        names = sorted(os.listdir(above))
+    except OSError:
+        names = []
+    if chosen is not None:
+        found = [above / n for n in names if n.partition(".")[0].partition("_")[0] == chosen]
+        if not found:
+            raise UsageError(
+                f"there is no log directory of job {chosen} in {above}: run this where the job was "
+                "submitted, or name its log directory"
+            )
+        return found
+    dated = [(date, above / name) for name in names if (date := ledger_files.date(above / name))]
+    if not dated:
+        raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
+    return [max(dated)[1]]
+
+
+def _launches(directories: list[Path]) -> list[Launch]:
+    from hpclaunch.system.logs import ledger_files
+
+    launches, unknown = [], list[str]()
+    for directory in directories:
+        try:
+            found, others = ledger_files.read(directory)
+        except OSError as e:
+            raise UsageError(f"cannot read {directory}: {e.strerror or e}") from e
+        launches += found
+        unknown += [str(directory / other) for other in others]
+    for file in unknown:
+        said = f"{harmless(file)} is damaged, or of another version: passed over"
+        print(f"hpclaunch: {said}", file=sys.stderr)
+    if not launches:
+        where = ", ".join(map(str, directories))
+        raise UsageError(f"there is no ledger of a launch in {where}")
+    return sorted(launches, key=lambda launch: launch.begin)

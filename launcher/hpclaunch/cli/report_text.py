@@ -1,0 +1,113 @@
+"""The report of a job as text: 80 columns, and less than a screen."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+
+from hpclaunch.core.ledger.book import Category
+from hpclaunch.core.ledger.job_report import EndReport, JobReport
+from hpclaunch.core.protocol.wording import count, plain, signal_name, some
+
+WIDTH = 80
+MOST_ENDS = 3  # of rounds that are told; the others are counted
+MOST_EVIDENCE = 2
+NODES = 4
+BAR = 22  # characters of the whole
+LocalTime = Callable[[float], time.struct_time]
+
+
+def text(report: JobReport, logs: str, local: LocalTime) -> list[str]:
+    """Lines without control characters but for those in `logs`."""
+    return [
+        *_head(report, local),
+        "",
+        *_seconds(report),
+        *_ends(report, local),
+        "",
+        f"logs: {logs}",
+    ]
+
+
+def _head(report: JobReport, local: LocalTime) -> list[str]:
+    names = some(report.launches, 3)
+    nodes = f" on {some(report.nodes, NODES)}" if report.nodes else ""
+    seats = count(round(report.seats), report.seat)
+    when = f"{_moment(report.begin, local)} to {_moment(report.end, local)}"
+    lasted = _length(report.end - report.begin)
+    lines = [f"{names}{nodes}: {seats}", f"{when}, {lasted}"]
+    rounds = f"{count(report.rounds, 'round')}"
+    if not report.over:
+        lines.append(f"not over, as far as is known here; {rounds}")
+        return [plain(line) for line in lines]
+    code = f"exit code {report.code}, {count(report.restarts, 'restart')}"
+    ending = "done" if report.code == 0 else f"FAILED ({report.cause})"
+    lines.append(f"{ending}: {code}, {rounds}")
+    if report.code:
+        lines += textwrap.wrap(plain(report.reason), WIDTH - 2)[:3]
+    return [plain(line) for line in lines]
+
+
+def _seconds(report: JobReport) -> list[str]:
+    lines = [f"goodput {100 * report.goodput:.1f} %", ""]
+    if not report.steps_seen:
+        lines[0] += " (no optimizer steps were seen: all after the rendezvous counts)"
+    unit, name = (3600.0, "hours") if report.total >= 3600 else (1.0, "seconds")
+    name = f"{report.seat} {name}"
+    for category in Category:
+        seconds = report.seconds.get(category.value, 0.0)
+        share = seconds / report.total if report.total else 0.0
+        if share >= 0.0005:
+            bar = "#" * round(BAR * share)
+            lines.append(
+                f"  {category.value:18} {seconds / unit:10.2f} {100 * share:6.1f} %  {bar}"
+            )
+    lines.append(f"  {'in all':18} {report.total / unit:10.2f} {name}")
+    return lines
+
+
+def _ends(report: JobReport, local: LocalTime) -> list[str]:
+    if not report.ends:
+        return []
+    lines = ["", "rounds that ended early, and why:"]
+    shown = report.ends[:1] + report.ends[max(1, len(report.ends) - MOST_ENDS + 1) :]
+    for end in shown:
+        lines += _end(end, local)
+    if len(report.ends) > len(shown):
+        lines.append(f"  and {len(report.ends) - len(shown)} more: see --json")
+    return lines
+
+
+def _end(end: EndReport, local: LocalTime) -> list[str]:
+    at = time.strftime("%H:%M:%S", local(end.at))
+    how = f", {signal_name(end.signal)}" if end.signal else ""
+    how = f", exit code {end.code}" if end.code and not end.signal else how
+    who = f", {end.who}{how}" if end.who else ""
+    seen = f"; seen after {_length(end.seen - end.at)}" if end.seen - end.at >= 1 else ""
+    lines = [f"  {at} round {end.round}: {end.cause}{who}{seen}"]
+    if end.text:
+        lines.append(f"    {end.text}")
+    lines += [f"    at {frame}" for frame in end.evidence[:MOST_EVIDENCE]]
+    if named := [each for each in end.consequences if each]:
+        lines.append(f"    as a consequence: {some(named, 4)}")
+    return [_cut(plain(line)) for line in lines]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+def _moment(at: float, local: LocalTime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", local(at))
+
+
+def _length(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
+        if minutes >= 60
+        else f"{minutes}:{rest:02} min"
+    )

@@ -1,0 +1,112 @@
+"""People who look at the job: what is kept for them, and asked of the agents while they look.
+
+Nothing is decided from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import replace
+
+from ..protocol.events import CheckpointChosen
+from ..protocol.messages import Report
+from ..snapshot.job_snapshot import CheckpointSnapshot, PastRound
+from .restarts import how
+from .roster import Peer
+from .round import End, Round
+
+LOOKS = 10.0  # seconds for which somebody counts as looking, after the last look
+AGAIN = 1.5  # seconds between two requests for vitals
+MOST_PAST = 8  # rounds
+SEARCH = 10.0  # seconds from one search for the newest checkpoint to the next
+STEPS_KEPT, STEPS_APART = 13, 5.0  # moments, and seconds between them: of the last minute
+
+
+class Onlookers:
+    def __init__(self) -> None:
+        self._until = -math.inf
+        self._asked_at = -math.inf
+        self._number = 0  # of the vitals that were asked for last
+        self._search_at = -math.inf
+        self.searching = False
+        self._steps: deque[tuple[float, int]] = deque(maxlen=STEPS_KEPT)  # of rank 0's agent
+        self._newest: tuple[float, CheckpointChosen] | None = None
+        self._past: deque[tuple[float, PastRound]] = deque(maxlen=MOST_PAST)
+
+    # What is asked of the agents
+
+    def look(self, now: float) -> bool:
+        """Somebody looks. Returns whether new vitals are wanted."""
+        self._until = now + LOOKS
+        if now < self._asked_at + AGAIN:
+            return False
+        self._asked_at = now
+        self._number += 1
+        return True
+
+    def wanted(self, now: float) -> int:
+        """The number of the vitals to tell; 0 while nobody looks."""
+        return self._number if now < self._until else 0
+
+    def begin_search(self, now: float) -> bool:
+        """Whether to look for the newest checkpoint, which the caller does then."""
+        if now < self._search_at or self.searching:
+            return False
+        self._search_at, self.searching = now + SEARCH, True
+        return True
+
+    def search_failed(self) -> None:
+        self.searching = False
+
+    # What is kept
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._steps.clear()
+        self.searching = False
+
+    def hear(self, peer: Peer, report: Report, now: float) -> None:
+        part, progress = peer.assignment, report.progress
+        if progress is None or not progress.steps or part is None or part.first_rank:
+            return
+        if not self._steps or now >= self._steps[-1][0] + STEPS_APART:
+            self._steps.append((now, max(progress.steps)))
+
+    def chose(self, found: CheckpointChosen, now: float) -> None:
+        self.searching = False
+        self._newest = (now, found) if found.path else None
+
+    def ended(self, current: Round, now: float) -> None:
+        """No worker of this round is left."""
+        ranks = sum(p.assignment.nproc for p in current.participants if p.assignment is not None)
+        fault = current.is_programs_fault
+        why = how(current.cause) if fault else _why(current)
+        self._past.append((now, PastRound(current.number, 0.0, ranks, why, is_fault=fault)))
+
+    # What is seen of it
+
+    @property
+    def pace(self) -> float | None:
+        if len(self._steps) < 2:
+            return None
+        (since, first), (until, last) = self._steps[0], self._steps[-1]
+        return (until - since) / (last - first) if last > first else None
+
+    def past(self, now: float) -> tuple[PastRound, ...]:
+        return tuple(replace(each, ended=now - at) for at, each in self._past)
+
+    def checkpoint(self, now: float) -> CheckpointSnapshot | None:
+        if self._newest is None:
+            return None
+        at, found = self._newest
+        age = None if found.age is None else found.age + now - at
+        return CheckpointSnapshot(found.path, found.step, found.size, age)
+
+
+def _why(current: Round) -> str:
+    out = [p for p in current.participants if p.out]
+    lost = [p.lost or f"{p.host} is cordoned: {p.out}" for p in out]
+    if End.LOSS in current.ends and lost:
+        return "; ".join(lost)
+    return "; ".join(sorted(end.value for end in current.ends))

@@ -1,0 +1,72 @@
+"""Whether the job goes on in another run after its end: Slurm starts it again, or the next element
+of its array.
+
+A run that makes no progress, after another one, is the last. So no job is started again for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..protocol.effects import Effect, Say
+from ..protocol.events import EndFound
+from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, Sequel, Verdict
+from ..protocol.wording import count
+
+
+class RequeueDecision:
+    def __init__(self, job: Job) -> None:
+        self.job, self.wanted = job, job.requeueing
+        self._warned = False
+        self._requeued_if_killed = False
+        self._end_at = 0.0  # of a preempted job
+
+    def found(self, event: EndFound, now: float) -> list[Effect]:
+        """Take in what Slurm says, and tell the user at once what will not work in the end."""
+        self._requeued_if_killed = event.requeued_if_killed
+        self._end_at = now + (event.left or 0.0)
+        asked = self.wanted.on and not self.wanted.is_chain
+        if self._warned or event.may_requeue is not False or not asked:
+            return []
+        self._warned = True
+        return [
+            Say(
+                f"job {self.job.slurm_id} cannot be requeued: submit it with sbatch --requeue, "
+                "or else --requeue has no effect"
+            )
+        ]
+
+    def depends_on_progress(self, verdict: Verdict) -> bool:
+        return verdict.ending in self.wanted.on and self.wanted.before > 0
+
+    def decide(self, verdict: Verdict, now: float, *, progress: bool) -> Verdict:
+        """Add what comes after it. `progress`: as far as is known, this run has saved a checkpoint
+        that is further than the one it began with; for verdicts that depend on it.
+        """
+        wanted = self.wanted
+        goes_on = verdict.ending in wanted.on
+        why_not = self._objection(progress=progress) if goes_on else ""
+        if goes_on and not (wanted.is_chain or why_not):
+            return replace(verdict, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
+        if wanted.on and not wanted.is_chain and verdict.code == EXIT_SAVED:
+            verdict = replace(verdict, code=EXIT_FAILED)  # that code asks for another run
+        if why_not:
+            reason = f"{verdict.reason}; it is not started again: {why_not}"
+            return replace(verdict, reason=reason, sequel=self._last)
+        if verdict.ending is Ending.PREEMPTION and self._requeued_if_killed:
+            left = max(0.0, self._end_at - now)
+            return replace(verdict, sequel=Sequel.LINGER, left=round(left, 3))
+        return verdict if goes_on else replace(verdict, sequel=self._last)
+
+    @property
+    def _last(self) -> Sequel:
+        return Sequel.END_CHAIN if self.wanted.is_chain else Sequel.LEAVE
+
+    def _objection(self, *, progress: bool) -> str:
+        """Why there is to be no other run; "" if there may be one."""
+        wanted = self.wanted
+        if not wanted.is_chain and wanted.before >= wanted.most:
+            return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
+        if wanted.before and not progress:
+            return "this run saved no checkpoint that is further than that of the run before"
+        return ""

@@ -1,0 +1,37 @@
+"""The snapshot of a job that its head writes into the log directory now and then, and at the end:
+for whoever cannot ask it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+
+from ..shared import packing
+from .log_directory import STATUS, of_all_launches
+
+
+def newest(which: str) -> LaunchSnapshot | None:
+    """That of a log directory, or of the launch, or the Slurm job, of this name whose logs are in
+    the usual place below the working directory. None if there is none that can be read.
+    """
+    above = of_all_launches()
+    places = [Path(which)]
+    if "/" not in which:
+        places += [above / which, *above.glob(f"{glob.escape(which)}.*")]
+    found = []
+    for place in places:
+        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            data = (place / STATUS).read_bytes()
+            found.append(packing.unpack(data, LaunchSnapshot))
+    if not found:
+        return None
+    last = max(found, key=lambda launch: launch.time)
+    return replace(last, old=max(0.0, time.time() - last.time))

@@ -1,0 +1,220 @@
+"""The launches of this user that run, here or in Slurm's jobs, and what the user asks of them.
+
+In a Slurm job a short step asks, beside the job's own steps: first on one node, where the head
+usually is, then on the node that this one names, and only in need on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from hpclaunch.core.protocol.model import Request
+from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+
+from ..shared import packing, slurm_steps
+from ..shared.helper import ROOT
+from ..shared.slurm_steps import SlurmJob
+from . import view_client
+from .view_socket import LOOK as LOOK_WORD
+
+MARK = "hpclaunch-view"  # begins each line of the step
+PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from hpclaunch.system.network.view_client import main; main(*sys.argv[2:])"
+)
+LOOK = LOOK_WORD.decode()
+AT_ONCE = 8  # jobs that are asked at the same time
+
+
+class NoLaunchError(Exception):
+    """There is none of this name, as far as can be told."""
+
+
+class Told(NamedTuple):
+    launches: Sequence[LaunchSnapshot]
+    others: Sequence[tuple[str, str]] = ()  # Slurm's jobs of which nobody tells, and their states
+    complaint: str = ""  # of Slurm's
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLaunches:
+    """Launches of one name, and how they are asked again."""
+
+    which: str
+    launches: Sequence[LaunchSnapshot]
+    step: Sequence[str] = ()  # how a command line begins that runs where they are led
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def request(self, request: Request) -> list[str]:
+        """Why not, for each launch; "" if it is done."""
+        if not self.step:
+            return view_client.request(request.value, self.which)
+        told = slurm_steps.run([*self.step, *_reader(self.which, request.value)], self.env)
+        return [json.loads(answer) for answer in Answers().read(told.lines) if answer]
+
+    def watch(self, pause: float) -> LaunchStream:
+        return LaunchStream([*self.step, *_reader(self.which, LOOK, pause)], self.env or None)
+
+
+class LaunchStream:
+    """Looks again and again, in a process of its own. It is `over` once none of the launches is led
+    from there any more: they have ended, or another agent leads.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None) -> None:
+        self.over = False
+        self._process = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._text = b""
+        self._answers = Answers()
+        self._said: list[bytes] = []  # since the last look was complete
+
+    def __enter__(self) -> LaunchStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def fileno(self) -> int:
+        assert self._process.stdout is not None, "it was asked for"
+        return self._process.stdout.fileno()
+
+    def receive(self) -> list[Sequence[LaunchSnapshot]]:
+        """What each look since the last time has found; waits if there was none."""
+        data = os.read(self.fileno(), 1 << 20)
+        self.over = self.over or not data
+        *lines, self._text = (self._text + data).split(b"\n")
+        found: list[Sequence[LaunchSnapshot]] = []
+        for answer in self._answers.read(line.decode(errors="replace") for line in lines):
+            if answer:
+                self._said.append(answer)
+                continue
+            leading, self._said = _leading(self._said), []
+            self.over = self.over or not leading
+            found += [leading] if leading else []
+        return found
+
+
+def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
+    """The launches with this name, or of this Slurm job. NoLaunchError if there are none."""
+    if found := _leading(data for _, data in view_client.looked_patiently(which)):
+        return FoundLaunches(which, found)
+    number = which.partition(".")[0]
+    if not number[:1].isdigit():
+        raise NoLaunchError(f"no launch {which} is led from this machine")
+    env = slurm_steps.environment(environ)
+    try:
+        jobs, complaint = slurm_steps.jobs_of(f"--jobs={number}", env)
+    except OSError as e:
+        raise NoLaunchError(f"cannot look at job {which}: {e.strerror}: {e.filename}") from e
+    running = [job for job in jobs if job.state == slurm_steps.RUNNING]
+    if not running:
+        state = f"it is {jobs[0].state}" if jobs else "it is over"
+        raise NoLaunchError(f"cannot look at job {which}: {complaint or state}")
+    if len(running) > 1:
+        numbers = ", ".join(job.id for job in running)
+        raise NoLaunchError(f"job {which} has several that run: {numbers}")
+    return _in_job(running[0], running[0].id if which == number else which, env)
+
+
+def all_launches(environ: Mapping[str, str]) -> Told:
+    """This user's: those that are led from this machine, and those of all of the user's jobs."""
+    here = _leading(data for _, data in view_client.looked_patiently(""))
+    launches = {launch.name: launch for launch in here}
+    env = slurm_steps.environment(environ)
+    try:
+        jobs, complaint = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
+    except OSError:
+        return Told(here)
+    others: list[tuple[str, str]] = []
+    known = {launch.slurm_id for launch in here}
+    asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for job, found in zip(asked, pool.map(lambda j: _try(j, env), asked), strict=True):
+            launches |= {launch.name: launch for launch in found}
+            others += [] if found else [(job.id, f"{job.state.lower()}, without hpclaunch")]
+    others += [(job.id, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
+    return Told(list(launches.values()), others, complaint)
+
+
+def _try(job: SlurmJob, env: Mapping[str, str]) -> Sequence[LaunchSnapshot]:
+    try:
+        return _in_job(job, job.id, env).launches
+    except NoLaunchError:
+        return ()
+
+
+def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
+    step = slurm_steps.srun(job.id, "1")
+    told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
+    launches = _launches(told)
+    if not launches and int(job.nodes) > 1:  # it may be another node that has a step's tasks
+        everywhere = slurm_steps.srun(job.id, job.nodes)
+        told = slurm_steps.run([*everywhere, *_reader(which, LOOK)], env)
+        launches = _launches(told)
+    leading = [launch for launch in launches if launch.job is not None]
+    heads = [launch.host for launch in leading] or [launch.head for launch in launches]
+    if not heads:
+        raise NoLaunchError(f"job {which}: {told.complaint or 'no hpclaunch runs in it'}")
+    step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
+    if not leading:
+        told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
+        leading = [launch for launch in _launches(told) if launch.job is not None]
+    if not leading:
+        why = told.complaint or f"nobody answers on {heads[0]}, from where it is led"
+        raise NoLaunchError(f"job {which}: {why}")
+    return FoundLaunches(which, leading, step, env)
+
+
+def _reader(which: str, word: str, pause: float = 0.0) -> Sequence[str]:
+    return (sys.executable, "-I", "-S", "-c", PROGRAM, ROOT, MARK, which, word, str(pause))
+
+
+class Answers:
+    """What the steps print, put together: see `view_client.main`."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[str]] = {}  # by host
+
+    def read(self, lines: Iterable[str]) -> Iterator[bytes]:
+        """Each answer once it is complete, and b"" where a host has no more of them."""
+        for line in lines:
+            mark, host, said = (*line.split(" ", 2), "", "")[:3]
+            if mark != MARK:
+                continue  # a site's prolog may print anything
+            if said.startswith("+"):
+                self._parts.setdefault(host, []).append(said[1:])
+            elif said == ".":
+                yield "".join(self._parts.pop(host, [])).encode()
+            elif said == "=":
+                yield b""
+
+
+def _launches(told: slurm_steps.Ended) -> list[LaunchSnapshot]:
+    return [_read(answer) for answer in Answers().read(told.lines) if answer]
+
+
+def _leading(answers: Iterable[bytes]) -> list[LaunchSnapshot]:
+    return [launch for launch in map(_read, answers) if launch.job is not None]
+
+
+def _read(data: bytes) -> LaunchSnapshot:
+    try:
+        return packing.unpack(data, LaunchSnapshot)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+        raise NoLaunchError(f"it runs with another version of hpclaunch: {e}") from e

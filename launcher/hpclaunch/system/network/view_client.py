@@ -1,0 +1,133 @@
+"""Asks the agents of this user on this machine (`view_socket.py`).
+
+`main` does so within a job on one of its nodes, where Python has nothing but its own library.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from .view_socket import LOOK, name_of, uid_of
+
+LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
+PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
+PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
+_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4)  # credentials, and a descriptor
+
+
+def sockets() -> list[bytes]:
+    """The names of the sockets of this user's agents, and of whoever uses such a name."""
+    begin = b"@" + name_of(os.geteuid())
+    with open("/proc/net/unix", "rb") as f:
+        words = (line.split()[-1] for line in f if begin in line)
+        return sorted({b"\0" + word[1:] for word in words if word.startswith(begin)})
+
+
+def ask(question: bytes, names: list[bytes]) -> dict[bytes, bytes]:
+    """The answers that came in time, by name: the bytes of their files."""
+    answers: dict[bytes, bytes] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+        asking.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        asking.bind(b"")  # the kernel chooses a name
+        limit = time.monotonic() + LIMIT
+        asking.settimeout(LIMIT)
+        waiting = set()
+        for name in names:
+            with contextlib.suppress(OSError):  # it has ended, or does not read
+                asking.sendto(question, name)
+                waiting.add(name)
+        while waiting and (left := limit - time.monotonic()) > 0:
+            asking.settimeout(left)
+            try:
+                _, ancillary, _, sender = asking.recvmsg(8, _SPACE)
+            except TimeoutError:
+                break
+            data = _content(ancillary)
+            if uid_of(ancillary) == os.geteuid() and sender in waiting:
+                waiting.discard(sender)
+                answers[sender] = data
+    return answers
+
+
+def _content(ancillary: list[tuple[int, int, bytes]]) -> bytes:
+    """Of the file that came with a datagram."""
+    data = b""
+    for level, kind, rights in ancillary:
+        if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            continue
+        descriptors = array.array("i")
+        descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
+        for fd in descriptors:
+            with open(fd, "rb") as f:
+                f.seek(0)
+                data = f.read()
+    return data
+
+
+def looked(which: str) -> list[tuple[bytes, bytes]]:
+    """The agents here, each with its answer: all of them, or those of the launch, or of the Slurm
+    job, with the name `which`.
+    """
+    found = []
+    for name, data in sorted(ask(LOOK, sockets()).items()):
+        launch = json.loads(data)
+        if which in ("", launch["name"], launch["slurm_id"]):
+            found.append((name, data))
+    return found
+
+
+def looked_patiently(which: str) -> list[tuple[bytes, bytes]]:
+    """The same, once they know what agents are only asked for when somebody looks."""
+    limit = time.monotonic() + PATIENCE
+    while True:
+        found = looked(which)
+        jobs = [json.loads(data)["job"] for _, data in found]
+        if time.monotonic() >= limit or all(map(_is_complete, filter(None, jobs))):
+            return found
+        time.sleep(AGAIN)
+
+
+def _is_complete(job: dict[str, Any]) -> bool:
+    lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
+    return job["is_complete"] and not lacks_gpus
+
+
+def request(word: str, which: str) -> list[str]:
+    """Ask it of all launches that are led from here and have this name: why not, for each; "" if it
+    is done.
+    """
+    leading = [name for name, data in looked(which) if json.loads(data)["job"] is not None]
+    return [data.decode() for data in ask(word.encode(), leading).values()]
+
+
+def main(mark: str, which: str, word: str, pause: str) -> None:
+    """Print the answers: what the agents tell who are looked at, or to a request, in JSON. With a
+    PAUSE, look again and again.
+
+    Each line begins with MARK and the name of this host. Then comes a part of an answer after "+",
+    "." after its last part, or "=" after all answers of a look.
+    """
+    begin = f"{mark} {socket.gethostname()}"
+    look = looked_patiently
+    while True:
+        if word == LOOK.decode():
+            answers = [data.decode() for _, data in look(which)]
+        else:
+            answers = [json.dumps(why) for why in request(word, which)]
+        for answer in answers:
+            for at in range(0, len(answer), PIECE):
+                sys.stdout.write(f"{begin} +{answer[at : at + PIECE]}\n")
+            sys.stdout.write(f"{begin} .\n")
+        sys.stdout.write(f"{begin} =\n")
+        sys.stdout.flush()
+        if not float(pause):
+            return
+        time.sleep(float(pause))
+        look = looked

@@ -1,0 +1,30 @@
+"""What `scontrol show` says. Standard library only: processes that start in no time use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+LIMIT = 10.0  # seconds for one question
+
+
+def shown(kind: str, name: str) -> dict[str, str]:
+    """The fields of one thing; {} if it does not answer."""
+    return fields_of(said(kind, "-o", name))
+
+
+def said(*words: str) -> str:
+    """What it answers; "" if it does not."""
+    env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # of times: seconds since 1970
+    command = ["scontrol", "show", *words]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIMIT, env=env, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace")
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """Of the first line: a heterogeneous job has several."""
+    pairs = (word.partition("=") for word in text.partition("\n")[0].split())
+    return {name: value for name, _, value in pairs}

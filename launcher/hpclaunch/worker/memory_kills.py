@@ -1,0 +1,60 @@
+"""How many processes the kernel has killed in this process's cgroup because memory was used up.
+
+Workers are in the same cgroup: Slurm makes one for each task. A limit may be above it; the kernel
+counts a kill where the process was.
+"""
+
+import re
+
+CGROUP = re.compile(rb"^(\d+):([^:]*):(/.*)$", re.MULTILINE)
+COUNT = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def file_of(cgroups, root=b"/sys/fs/cgroup"):
+    """The kernel's file for what /proc/PID/cgroup says, of cgroup v2 or v1; None if it is not
+    known."""
+    for number, controllers, path in CGROUP.findall(cgroups):
+        if number == b"0" and not controllers:
+            v2 = b"%s%s/memory.events" % (root, path.rstrip(b"/"))
+            if has_count(v2):
+                return v2
+        elif b"memory" in controllers.split(b","):
+            return b"%s/memory%s/memory.oom_control" % (root, path.rstrip(b"/"))
+    return None
+
+
+def has_count(file):
+    try:
+        with open(file, "rb") as f:
+            return COUNT.search(f.read()) is not None
+    except OSError:
+        return False
+
+
+class MemoryKills:
+    def __init__(self):
+        try:
+            with open("/proc/self/cgroup", "rb") as f:
+                self._file = file_of(f.read())
+        except OSError:
+            self._file = None
+        self._before = 0
+
+    def begin(self):
+        """A round does."""
+        self._before = self._count()
+
+    def happened(self):
+        """Whether there was one since then, or since this was asked last."""
+        before, self._before = self._before, self._count()
+        return self._before > before
+
+    def _count(self):
+        if self._file is None:
+            return 0
+        try:
+            with open(self._file, "rb") as f:
+                found = COUNT.search(f.read())
+        except OSError:
+            return 0
+        return int(found.group(1)) if found else 0

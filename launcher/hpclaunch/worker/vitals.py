@@ -1,0 +1,52 @@
+"""What the workers do and use, for people who look at the job: only read while somebody does."""
+
+import os
+import time
+from typing import Any
+
+from .processes import stat
+from .progress_watch import CPU_TIMES, tree
+
+STARTED = 19  # fields of /proc/PID/stat after the name: in clock ticks after the boot
+RESIDENT = 1  # fields of /proc/PID/statm: pages
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+class VitalSigns:
+    """Of the workers of one round after the other."""
+
+    def __init__(self, progress):
+        self.progress = progress
+        self._before: Any = {}  # pid -> (when it was looked at, seconds of CPU time until then)
+
+    def of(self, pids):
+        """`pids` are those of the living workers, by rank."""
+        before, self._before = self._before, {}
+        return [self._told(rank, pid, before) for rank, pid in sorted(pids.items())]
+
+    def _told(self, rank, pid, before):
+        phase, steps, step = self.progress.whereabouts(rank)
+        processes = [(process, fields) for process in tree(pid) if (fields := stat(process))]
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        used = sum(sum(map(int, fields[CPU_TIMES])) for _, fields in processes) / TICKS
+        own = dict(processes).get(pid)
+        begun = now if own is None else int(own[STARTED]) / TICKS
+        since, used_before = before.get(pid, (begun, 0.0))
+        self._before[pid] = (now, used)
+        return {
+            "rank": rank,
+            "phase": phase,
+            "steps": steps,
+            "step": step,
+            "cpu": round(max(0.0, used - used_before) / max(1 / TICKS, now - since), 3),
+            "memory": sum(resident(process) for process, _ in processes),
+        }
+
+
+def resident(pid):
+    """In bytes; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as f:
+            return int(f.read().split()[RESIDENT]) * PAGE
+    except OSError:
+        return 0

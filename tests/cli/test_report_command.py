@@ -1,0 +1,114 @@
+"""hpclaunch report, for launches on this machine: as text and as JSON, while they run and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import stat
+import time
+
+import pytest
+from launching import LIMIT, hpclaunch, script, start
+
+TRAINS = """
+import os, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+for step in range(20):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    if step == 10 and not restarted:
+        raise ValueError("a bad\\x07 batch")
+"""
+FOR_EVER = "import time; time.sleep(600)"
+
+
+def report(cwd, *args):
+    return hpclaunch("report", *args, cwd=cwd)
+
+
+def lines_of(said):
+    return {
+        name.strip(): float(number)
+        for name, number in re.findall(r"^  ([a-z -]+?) +(\d+\.\d+) ", said, re.MULTILINE)
+    }
+
+
+@pytest.mark.torch
+def test_a_failure_and_a_restart(tmp_path):
+    done = hpclaunch("--max-restarts", 1, script(tmp_path, TRAINS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
+    said = report(tmp_path)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert len(said.stdout.splitlines()) <= 24
+    assert max(map(len, said.stdout.splitlines())) <= 80
+    assert "done: exit code 0, 1 restart, 2 rounds\n" in said.stdout
+    assert re.search(r"round 0: exception, rank 0 on .*, exit code 1\n", said.stdout)
+    assert "    ValueError: a bad? batch\n" in said.stdout
+    named = report(tmp_path, f"hpclaunch-logs/{logs.name}")
+    assert named.stdout == said.stdout
+    told = json.loads(report(tmp_path, "--json").stdout)
+    assert sum(told["seconds"].values()) == pytest.approx(told["end"] - told["begin"], rel=0.01)
+    assert told["seats"] == 1
+    assert told["seconds"]["training"] > 1.0
+    assert lines_of(said.stdout)["training"] == pytest.approx(told["seconds"]["training"], abs=0.01)
+    files = [*logs.glob("ledger-*.json"), logs / "report.json"]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert json.loads((logs / "report.json").read_text()) == told
+
+
+def test_while_it_runs_and_after_it_was_ended(tmp_path):
+    launch = start(script(tmp_path, FOR_EVER), cwd=tmp_path)
+    limit = time.monotonic() + LIMIT
+    while "1 round\n" not in (said := report(tmp_path).stdout):
+        assert time.monotonic() < limit, said
+        time.sleep(0.2)
+    assert "not over, as far as is known here; 1 round\n" in said
+    launch.send_signal(signal.SIGTERM)
+    launch.communicate(timeout=LIMIT)
+    assert "FAILED (user): exit code 143, 0 restarts, 1 round\n" in report(tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
+        (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("nowhere",), "cannot read nowhere: No such file or directory"),
+        ((".",), "there is no ledger of a launch in ."),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, args, complaint):
+    said = report(tmp_path, *args)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert complaint in said.stderr
+    assert len(said.stderr.splitlines()) <= 2
+
+
+def test_files_that_nobody_can_read_are_passed_over(tmp_path):
+    hpclaunch("--no-python", "true", cwd=tmp_path)
+    (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
+    whole = report(tmp_path).stdout
+    (logs / "ledger-7-damaged.json").write_text('{"format": 1, "book"')
+    (logs / "ledger-7-other.json").write_text('{"format": 99}')
+    said = report(tmp_path)
+    assert said.stdout == whole
+    assert said.stderr.count("passed over") == 2
+
+
+def test_prune_knows_the_files(tmp_path):
+    hpclaunch("--no-python", "true", cwd=tmp_path)
+    (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
+    assert (logs / "report.json").exists()
+    month = time.time() - 40 * 86400
+
+    for path in logs.rglob("*"):
+        os.utime(path, (month, month))
+    done = hpclaunch("prune", "--older-than", 30, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not logs.exists()

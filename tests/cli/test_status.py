@@ -1,0 +1,217 @@
+"""hpclaunch status, stop, restart and notice on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
+
+from surroundings import environment
+
+STEPPING = """\
+import os, signal, sys, time
+import torch
+
+if len(sys.argv) > 1:
+    signal.signal(signal.SIGUSR1, lambda *_: print("noticed", flush=True))
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+while not os.path.exists("over"):
+    optimizer.step()
+    time.sleep(0.02)
+"""
+
+
+class Stepping:
+    def __init__(self, directory, *options, args=()):
+        self.directory = directory
+        self.process = start(*options, script(directory, STEPPING), *args, cwd=directory)
+
+    def told(self):
+        """This launch, as `status --json` has it; there may be others on this machine."""
+        done = hpclaunch("status", "--json", cwd=self.directory)
+        launches = json.loads(done.stdout) if done.returncode == 0 else []
+        return next((each for each in launches if each["pid"] == self.process.pid), None)
+
+    def until_told(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
+        return until(lambda: (launch := self.told()) and condition(launch) and launch)
+
+    def ends(self):
+        (self.directory / "over").touch()
+        out, err = self.process.communicate(timeout=LIMIT)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def stepping(directory, *options, args=()):
+    launch = Stepping(directory, *options, args=args)
+    try:
+        yield launch
+    finally:
+        if launch.process.poll() is None:
+            end(launch.process)
+
+
+def test_a_launch_on_this_machine(tmp_path):
+    with stepping(tmp_path, "--nproc", 2) as run:
+        launch = run.until_told(lambda each: len(each["job"]["agents"][0]["workers"]) == 2)
+        name, job = launch["name"], launch["job"]
+        assert re.fullmatch(r"local-[\d-]+", name)
+        assert launch["logs"].startswith(str(tmp_path))
+        assert (job["stage"], job["round"], job["restarts"]) == ("running", 0, 0)
+        (agent,) = job["agents"]
+        assert [worker["rank"] for worker in agent["workers"]] == [0, 1]
+        assert all(worker["memory"] > 10**7 for worker in agent["workers"])
+        done = hpclaunch("status", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"{name}  running for ")
+        assert re.search(r"(?m)^   0  \S+ +step +[\d,]+", done.stdout)
+        assert "\x1b" not in done.stdout
+        code, _, err = run.ends()
+        assert code == 0, err
+
+
+def test_restart_notice_and_stop(tmp_path):
+    with stepping(tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"]) as run:
+        name = run.until_told()["name"]
+        done = hpclaunch("notice", name, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr
+        hpclaunch("restart", name, cwd=tmp_path)
+        job = run.until_told(lambda each: each["job"]["round"] == 1)["job"]
+        assert job["past"][0]["why"] == "the user has asked for a restart"
+        run.until_told(lambda each: each["job"]["agents"][0]["steps"])
+        assert hpclaunch("stop", name, cwd=tmp_path).returncode == 0
+        out, err = run.process.communicate(timeout=LIMIT)
+        assert run.process.returncode == 143, err
+        assert "ended by hpclaunch stop" in err
+        assert out.count("noticed") == 2
+
+
+@pytest.mark.parametrize("command", ["stop", "restart", "notice", "status"])
+def test_what_is_not_there(tmp_path, command):
+    done = hpclaunch(command, "local-4711", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no launch local-4711 is led from this machine" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_no_notice_where_it_is_off(tmp_path):
+    with stepping(tmp_path, "--notice", "off") as run:
+        name = run.until_told()["name"]
+        done = hpclaunch("notice", name, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.endswith(f"{name}: its workers are to have no notice (--notice off)\n")
+        assert run.ends()[0] == 0
+
+
+def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
+    with stepping(tmp_path) as run:
+        name = run.until_told()["name"]
+        command = [HPCLAUNCH, "status", "--watch", name]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
+        ) as watch:
+            assert watch.stdout.readline().startswith(f"{name}: running for ")
+            assert run.ends()[0] == 0
+            watch.communicate(timeout=LIMIT)
+            assert watch.returncode == 0
+
+
+def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
+    """And one that is there is seen beside it."""
+    with stepping(tmp_path) as one, stepping(tmp_path) as other:
+        one.until_told()
+        other.until_told()
+        one.process.send_signal(19)
+        assert one.told() is None
+        assert other.told() is not None
+        one.process.send_signal(18)
+        assert one.until_told()
+        assert one.ends()[0] == other.ends()[0] == 0
+
+
+def test_top_on_a_terminal(tmp_path):
+    with stepping(tmp_path, "--nproc", 2) as run:
+        name = run.until_told()["name"]
+        ours, theirs = os.openpty()
+        os.set_blocking(ours, False)
+        env = environment() | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+        command = [HPCLAUNCH, "top", name]
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=env, cwd=tmp_path
+        ) as top:
+            text = ""
+
+            def says(wanted):
+                nonlocal text
+                with contextlib.suppress(BlockingIOError):
+                    text += os.read(ours, 1 << 16).decode()
+                return wanted in text
+
+            until(lambda: says("q quit"))
+            assert "node" in text
+            os.write(ours, b"r")
+            until(lambda: says("n nodes"))
+            os.write(ours, b"/x\x1b")
+            os.write(ours, b"q")
+            until(lambda: says("") and top.poll() is not None)
+            assert top.returncode == 0, top.stderr.read()
+        os.close(ours)
+        os.close(theirs)
+        assert run.ends()[0] == 0
+
+
+def test_the_log_directory_tells_when_nobody_does(tmp_path):
+    with stepping(tmp_path) as run:
+        launch = run.until_told()
+        assert run.ends()[0] == 0
+    for name in (launch["name"], launch["logs"]):
+        done = hpclaunch("status", name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "ends with code 0: all workers ended with 0" in done.stdout
+        assert "as it was " in done.stdout
+    file = os.path.join(launch["logs"], "status.json")
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    with open(file, "w") as f:
+        f.write("{}")
+    assert hpclaunch("status", launch["name"], cwd=tmp_path).returncode == 2
+
+
+def test_a_file_of_that_name_comes_first(tmp_path):
+    script(tmp_path, "print('mine')\n", "status")
+    done = hpclaunch("status", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "mine\n"), done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_user_is_not_answered(tmp_path):
+    """Neither by the command, nor when it asks the socket itself."""
+    asking = f"""
+import os, sys
+sys.path[:0] = {[p for p in sys.path if p]!r}
+from hpclaunch.system.network import view_client, view_socket
+names = {{}}
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+view_client.LIMIT = 1.0
+view_client.name_of = lambda user: view_socket.name_of(0)
+names = view_client.sockets()
+print(len(names), len(view_client.ask(sys.argv[1].encode(), names)))
+"""
+    with stepping(tmp_path) as run:
+        before = run.until_told()
+        for word in ("look", "stop", "restart", "notice"):
+            done = subprocess.run(
+                [sys.executable, "-c", asking, word], capture_output=True, text=True, check=True
+            )
+            number, answers = done.stdout.split()
+            assert int(number) > 0
+            assert answers == "0"
+        after = run.told()
+        assert (after["pid"], after["job"]["round"]) == (before["pid"], 0)
+        assert run.ends()[0] == 0

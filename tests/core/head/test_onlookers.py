@@ -1,0 +1,272 @@
+"""What people see of a job who look at it, and what they may ask of it."""
+
+from __future__ import annotations
+
+import pytest
+from crew import Crew
+from story import seen
+
+from hpclaunch.core.protocol import effects
+from hpclaunch.core.protocol.events import (
+    HealthFound,
+    LookedAt,
+    Requested,
+    StoreListening,
+    VitalsTaken,
+    WorkerExited,
+    WorkersGone,
+)
+from hpclaunch.core.protocol.model import GpuUse, Grow, RankVitals, Request
+from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.snapshot.job_snapshot import AgentState
+
+GPU = GpuUse(0.5, 1, 2, 60, 300.0)
+
+
+def training(hosts="n0 n1", **settings):
+    """Two workers on each."""
+    crew = Crew(hosts, **settings)
+    crew.start(*range(len(hosts.split())))
+    crew.until(2.0)
+    return crew
+
+
+def snapshot(crew, agent=0):
+    return crew.agents[agent].snapshot(crew.now)
+
+
+def look(crew, agent=0):
+    """And what the agents are asked for is answered."""
+    asked = []
+    carry_out = crew._carry_out
+
+    def noted(i, effect):
+        if isinstance(effect, effects.TakeVitals):
+            asked.append((i, effect.number))
+            ranks = tuple(RankVitals(2 * i + k, "step", 7, 1007, 1.0, 100) for k in range(2))
+            crew._todo.append((i, VitalsTaken(effect.number, ranks, (GPU,))))
+        carry_out(i, effect)
+
+    crew._carry_out = noted
+    crew.tell(agent, LookedAt())
+    crew.until(crew.now + 1.2)
+    crew._carry_out = carry_out
+    return asked
+
+
+def test_what_a_head_knows_at_once():
+    crew = training("n0 n1 n2", most=2, max_restarts=5)
+    job = snapshot(crew)
+    assert (job.stage, job.head, job.round, job.most, job.fewest) == (Stage.RUNNING, "n0", 0, 2, 2)
+    assert (job.restarts, job.max_restarts, job.ranks) == (0, 5, 4)
+    assert [a.state for a in job.agents] == [
+        AgentState.RUNNING,
+        AgentState.RUNNING,
+        AgentState.SPARE,
+    ]
+    assert [(a.first_rank, a.ranks) for a in job.agents] == [(0, 2), (2, 2), (0, 0)]
+    assert job.begun is not None
+    assert 0 < job.begun <= 2.0
+    assert job.agents[0].heard is None  # the head's own
+    assert 0 <= job.agents[1].heard < 1.0
+    assert snapshot(crew, 1) is None
+    assert crew.agents[1].head_host == "n0"
+
+
+def test_a_query_changes_nothing():
+    crew = training()
+    before = crew.agents[0].next_deadline()
+    assert snapshot(crew) == snapshot(crew)
+    assert crew.agents[0].next_deadline() == before
+
+
+def test_agents_are_asked_only_while_somebody_looks():
+    crew = training()
+    assert snapshot(crew).is_complete  # nothing was asked for
+    assert look(crew) == [(0, 1), (1, 1)]
+    job = snapshot(crew)
+    assert job.is_complete
+    assert [worker.rank for agent in job.agents for worker in agent.workers] == [0, 1, 2, 3]
+    assert job.agents[1].gpus == (GPU,)
+    assert (job.steps, job.step) == (7, 1007)
+    assert look(crew) == []  # too soon for others
+    crew.until(crew.now + 2.0)
+    assert look(crew) == [(0, 2), (1, 2)]
+    crew.until(crew.now + 20.0)  # nobody looks any more, and the reports are as before
+    assert snapshot(crew).agents[1].workers == ()
+
+
+def test_a_snapshot_is_not_complete_before_all_have_told():
+    crew = training()
+    crew.tell(0, LookedAt())
+    assert not snapshot(crew).is_complete
+    crew.until(crew.now + 1.0)
+    assert not snapshot(crew).is_complete
+
+
+def test_how_fast_steps_are_made():
+    crew = training()
+    assert snapshot(crew).pace is None
+    for made in range(10, 400, 10):
+        for agent in (0, 1):
+            crew.tell(agent, seen(steps=(made, made)))
+        crew.until(crew.now + 5.0)
+    job = snapshot(crew)
+    assert job.pace == pytest.approx(0.5, rel=0.1)
+    assert (job.steps, job.step) == (390, 0)
+
+
+def fail(crew, agent=1):
+    crew.tell(agent, WorkerExited(2 * agent, 1, 0, "ValueError: no"))
+    crew.tell(agent, WorkersGone())
+    crew.until(crew.now + 2.0)
+
+
+def test_rounds_that_are_over():
+    crew = training()
+    fail(crew)
+    job = snapshot(crew)
+    assert (job.round, job.restarts) == (1, 1)
+    (past,) = job.past
+    assert past.why == "rank 2 on n1 exited with code 1"
+    assert (past.round, past.ranks, past.is_fault) == (0, 4, True)
+    assert past.ended < 3.0
+    for _ in range(20):
+        crew.checkpoint = f"/c/{crew.now}.pt"
+        fail(crew)
+    assert len(snapshot(crew).past) <= 8
+
+
+def test_a_lost_node_is_named_with_the_reason():
+    crew = training("n0 n1 n2", fewest=2, most=3)
+    crew.kill(2)
+    crew.until(crew.now + 1.0)
+    job = snapshot(crew)
+    assert job.agents[2].state is AgentState.LOST
+    assert job.agents[2].why.startswith("the agent on n2 was lost: ")
+    assert job.past[0].why == job.agents[2].why
+    assert not job.past[0].is_fault
+
+
+def test_a_cordoned_node():
+    crew = training("n0 n1 n2", most=2)
+    crew.tell(2, HealthFound("its disk is full"))
+    crew.until(crew.now + 1.0)
+    agent = snapshot(crew).agents[2]
+    assert (agent.state, agent.why) == (AgentState.CORDONED, "its disk is full")
+
+
+def test_the_next_head_tells():
+    crew = training("n0 n1 n2", fewest=2, most=3)
+    crew.kill(0)
+    crew.until(crew.now + 6.0)
+    (head,) = crew.heads
+    job = snapshot(crew, head)
+    assert job.head == f"n{head}"
+    assert job.stage is Stage.RUNNING
+    assert job.agents[0].state is AgentState.LOST
+    assert len(look(crew, head)) == 2
+
+
+def test_the_newest_checkpoint_is_looked_for_while_somebody_looks():
+    crew = training(saves=True)
+    crew.checkpoint, crew.saved_at = "/c/10.pt", crew.now
+    assert snapshot(crew).checkpoint is None
+    look(crew)
+    saved = snapshot(crew).checkpoint
+    assert (saved.path, saved.step) == ("/c/10.pt", 10)
+    crew.until(crew.now + 5.0)
+    assert snapshot(crew).checkpoint.age == pytest.approx(crew.now - 2.0)
+
+
+def test_looking_does_not_make_a_job_grow():
+    """It would, had the search been for a node that waits: there is a new checkpoint."""
+    crew = Crew("n0 n1 n2", fewest=2, most=3, saves=True, grow=Grow.CHECKPOINT, last_call=1.0)
+    crew.start(0, 1)
+    crew.until(3.0)
+    look(crew)
+    crew.checkpoint = "/c/10.pt"
+    crew.until(crew.now + 12.0)
+    look(crew)
+    assert snapshot(crew).checkpoint.path == "/c/10.pt"
+    crew.start(2)
+    crew.until(crew.now + 30.0)
+    assert snapshot(crew).round == 0
+    crew.checkpoint = "/c/20.pt"
+    crew.until(crew.now + 30.0)
+    assert snapshot(crew).round == 1
+
+
+# Requests
+
+
+def ask(crew, request, agent=0):
+    control = crew.agents[agent]
+    why = control.refusal(request)
+    if not why:
+        crew.tell(agent, Requested(request))
+        crew.until(crew.now + 2.0)
+    return why
+
+
+def test_stop_ends_the_job_everywhere():
+    crew = training()
+    assert ask(crew, Request.STOP) == ""
+    assert {v.code for v in crew.verdicts.values()} == {143}
+    assert crew.verdicts.keys() == {0, 1}
+    assert crew.verdicts[1].reason == "ended by hpclaunch stop"
+
+
+def test_stop_before_the_first_round():
+    crew = Crew("n0 n1")
+    crew.start(0)
+    crew.until(5.0)
+    assert ask(crew, Request.STOP) == ""
+    assert crew.agents[0].head.stage in (Stage.ENDING, Stage.ENDED)
+
+
+def test_restart_is_counted_as_no_failure():
+    crew = training(max_restarts=0, saves=True)
+    crew.checkpoint = "/c/10.pt"
+    assert ask(crew, Request.RESTART) == ""
+    job = snapshot(crew)
+    assert (job.round, job.restarts, job.resumed) == (1, 0, "/c/10.pt")
+    assert job.past[0].why == "the user has asked for a restart"
+    assert crew.running == {0: 1, 1: 1}
+    assert not crew.clashes
+
+
+def test_notice_is_given_to_all_before_one_step():
+    crew = training()
+    crew.steps = {0: (5, 5), 1: (5, 6)}
+    assert ask(crew, Request.NOTICE) == ""
+    crew.until(crew.now + 5.0)
+    given = [notices[-1] for notices in crew.notices.values()]
+    assert len(given) == 2
+    assert len({(notice.step, notice.signum) for notice in given}) == 1
+    assert snapshot(crew).notice.startswith("given before step ")
+    assert snapshot(crew).round == 0
+
+
+@pytest.mark.parametrize("request_", [Request.RESTART, Request.NOTICE])
+def test_what_cannot_be_done_outside_of_a_round(request_):
+    crew = Crew("n0 n1")
+    crew.start(0)
+    crew.until(2.0)
+    assert "no round of the training is running" in ask(crew, request_)
+
+
+def test_what_is_refused():
+    crew = training(notice=0.0)
+    assert "--notice off" in ask(crew, Request.NOTICE)
+    assert "the job is led from n0" in ask(crew, Request.STOP, 1)
+    assert ask(crew, Request.STOP, 0) == ""
+    assert not crew.agents
+
+
+def test_an_agent_that_does_not_lead_disregards_it():
+    crew = training()
+    for event in (LookedAt(), Requested(Request.STOP), StoreListening(1)):
+        crew.tell(1, event)
+    crew.until(crew.now + 2.0)
+    assert not crew.verdicts

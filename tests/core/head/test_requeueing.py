@@ -1,0 +1,202 @@
+"""Stories of jobs that go on in another run, or do not."""
+
+from __future__ import annotations
+
+import pytest
+from crew import Crew
+from test_notices import SETTINGS, leave, take, training, verdict
+
+from hpclaunch.core.protocol.events import Signalled, WorkerExited
+from hpclaunch.core.protocol.model import (
+    EXIT_FAILED,
+    EXIT_LOST,
+    EXIT_SAVED,
+    GOES_ON,
+    Ending,
+    Requeueing,
+    Sequel,
+)
+
+TERM = 15
+NO_PROGRESS = (
+    "it is not started again: this run saved no checkpoint that is further than that of the run "
+    "before"
+)
+
+
+def asked(on=GOES_ON, *, most=5, before=0, is_chain=False):
+    return Requeueing(on, most, before, is_chain)
+
+
+def to_the_limit(requeueing, *, first="", last=""):
+    """A job that resumes from a checkpoint, or begins anew, and saves the last one or none."""
+    crew = Crew("n0 n1", **SETTINGS, requeueing=requeueing)
+    crew.ends_at, crew.checkpoint, crew.steps = 1000.0, first, {0: (5, 5), 1: (5, 5)}
+    crew.start(0, 1)
+    crew.until(951.0)
+    crew.checkpoint, crew.saved_at = last or first, 953.0 if last else 0.0
+    crew.until(995.0)
+    return verdict(crew)
+
+
+def test_without_being_asked_nothing_comes_after_it():
+    ended = to_the_limit(Requeueing(), last="/c/5.pt")
+    assert (ended.code, ended.sequel) == (EXIT_SAVED, Sequel.LEAVE)
+
+
+@pytest.mark.parametrize("last", ["/c/5.pt", ""])
+def test_the_first_run_is_always_requeued(last):
+    ended = to_the_limit(asked(), last=last)
+    assert (ended.code, ended.sequel) == (EXIT_SAVED, Sequel.REQUEUE)
+    assert ended.ending is Ending.TIME_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "sequel"),
+    [
+        ("/c/5.pt", "/c/9.pt", Sequel.REQUEUE),
+        ("", "/c/9.pt", Sequel.REQUEUE),
+        ("/c/5.pt", "", Sequel.LEAVE),
+        ("/c/5.pt", "/c/05.pt", Sequel.LEAVE),  # the same step once more
+        ("", "", Sequel.LEAVE),
+    ],
+)
+def test_another_run_must_have_made_progress(first, last, sequel):
+    ended = to_the_limit(asked(before=1), first=first, last=last)
+    assert ended.sequel is sequel
+    assert ended.reason.endswith(NO_PROGRESS) == (sequel is Sequel.LEAVE)
+    assert (ended.code == EXIT_SAVED) == (sequel is Sequel.REQUEUE)
+
+
+def test_what_cannot_be_found_out_is_no_objection():
+    crew = training(requeueing=asked(before=1))
+    crew.until(951.0)
+    crew.checkpoint = None
+    crew.until(995.0)
+    assert verdict(crew).sequel is Sequel.REQUEUE
+
+
+def test_it_is_not_requeued_for_ever():
+    ended = to_the_limit(asked(most=3, before=3), first="/c/5.pt", last="/c/9.pt")
+    assert ended.sequel is Sequel.LEAVE
+    assert ended.code == EXIT_FAILED
+    assert "it was requeued 3 times (--max-requeues)" in ended.reason
+
+
+def test_a_job_that_is_finished_is_over():
+    crew = training(requeueing=asked())
+    leave(crew)
+    crew.until(5.0)
+    assert verdict(crew).ending is Ending.FINISHED
+    assert verdict(crew).sequel is Sequel.LEAVE
+
+
+def test_a_job_that_is_cancelled_is_over():
+    crew = training(requeueing=asked())
+    crew.until(100.0)
+    crew.tell(1, Signalled(TERM))
+    crew.until(105.0)
+    assert verdict(crew).ending is Ending.STOPPED
+    assert verdict(crew).sequel is Sequel.LEAVE
+
+
+@pytest.mark.parametrize(
+    ("on", "sequel"), [(GOES_ON, Sequel.LEAVE), ((Ending.FAILURE,), Sequel.REQUEUE)]
+)
+def test_a_script_that_fails(on, sequel):
+    crew = training(requeueing=asked(on), max_restarts=0)
+    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.until(10.0)
+    assert verdict(crew).ending is Ending.FAILURE
+    assert verdict(crew).sequel is sequel
+    assert verdict(crew).code == (EXIT_SAVED if sequel is Sequel.REQUEUE else 9)
+
+
+def test_a_node_that_is_lost():
+    crew = training(requeueing=asked(), loss=3.0, wait=10.0)
+    crew.until(100.0)
+    crew.kill(1)
+    crew.until(130.0)
+    assert verdict(crew).ending is Ending.NODE_FAILURE
+    assert (verdict(crew).code, verdict(crew).sequel) == (EXIT_SAVED, Sequel.REQUEUE)
+    assert verdict(crew).code != EXIT_LOST
+
+
+# Preemption
+
+
+def preempted(requeueing, *, requeues):
+    crew = training(requeueing=requeueing)
+    crew.until(100.0)
+    crew.ends_at, crew.preempted, crew.requeues = 160.0, True, requeues
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.until(112.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 113.0
+    leave(crew)
+    crew.until(120.0)
+    return verdict(crew)
+
+
+@pytest.mark.parametrize("requeues", [True, False])
+def test_slurm_starts_a_preempted_job_again_only_if_it_is_there_to_be_killed(requeues):
+    ended = preempted(Requeueing(), requeues=requeues)
+    assert ended.code == EXIT_SAVED
+    assert ended.sequel is (Sequel.LINGER if requeues else Sequel.LEAVE)
+    assert (45.0 < ended.left < 50.0) == requeues
+
+
+def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():
+    assert preempted(asked(), requeues=True).sequel is Sequel.REQUEUE
+
+
+def test_a_job_that_somebody_else_requeues():
+    crew = training(requeueing=asked())
+    crew.until(100.0)
+    crew.ends_at, crew.requeued = 130.0, True
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.until(101.0)
+    assert "the job is requeued: it ends in 30 s" in crew.said
+    crew.ends_at = 1000.0
+    crew.until(109.0)
+    assert not crew.verdicts
+    crew.until(125.0)
+    assert verdict(crew).reason.startswith("ended 20 s before Slurm requeues it")
+    assert verdict(crew).sequel is Sequel.REQUEUE  # asked again, Slurm would say that it is
+
+
+def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
+    crew = training(requeueing=asked())
+    assert not [line for line in crew.said if "cannot be requeued" in line]
+    crew.requeues = None
+    crew.until(200.0)
+    assert len([line for line in crew.said if "cannot be requeued" in line]) == 1
+
+
+# Chains
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "sequel"),
+    [("/c/5.pt", "/c/9.pt", Sequel.LEAVE), ("/c/5.pt", "", Sequel.END_CHAIN)],
+)
+def test_the_next_element_of_a_chain_goes_on(first, last, sequel):
+    ended = to_the_limit(asked(before=1, most=0, is_chain=True), first=first, last=last)
+    assert ended.sequel is sequel
+    assert (ended.code == EXIT_SAVED) == bool(last)
+
+
+def test_a_chain_ends_with_the_training():
+    crew = training(requeueing=asked(is_chain=True))
+    leave(crew)
+    crew.until(5.0)
+    assert (verdict(crew).code, verdict(crew).sequel) == (0, Sequel.END_CHAIN)
+
+
+def test_a_chain_ends_with_a_script_that_fails():
+    crew = training(requeueing=asked(is_chain=True), max_restarts=0)
+    crew.tell(1, WorkerExited(2, 9, 0))
+    crew.until(10.0)
+    assert verdict(crew).sequel is Sequel.END_CHAIN

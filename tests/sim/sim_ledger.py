@@ -1,0 +1,156 @@
+"""The ledger of a simulated job, and the truth: on what its seats have spent their time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from sim_checker import BrokenLawError
+from sim_plan import Kind
+
+from hpclaunch.core.ledger.book import Book, Category, moved
+from hpclaunch.core.ledger.round_shares import Holder, seats_of
+from hpclaunch.core.ledger.summing import Launch, account
+
+if TYPE_CHECKING:
+    from cluster_sim import Simulation
+    from sim_agent import Agent
+    from sim_training import Worker
+
+BEFORE = 3  # of what workers spend their time on, what comes before the first step,
+LONGEST = 0.05  # each for no longer than this part of the work
+KEPT = 30.0  # seconds after which a book is written again though nothing has changed
+TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
+
+
+def spent_by(worker: Worker, sim: Simulation) -> tuple[float, ...]:
+    """Seconds that a worker has spent on imports, the rendezvous, loading, training and saving."""
+    rng = Random(f"{sim.plan.seed} {worker.round} {worker.rank} before its steps")
+    left = min(sim.now, worker.ended_at) - worker.born
+    found = []
+    for _ in range(BEFORE):
+        found.append(min(left, rng.uniform(0.0, LONGEST * sim.plan.work)))
+        left -= found[-1]
+    saved = min(left, worker.saved)
+    return (*found, left - saved, saved)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    at: float
+    changes: int
+    book: Book
+
+
+class Ledger:
+    """The last book that each head has written."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.kept: dict[tuple[str, int], Kept] = {}
+
+    def note(self, agent: Agent) -> None:
+        """As the loop does it, after each event."""
+        control, now = agent.control, self.sim.now
+        if control.head is None:
+            return
+        key = (agent.name, control.head.lease.tenure)
+        last = self.kept.get(key)
+        if last and last.changes == control.book_changes and now < last.at + KEPT:
+            return
+        book = control.book(agent.clock)
+        assert book is not None, "this agent leads"
+        self.kept[key] = Kept(now, control.book_changes, moved(book, now - agent.clock))
+
+    def settled(self) -> None:
+        """All seconds are there once, and what is called training was."""
+        books = tuple(kept.book for kept in self.kept.values())
+        self._each_is_whole(books)
+        found = account([Launch("sim", books)])
+        whole = found.seats * (found.end - found.begin)
+        lost = found.total - whole
+        alike = len({s.seats for b in books for s in b.entries}) == 1
+        self._require(not alike or abs(lost) <= 0.01 * whole, f"{found.total:.2f} of {whole:.2f}")
+        self._require(found.total <= 1.01 * whole, f"{found.total:.2f} of {whole:.2f}")
+
+        told = sum(found.spent.get(category, 0.0) for category in TRAINED)
+        true, most = self.trained(stopped=False), self.trained(stopped=True)
+        more, less = told - most, true - told
+        rounds = len(self.sim.training.rounds)
+        if self._knows_all:
+            known = 1.5 if self.sim.plan.hangs else 0.1  # seconds until something is known
+            allowed = 0.01 * whole + known * found.seats * rounds
+            self._require(
+                max(more, less) <= allowed, f"{told:.2f} trained of {true:.2f} ({whole:.2f})"
+            )
+        if self._knows_of_losses:
+            allowed = 0.01 * whole + (0.1 + self._guessed) * found.seats * rounds
+            self._require(more <= allowed, f"{told:.2f} trained of {true:.2f} ({whole:.2f})")
+
+    @property
+    def _knows_all(self) -> bool:
+        """Nothing in the way of the agents, and nothing that takes what is known with it."""
+        plan = self.sim.plan
+        quiet = plan.kinds <= {Kind.USR1, Kind.BLIP} and not (plan.drop or plan.slow)
+        return quiet and (plan.coupled or not plan.crashes)
+
+    @property
+    def _knows_of_losses(self) -> bool:
+        """What is lost takes what is known with it, and its training may count as something else;
+        but nothing else may count as training.
+        """
+        plan = self.sim.plan
+        plain = {Kind.USR1, Kind.BLIP, Kind.KILL_FORKSERVER, Kind.KILL_AGENT, Kind.UNFIT}
+        return plan.kinds <= plain and plan.coupled and not (plan.drop or plan.slow or plan.hangs)
+
+    @property
+    def _guessed(self) -> float:
+        """What a head did that is lost is taken to be what the others did: by so many seconds,
+        for each seat, its workers may have begun to train later than theirs.
+        """
+        plan = self.sim.plan
+        return BEFORE * LONGEST * plan.work if Kind.KILL_AGENT in plan.kinds else 0.0
+
+    def trained(self, *, stopped: bool) -> float:
+        """Seat seconds in which workers did train, until something went wrong in their round: also
+        after they were asked to stop, and in a hang that nobody could find by then, or not.
+        """
+        plan, found = self.sim.plan, 0.0
+        nodes = [place.node for place in plan.job.places]
+        seats = seats_of([*map(Holder, nodes, plan.gpus, plan.nprocs)])
+        for world in self.sim.training.rounds.values():
+            failed = (at for code, _, at in world.exits.values() if code)
+            last = max((at for _, _, at in world.exits.values()), default=self.sim.now)
+            found_out = not stopped or last >= world.still_since + plan.job.timing.hang
+            end = min([*failed, world.still_since if plan.coupled and found_out else math.inf])
+            for worker in () if world.preflight else world.workers:
+                until = min(self.sim.now, worker.ended_at)
+                if not stopped:
+                    until = min(until, worker.stopped_at)
+                if worker.rank == world.culprit:
+                    until = min(until, world.still_since)
+                before = worker.born + sum(spent_by(worker, self.sim)[:BEFORE])
+                mine = seats[worker.agent] / plan.nprocs[worker.agent]
+                found += max(0.0, min(until, end) - before) * mine
+        return found
+
+    def _each_is_whole(self, books: tuple[Book, ...]) -> None:
+        for book in books:
+            at = book.begin
+            for entry in book.entries:
+                self._require(abs(entry.begin - at) < 1e-6, f"a gap at {at:.3f} before {entry}")
+                self._require(entry.end >= entry.begin, f"goes back: {entry}")
+                spent = sum(entry.spent.values())
+                whole = (entry.end - entry.begin) * entry.seats
+                same = abs(spent - whole) < 1e-6 + 1e-3 * whole
+                self._require(same, f"{spent} of {whole}: {entry}")
+                least = min(entry.spent.values(), default=0.0)
+                self._require(least > -1e-6, f"less than nothing: {entry}")
+                at = entry.end
+            self._require(abs(book.until - at) < 1e-6, f"ends at {at}, not at {book.until}")
+
+    def _require(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise BrokenLawError(f"at {self.sim.now:.3f} the ledger: {what}")

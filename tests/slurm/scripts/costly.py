@@ -1,0 +1,47 @@
+"""Training that costs something: it saves a large checkpoint now and then, and fails once.
+
+    costly.py --dir DIR --steps N --save EVERY --fail STEP
+
+Each step takes a tenth of a second.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    for name in ("steps", "save", "fail"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    args = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    first = 0
+    if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
+        first = torch.load(checkpoint)["step"]
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args.dir.mkdir(exist_ok=True)
+    for step in range(first, args.steps):
+        time.sleep(0.1)
+        if step == args.fail and not first and dist.get_rank() == 1:
+            raise ValueError("a bad batch")
+        loss = model(torch.ones(4, 8)).sum()
+        dist.all_reduce(loss.detach())
+        loss.backward()
+        optimizer.step()
+        if (step + 1) % args.save == 0 and dist.get_rank() == 0:
+            state = {"step": step + 1, "ballast": torch.zeros(20_000_000)}
+            torch.save(state, args.dir / "draft")
+            (args.dir / "draft").rename(args.dir / f"step-{step + 1}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

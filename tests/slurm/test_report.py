@@ -1,0 +1,88 @@
+"""The ledger of a real job: where every second of each of its workers' places went."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpclaunch.system.hosts import job_end
+
+from .cluster import Cluster, Job, eventually
+from .conftest import AGENT, SCRIPTS, Launch
+
+pytestmark = pytest.mark.torch
+
+COSTLY = SCRIPTS / "costly.py"
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def report(cluster: Cluster, job: Job) -> dict[str, Any]:
+    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --json"
+    told: dict[str, Any] = json.loads(cluster.on("n4", ["sh", "-c", command]))
+    return told
+
+
+def logs(job: Job) -> Path:
+    return job.directory / "hpclaunch-logs" / f"{job.id}.0"
+
+
+def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch) -> None:
+    arguments = (COSTLY, "--dir", "saved", "--steps", 90, "--save", 30, "--fail", 50)
+    options = ("--nproc", 1, "--nnodes", 2, "--checkpoint-dir", "saved")
+    begin = 'scontrol show job "$SLURM_JOB_ID" | grep -o "StartTime=[^ ]*"'
+    when = f"({begin}; date +%s.%N) > when"
+    job = launch(*options, *arguments, env=ONE_THREAD, after=when)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    told = report(cluster, job)
+    seconds = told["seconds"]
+    began, ended_at = (job.directory / "when").read_text().split()
+    allocated, over = job_end.seconds(began.partition("=")[2]), float(ended_at)
+    assert allocated is not None
+    assert told["seats"] == 3
+    assert told["begin"] == allocated
+    assert over - 5 < told["end"] < over
+    whole = 3 * (told["end"] - allocated)
+    assert sum(seconds.values()) == pytest.approx(whole, rel=0.01)
+    assert told["goodput"] == pytest.approx(seconds["training"] / whole, rel=0.01)
+    # Two of three train for 90 steps, which take a tenth of a second; 20 are done twice.
+    assert seconds["training"] > 2 * 80 * 0.1
+    assert seconds["steps done twice"] > 2 * 15 * 0.1
+    assert seconds["idle spare"] > seconds["training"] / 2
+    assert seconds["saving"] > 0
+    assert {"job script", "imports", "rendezvous", "loading", "restart"} <= seconds.keys()
+    assert "unknown" not in seconds
+    (end,) = told["ends"]
+    assert (end["round"], end["cause"], end["text"]) == (0, "exception", "ValueError: a bad batch")
+    assert end["who"].startswith("rank 1 on n")
+    assert end["evidence"][0].startswith("costly.py:")
+    written = json.loads((logs(job) / "report.json").read_text())
+    assert written["seconds"] == seconds
+    modes = {stat.S_IMODE(f.stat().st_mode) for f in logs(job).glob("*.json")}
+    assert modes == {0o600}
+
+
+def test_another_head_loses_no_second(cluster: Cluster, launch: Launch) -> None:
+    """While the job runs, and after its end."""
+    arguments = (COSTLY, "--dir", "saved", "--steps", 150, "--save", 30, "--fail", 1000)
+    options = ("--nproc", 1, "--nnodes", "2:3", "--checkpoint-dir", "saved")
+    job = launch(*options, *arguments, env=ONE_THREAD)
+    eventually("a checkpoint", (job.directory / "saved" / "step-30.pt").exists, timeout=120)
+    running = report(cluster, job)
+    assert not running["over"]
+    assert running["seats"] == 3
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    ended = job.wait()
+    assert "n2 leads now" in ended.output, str(ended)
+    told = report(cluster, job)
+    assert (told["over"], told["code"], told["rounds"]) == (True, 0, 2)
+    assert told["total"] == pytest.approx(3 * (told["end"] - told["begin"]), rel=0.01)
+    assert told["seconds"]["training"] > 2 * 120 * 0.1
+    assert told["seconds"]["lost or cordoned"] > 0
+    assert len(list(logs(job).glob("ledger-*.json"))) == 2

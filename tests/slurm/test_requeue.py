@@ -1,0 +1,202 @@
+"""Jobs that go on in another run: what was trained is neither lost nor done twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
+from .conftest import SCRIPTS, Launch
+
+pytestmark = pytest.mark.timeout(400)
+GOING_ON = SCRIPTS / "going_on.py"
+SRUN = "srun hpclaunch"
+SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
+RANKS = range(4)
+STEPS = 900
+MOST_RUNS = 4  # where the machine is busy
+ROUNDS = "hpclaunch-logs/*/round-*"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The weights that these steps lead to in one run."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, "-m", "hpclaunch", "--nproc", "4", GOING_ON, "due", "--steps", STEPS]
+    subprocess.run(list(map(str, command)), cwd=directory, check=True)
+    return dict(json.loads((directory / "final.json").read_text()))
+
+
+def begin(
+    launch: Launch,
+    directory: Path,
+    how: str,
+    *options: object,
+    slurm: str = "",
+    srun: str = SRUN,
+    after: str = "",
+    nodes: int = 2,
+) -> Job:
+    directory.mkdir(exist_ok=True)
+    (directory / "pause").write_text("0.05")
+    asked = ["--requeue", *slurm.split()]
+    args = (*SETTINGS, *options, GOING_ON, how, "--steps", STEPS)
+    return launch(*args, nodes=nodes, srun=srun, after=after, options=asked, directory=directory)
+
+
+def until_it_trains(job: Job) -> None:
+    names = [job.directory / f"trains-{rank}" for rank in RANKS]
+    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+
+
+def runs_of(job: Job) -> list[list[int]]:
+    """The first and the last step of each run, which are the same for all ranks."""
+    texts = {(job.directory / f"steps-{rank}.txt").read_text() for rank in RANKS}
+    (text,) = texts
+    return [list(map(int, line.split())) for line in text.splitlines()]
+
+
+def go_fast(job: Job) -> None:
+    (job.directory / "pause").unlink()
+
+
+def finished(job: Job, undisturbed: dict[str, object], *, twice: int = 0) -> Ended:
+    """It comes to the end: no step is left out, and no more than so many are done `twice`."""
+    ended = job.wait(timeout=240, runs=MOST_RUNS)
+    assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
+    assert json.loads((job.directory / "final.json").read_text()) == undisturbed
+    runs = runs_of(job)
+    assert runs[0][0] == 0
+    assert runs[-1][1] == STEPS
+    for (_, last), (first, _) in pairwise(runs):
+        assert 0 <= last - first <= twice, runs
+    return ended
+
+
+def test_a_time_limit_is_survived(
+    launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    """With a handler, with `due`, without scontrol; but not for ever."""
+    jobs = {
+        how: begin(launch, tmp_path / how, how, "--requeue", slurm="--time=1")
+        for how in ("due", "signal")
+    }
+    alone = begin_without_scontrol(launch, tmp_path / "alone")
+    idle = begin(launch, tmp_path / "idle", "unaware", "--requeue", slurm="--time=1")
+    (idle.directory / "pause").write_text("5")  # it never comes to its first save
+    for job in (*jobs.values(), alone):
+        job.starts_again(1)
+        go_fast(job)
+    idle.starts_again(1)
+    for job in jobs.values():
+        ended = finished(job, undisturbed)
+        assert "saved, not finished: " in ended.output
+        assert f"job {job.id} is requeued: run 2 follows" in ended.output
+        rounds = {path.name: path.parent.name for path in job.directory.glob(ROUNDS)}
+        assert rounds["round-0"] == f"{job.id}.0"
+        assert rounds["round-1"] == f"{job.id}.0.r1"
+
+    ended = finished(alone, undisturbed)
+    assert "is to be requeued by its script: there is no scontrol here" in ended.output
+
+    ended = idle.wait(timeout=150)
+    assert ended.state == "FAILED", str(ended)
+    assert "it is not started again: this run saved no checkpoint" in ended.output
+    assert idle.fields()["Restarts"] == "1"
+
+
+def begin_without_scontrol(launch: Launch, directory: Path) -> Job:
+    """As in many containers. This version of Slurm does not say when the job ends either."""
+    end = "SLURM_JOB_END_TIME=$(($(date +%s) + 60))"
+    srun = f"{end} srun env PATH={Path(sys.executable).parent} hpclaunch"
+    after = "code=$?; [ $code = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $code"
+    return begin(launch, directory, "due", "--requeue", slurm="--time=1", srun=srun, after=after)
+
+
+def test_preempted_jobs_go_on(
+    cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    """Slurm itself starts one again only if it is there at the end of its grace time."""
+    asking = begin(launch, tmp_path / "asking", "due", "--requeue")
+    waiting = begin(launch, tmp_path / "waiting", "due")
+    jobs = (asking, waiting)
+    for job in jobs:
+        until_it_trains(job)
+    urgent = cluster.sbatch(
+        "true", directory=tmp_path, nodes=4, options=["--partition=urgent", "--exclusive"]
+    )
+    for job in jobs:
+        job.starts_again(1)
+    assert urgent.wait().code == 0
+    for job in jobs:
+        go_fast(job)
+    for job in jobs:
+        ended = finished(job, undisturbed)
+        assert "saved, not finished: " in ended.output
+        waited = f"job {job.id} waits for its preemption, to be started again by Slurm"
+        assert (waited in ended.output) == (job is waiting)
+
+
+def test_a_job_that_an_administrator_requeues_goes_on(
+    cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    job = begin(launch, tmp_path, "due")
+    until_it_trains(job)
+    cluster.on(CONTROLLER, ["scontrol", "requeue", str(job.id)])
+    job.starts_again(1)
+    go_fast(job)
+    ended = finished(job, undisturbed)
+    assert "the job is requeued: it ends in 20 s" in ended.output
+    assert "saved, not finished: " in ended.output
+
+
+def test_a_chain_ends_with_the_training(
+    cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    job = begin(launch, tmp_path, "due", "--chain", slurm="--time=1 --array=1-9%1")
+    eventually("the first end", lambda: (tmp_path / "steps-0.txt").exists(), timeout=120)
+    go_fast(job)
+    left = ["squeue", "-h", "-j", str(job.id)]
+    eventually("the end", lambda: not cluster.on(CONTROLLER, left), timeout=120)
+    assert json.loads((tmp_path / "final.json").read_text()) == undisturbed
+    runs = runs_of(job)
+    assert 2 <= len(runs) < 9
+    assert [last for _, last in runs[:-1]] == [first for first, _ in runs[1:]]
+
+
+def test_a_spare_takes_the_place_of_a_drained_node(
+    cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    """Whether the workers leave after their save, or go on."""
+    jobs = {
+        how: begin(launch, tmp_path / how, how, "--nnodes", 2, nodes=3)
+        for how in ("due", "unaware")
+    }
+    for job in jobs.values():
+        # Slurm is asked for its nodes once a minute, and the training is to last until then.
+        (job.directory / "pause").write_text("0.2")
+        until_it_trains(job)
+    drained = "n2"
+    for job in jobs.values():
+        nodes = job.fields()["NodeList"]
+        assert drained in cluster.on(CONTROLLER, ["scontrol", "show", "hostnames", nodes]).split()
+    update = ["scontrol", "update", f"NodeName={drained}"]
+    cluster.on(CONTROLLER, [*update, "State=DRAIN", "Reason=a test"])
+    try:
+        for job in jobs.values():
+            job.says(f"a spare takes the place of {drained}, which Slurm drains", timeout=120)
+    finally:
+        cluster.on(CONTROLLER, [*update, "State=RESUME"])
+    for how, job in jobs.items():
+        go_fast(job)
+        ended = job.wait()
+        assert ended.code == 0, str(ended)
+        assert json.loads((job.directory / "final.json").read_text()) == undisturbed
+        assert f"Slurm drains {drained}: the workers are given notice" in ended.output
+        lost = [last - first for (_, last), (first, _) in pairwise(runs_of(job))]
+        assert lost == [0] if how == "due" else all(0 <= steps < 50 for steps in lost)

@@ -1,0 +1,161 @@
+"""hpclaunch status, stop, restart and notice for a job on two nodes, from anywhere, and for nobody
+but its user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster, eventually
+from .conftest import SCRIPTS
+
+STEPPING = """\
+import os, signal, sys, time
+import torch
+
+def on_notice(signum, frame):
+    open(f"noticed-{os.environ['RANK']}", "w").close()
+
+signal.signal(signal.SIGUSR1, on_notice)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+while not os.path.exists("over"):
+    optimizer.step()
+    time.sleep(0.05)
+"""
+USER = "nobody"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "stepping.py"
+    path.write_text(STEPPING)
+    return path
+
+
+def told(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> Any:
+    """What `status --json` prints; [] if it ends with another code than 0."""
+    command = ["sh", "-c", 'hpclaunch status "$@" --json 2>&1 || true', "sh", *words]
+    said = cluster.on(host, command, user=user)
+    return json.loads(said) if said.startswith("[") else []
+
+
+def running(cluster: Cluster, job: int, **more: Any) -> Any:
+    """The launch, once all of its ranks make steps."""
+
+    found: list[Any] = []
+
+    def look() -> bool:
+        found[:] = told(cluster, str(job), **more)
+        agents = found[0]["job"]["agents"] if found else []
+        made = [worker["steps"] for agent in agents for worker in agent["workers"]]
+        return bool(agents) and len(made) == 2 * len(agents) and all(made)
+
+    eventually("its steps", look, timeout=60.0)
+    return found[0]
+
+
+def refused(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> str:
+    """What a command says that ends with 2."""
+    command = ["sh", "-c", 'hpclaunch "$@" 2>&1; test $? = 2', "sh", *words]
+    return cluster.on(host, command, user=user)
+
+
+def test_from_the_login_node_and_within_the_job(
+    cluster: Cluster, tmp_path: Path, script: Path
+) -> None:
+    body = f"""
+    srun {SCRIPTS}/agent.sh --nproc 2 {script} &
+    until [ -e look ]; do sleep 0.1; done
+    hpclaunch status
+    wait
+    """
+    job = cluster.sbatch(body, directory=tmp_path, nodes=2)
+    launch = running(cluster, job.id)
+    assert (launch["name"], launch["slurm_id"]) == (f"{job.id}.0", str(job.id))
+    assert [agent["host"] for agent in launch["job"]["agents"]] == ["n1", "n2"]
+    assert launch["job"]["round"] == 0
+    workers = [w for agent in launch["job"]["agents"] for w in agent["workers"]]
+    assert [worker["rank"] for worker in workers] == [0, 1, 2, 3]
+    assert {worker["phase"] for worker in workers} == {"step"}
+    assert all(worker["memory"] > 10**7 for worker in workers)
+
+    screen = cluster.on("ctl", ["hpclaunch", "status", str(job.id)])
+    assert screen.startswith(f"{job.id}.0  running for ")
+    assert "2 nodes · 4 ranks" in screen.replace(" - ", " · ")
+    later = ("--begin=now+1hour",)
+    waiting = cluster.sbatch("sleep 600", directory=tmp_path, nodes=1, options=later)
+    listed = cluster.on("ctl", ["hpclaunch", "status"])
+    assert f"\n{job.id}.0 " in listed
+    assert f"\n{waiting.id} " in listed
+    assert "pending" in listed
+    assert f"job {waiting.id}: it is PENDING" in refused(cluster, "status", str(waiting.id))
+    cluster.on("ctl", ["scancel", str(waiting.id)])
+
+    (tmp_path / "look").touch()
+    (tmp_path / "over").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert f"{job.id}.0 " in ended.output
+    assert f"cannot look at job {job.id}" in refused(cluster, "status", str(job.id))
+
+
+def test_another_head(cluster: Cluster, tmp_path: Path, script: Path) -> None:
+    """It is on the second node, and there is no agent on the first any more."""
+    body = f"srun --no-kill {SCRIPTS}/agent.sh --nproc 2 --nnodes 1:2 {script}"
+    job = cluster.sbatch(body, directory=tmp_path, nodes=2)
+    first = running(cluster, job.id)
+    cluster.on("n1", ["kill", "-KILL", str(first["pid"])])
+
+    def led_by_another() -> bool:
+        return any(each["job"]["head"] == "n2" for each in told(cluster, str(job.id)))
+
+    eventually("another head", led_by_another)
+    many = [told(cluster, str(job.id)) for _ in range(10)]  # of two nodes at once
+    assert [len(launches) for launches in many] == [1] * 10
+    (launch,) = many[-1]
+    assert launch["host"] == "n2"
+    assert launch["job"]["agents"][0]["state"] == "lost"
+    (tmp_path / "over").touch()
+    job.wait()
+
+
+def test_what_may_be_asked(cluster: Cluster, tmp_path: Path, script: Path) -> None:
+    job = cluster.sbatch(f"srun {SCRIPTS}/agent.sh --nproc 2 {script}", directory=tmp_path, nodes=2)
+    running(cluster, job.id)
+    said = cluster.on("ctl", ["hpclaunch", "notice", str(job.id)])
+    assert said == f"{job.id}.0: notice asked for\n"
+    eventually("notice", lambda: len(list(tmp_path.glob("noticed-*"))) == 4)
+    cluster.on("ctl", ["hpclaunch", "restart", str(job.id)])
+    eventually("round 1", lambda: running(cluster, job.id)["job"]["round"] == 1)
+    assert running(cluster, job.id)["job"]["restarts"] == 0
+    cluster.on("ctl", ["hpclaunch", "stop", str(job.id)])
+    ended = job.wait()
+    assert ended.code == 143, str(ended)
+    assert "ended by hpclaunch stop" in ended.output
+    assert "not passed on" not in ended.output
+
+
+def test_another_user_sees_and_ends_nothing(cluster: Cluster) -> None:
+    """Root's and this one's jobs are on the same nodes at the same time."""
+    directory = cluster.directory_of(USER)
+    script = directory / "stepping.py"
+    script.write_text(STEPPING)
+    body = f"srun {SCRIPTS}/agent.sh --nproc 2 {script}"
+    job = cluster.sbatch(body, directory=directory, nodes=2, user=USER)
+    launch = running(cluster, job.id, user=USER)
+    here = told(cluster, host="n1", user=USER)
+    assert [each["name"] for each in here] == [launch["name"]]
+    for user, host in (("daemon", "n1"), ("daemon", "ctl")):
+        assert told(cluster, str(job.id), host=host, user=user) == []
+        for request in ("status", "stop", "restart", "notice"):
+            refused(cluster, request, str(job.id), host=host, user=user)
+            refused(cluster, request, launch["name"], host=host, user=user)
+    assert told(cluster, launch["name"], host="n1") == []  # not even root sees it
+    after = running(cluster, job.id, user=USER)
+    assert (after["pid"], after["job"]["round"]) == (launch["pid"], 0)
+    (directory / "over").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
