@@ -328,7 +328,7 @@ class Head:
                 self._current_round.ends.add(End.ASKED)
                 return [Say("hpclaunch restart: the workers go on from the newest checkpoint")]
             case Request.NOTICE:
-                self.notices.ask_for_one()
+                self.notices.give_soon()
                 return [Say("hpclaunch notice: the workers are to have notice")]
 
     # Agents without a place

@@ -126,7 +126,7 @@ class Notices:
         return self.preempted or self._is_requeued
 
     def give_soon(self) -> None:
-        """The workers are to have notice for another reason, and go on."""
+        """The workers are to have notice for another reason than the end, and go on."""
         self._signals.append(self.job.notice_signal)
 
     # Signals that agents have got
@@ -157,10 +157,6 @@ class Notices:
         return Verdict(128 + signum, reason, restarts=restarts)
 
     # Notice
-
-    def ask_for_one(self) -> None:
-        """The user wants the workers to have notice now, wherever the end of the job is."""
-        self._signals.append(self.job.notice_signal)
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
         """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be
