@@ -80,6 +80,7 @@ class Agent:
             config.streams,
             limit=config.log_limit,
             role=config.role,
+            launch=config.allocation.name,
             label=label,
             host=host,
         )
