@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,12 +147,22 @@ def _launches(directory: Path) -> list[Launch]:
     return launches
 
 
+def _moment(at: float) -> tuple[str, str]:
+    return _second(int(at))
+
+
+@lru_cache(maxsize=64)
+def _second(at: int) -> tuple[str, str]:
+    local = time.localtime(at)
+    return time.strftime("%Y-%m-%d", local), time.strftime("%H:%M:%S", local)
+
+
 class _Screen:
     """Standard output."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._grep = options.grep
-        self._text = LogLines(time.localtime, for_terminal=sys.stdout.isatty())
+        self._text = LogLines(_moment, for_terminal=sys.stdout.isatty())
         self._shown: tuple[Path, str] | None = None  # the round of the last line, and its launch
         self.shown_any = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 
 from ..protocol.wording import as_bytes, harmless, plain
@@ -16,10 +15,12 @@ _NO_TIME = "--:--:--"
 
 
 class LogLines:
-    """`for_terminal`: of what a terminal takes for commands, only colours are left."""
+    """`moment` says what date and what time it was, as text. `for_terminal`: of what a terminal
+    takes for commands, only colours are left.
+    """
 
-    def __init__(self, local: Callable[[float], time.struct_time], *, for_terminal: bool) -> None:
-        self._local = local
+    def __init__(self, moment: Callable[[float], tuple[str, str]], *, for_terminal: bool) -> None:
+        self._moment = moment
         self._for_terminal = for_terminal
         self._day = ""  # of the last line
 
@@ -27,25 +28,20 @@ class LogLines:
         """Before the lines of a round that began then. `why`: how the one before it ended."""
         when = ""
         if at is not None:
-            self._day = self._date(at)
-            when = f", {self._day} {self._time(at)}"
+            self._day, begun = self._moment(at)
+            when = f", {self._day} {begun}"
         ended = f"; round {number - 1} ended: {why}" if why else ""
         return as_bytes(f"-- {plain(launch)} round {number}{when}{plain(ended)}\n")
 
     def line(self, at: float | None, rank: int, text: bytes) -> bytes:
         """`at`: None if that is not known."""
-        before = ""
-        if at is not None and (day := self._date(at)) != self._day:
-            before, self._day = f"-- {day}\n", day
-        said = _NO_TIME if at is None else self._time(at)
+        before, said = "", _NO_TIME
+        if at is not None:
+            day, said = self._moment(at)
+            before = f"-- {day}\n" if day != self._day else ""
+            self._day = day
         shown = self._shown(text) if self._for_terminal else text
         return f"{before}{said} [{rank}]: ".encode() + shown + b"\n"
-
-    def _date(self, at: float) -> str:
-        return time.strftime("%Y-%m-%d", self._local(at))
-
-    def _time(self, at: float) -> str:
-        return time.strftime("%H:%M:%S", self._local(at))
 
     def _shown(self, text: bytes) -> bytes:
         if text.isascii() and text.decode("ascii").isprintable():  # as most of it

@@ -219,11 +219,11 @@ class LogService:
         errors.write(start + for_console(f"hpclaunch: {text}\n"))
 
     def _finish(self) -> None:
+        if self._index is not None:
+            self._index.finish(time.monotonic())
         if self._volume_at < math.inf:
             self._limit_volume()
         self.mirror.finish(time.monotonic())
-        if self._index is not None:
-            self._index.finish(time.monotonic())
         self._look_for_room()
         self._room_at = self._volume_at = math.inf
 

@@ -23,7 +23,16 @@ from pathlib import Path
 from hpclaunch.worker import private_files
 
 from .log_directory import size
-from .output_index import JOINED, NAMES, PERIOD, Begun, Growth, IndexLine, SegmentCut, parse
+from .output_index import (
+    JOINED,
+    NAMES,
+    PERIOD,
+    FileGrowth,
+    IndexBegun,
+    IndexLine,
+    SegmentCut,
+    parse,
+)
 
 CHUNK = 1 << 16  # bytes read at once; a longer line comes in pieces
 LONGEST = 4096  # bytes of a line of an index
@@ -41,7 +50,7 @@ class OutputLine:
     time: float  # seconds since the epoch: when; if it is not `dated`, that is not known
     dated: bool
     round: Path  # its directory
-    begun: Begun | None  # when and where, if an index tells
+    begun: IndexBegun | None  # when and where, if an index tells
     rank: int
     text: bytes
 
@@ -125,9 +134,9 @@ class _WorkerFile:
     unfinished: bytes = b""  # a line
     made: set[int] = field(default_factory=set)  # segments, also those that are gone
     cuts: dict[int, int] = field(default_factory=dict)  # with which byte a segment begins
-    growths: deque[tuple[Growth, Begun]] = field(default_factory=deque)  # to be read
+    growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
-    begun: Begun | None = None
+    begun: IndexBegun | None = None
     _lines: Iterator[OutputLine] | None = None
 
     def advance(self) -> bool:
@@ -144,7 +153,7 @@ class _WorkerFile:
                 self._lines = None
         return True
 
-    def _grown(self, growth: Growth) -> Iterator[OutputLine]:
+    def _grown(self, growth: FileGrowth) -> Iterator[OutputLine]:
         if self.offset is None:
             self.segment, self.offset = growth.segment, growth.begin
         if growth.segment > self.segment:
@@ -242,8 +251,8 @@ class _OutputIndex:
         self._heap: list[tuple[float, int, _WorkerFile]] = []
         self._told_until = -math.inf
         first, _ = self._parsed(0)
-        begun = next((line for line in first if isinstance(line, Begun)), None)
-        self.begun = begun or Begun(0.0, "", "", limited=False)
+        begun = next((line for line in first if isinstance(line, IndexBegun)), None)
+        self.begun = begun or IndexBegun(0.0, "", "", limited=False)
 
     def skip_to(self, since: float) -> None:
         """What came before is not read. Its lines are in order of time."""
@@ -299,7 +308,7 @@ class _OutputIndex:
                 return False
         while self._lines:
             line = self._lines.popleft()
-            if isinstance(line, Begun):
+            if isinstance(line, IndexBegun):
                 self.begun = line
                 continue
             if line.time < since or (file := file_of(line.name)) is None:
@@ -409,9 +418,9 @@ class _Round:
         for index in indexes if changed else ():
             begun = index.begun
             for line in index.everything():
-                if isinstance(line, Begun):
+                if isinstance(line, IndexBegun):
                     begun = line
-                elif isinstance(line, Growth) and (file := changed.get(line.name)):
+                elif isinstance(line, FileGrowth) and (file := changed.get(line.name)):
                     file.begun, file.segment = begun, line.segment
                     file.offset = line.begin + line.length
         for file in self._files.values():

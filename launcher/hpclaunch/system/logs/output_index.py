@@ -44,7 +44,7 @@ BURST = 10  # lines of a file that may come at once, after as many seconds witho
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class FileGrowth:
     """A file has grown by `length` bytes from `begin` on, between `since` and `until`."""
 
     since: float
@@ -70,7 +70,7 @@ class SegmentCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class IndexBegun:
     """A log service has begun to follow the files of a round."""
 
     time: float
@@ -79,7 +79,7 @@ class Begun:
     limited: bool  # files may be cut
 
 
-IndexLine = Growth | SegmentCut | Begun
+IndexLine = FileGrowth | SegmentCut | IndexBegun
 
 
 def file_name(label: str) -> str:
@@ -96,13 +96,13 @@ def parse(line: bytes) -> IndexLine | None:
             told = json.loads(rest)
             if told["format"] != FORMAT:
                 return None
-            return Begun(at, str(told["launch"]), str(told["host"]), bool(told["limited"]))
+            return IndexBegun(at, str(told["launch"]), str(told["host"]), bool(told["limited"]))
         name, *numbers = rest.split()
         if word == "cut":
             segment, begin = map(int, numbers)
             return SegmentCut(at, name, segment, begin)
         segment, begin, length = map(int, numbers)
-        return Growth(at - float(word), at, name, segment, begin, length)
+        return FileGrowth(at - float(word), at, name, segment, begin, length)
     except (ValueError, IndexError, KeyError, TypeError):
         return None
 
@@ -114,7 +114,7 @@ class _Followed:
     path: Path
     segment: int
     size: int
-    news: list[Growth] = field(default_factory=list)  # not written yet
+    news: list[FileGrowth] = field(default_factory=list)  # not written yet
     allowance: float = BURST  # lines
     allowed_at: float = 0.0  # when that was so
     look_at: float = math.inf  # while nobody tells of its growth
@@ -232,7 +232,7 @@ class OutputIndex:
             since, begin = last.since, last.begin
         else:
             file.allowance -= 1
-        news.append(Growth(since, at, file.path.name, file.segment, begin, length - begin))
+        news.append(FileGrowth(since, at, file.path.name, file.segment, begin, length - begin))
         file.size = length
         self._write_at = min(self._write_at, now + PERIOD)
 
@@ -256,7 +256,7 @@ class OutputIndex:
                 first, last = file.news[0], file.news[-1]
                 length = last.begin + last.length - first.begin
                 file.news = [
-                    Growth(last.until, last.until, last.name, last.segment, first.begin, length)
+                    FileGrowth(last.until, last.until, last.name, last.segment, first.begin, length)
                 ]
 
     def _write(self, text: str) -> bool:
@@ -277,7 +277,7 @@ class OutputIndex:
         return self._time
 
 
-def _line(growth: Growth) -> str:
+def _line(growth: FileGrowth) -> str:
     lasted = growth.until - growth.since
     where = f"{growth.name} {growth.segment} {growth.begin} {growth.length}"
     return f"{growth.until:.3f} {lasted:.3f} {where}\n"
