@@ -126,6 +126,12 @@ class LogServiceClient(Helper):
         else:
             self.ask(op="say", text=text)
 
+    def live(self, text: str) -> None:
+        """Show this below all else on the terminal, until a worker writes something; "" for nothing
+        any more.
+        """
+        self.ask(op="live", text=text)
+
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
         """Write these texts to files there."""
         self.ask(op="keep", directory=str(directory), files=files)

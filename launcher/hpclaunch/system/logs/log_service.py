@@ -16,6 +16,7 @@ before; nothing waits for a console.
     {"op": "keep", "directory": PATH,
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "say", "text": T}
+    {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
     {"op": "finish"}   the workers of the round are gone: show the rest
                                                      {"event": "draining"}   at the end
@@ -41,7 +42,7 @@ from hpclaunch.system.shared import disk, open_file_limit
 from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-from .console import Console
+from .console import consoles
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 from .output_index import OutputIndex
@@ -56,7 +57,7 @@ class LogService:
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
         self.mirror = Mirror()
-        self.consoles = {1: Console(1), 2: Console(2)}
+        self.consoles = consoles()
         self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self._segments: dict[Path, Path] = {}  # the newest of each of them
@@ -91,6 +92,7 @@ class LogService:
                     self._room_at = now + ROOM
                     self._look_for_room()
                 self._complain()
+                self.consoles[2].draw()
         except AgentGoneError:
             self.drain()
 
@@ -216,7 +218,10 @@ class LogService:
         errors = self.consoles[2]
         # A worker that died may have left its last line unfinished.
         start = b"" if errors.at_line_start else b"\n"
-        errors.write(start + for_console(f"hpclaunch: {text}\n"))
+        errors.say(start + for_console(f"hpclaunch: {text}\n"))
+
+    def _live(self, text: str) -> None:
+        self.consoles[2].live = for_console(text)
 
     def _finish(self) -> None:
         if self._index is not None:
@@ -281,6 +286,8 @@ class LogService:
 
     def drain(self) -> None:
         """Show everything, as long as the consoles take it: every line is in the files."""
+        self.consoles[2].live = b""
+        self.consoles[2].draw()
         if self._index is not None:
             self._index.finish(time.monotonic())
         while True:
