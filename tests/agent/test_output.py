@@ -33,6 +33,8 @@ class Stalled:
     def write(self, data: bytes) -> None:
         self.data += data
 
+    say = write
+
 
 class Channel:
     """What the log service has told."""
