@@ -52,7 +52,7 @@ from .native_stacks import NativeStacks
 from .output import Output
 from .resuming import Resuming
 from .viewing import Viewing
-from .waiting import Waiting
+from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
 DISK_LIMIT = 2.0  # seconds
@@ -108,7 +108,7 @@ class Agent:
         self.end_watch = EndWatch(config.job, environ, self._poller)
         self.native_stacks = NativeStacks(self._poller)
         self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
-        self.waiting = Waiting(self.control, self.output, environ, self._deliver)
+        self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service

@@ -20,7 +20,7 @@ UNKNOWN = 60.0  # seconds after which workers count as those of a script without
 NARROW = 60  # columns of a terminal that does not say how many it has
 
 
-class Waiting:
+class WaitOnTerminal:
     """Without a terminal, it does nothing. Once the workers make steps, it does nothing until the
     round has ended.
     """
