@@ -55,6 +55,10 @@ CASES = [
         "6 ranks: imports on n2, rendezvous on n1, n3 (12 s)",
     ),
     (job(Stage.RUNNING, RUNS, doing=["loading"]), "2 ranks: first step (12 s)"),
+    (
+        job(Stage.RUNNING, *[RUNS] * 2, doing=["rendezvous", "training"]),
+        "4 ranks: rendezvous on n1 (12 s)",
+    ),
     (job(Stage.RUNNING, RUNS, doing=["training"]), ""),
     (job(Stage.RUNNING, RUNS, doing=[""]), ""),
     (job(Stage.RUNNING), ""),

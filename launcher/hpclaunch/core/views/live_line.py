@@ -53,18 +53,19 @@ def _rendezvous(job: JobSnapshot) -> str:
 
 
 def _round(job: JobSnapshot) -> str:
-    """Workers that are not seen to use torch count as training, even before they import it."""
-    doing = {agent.doing for agent in job.running if agent.doing}
-    if job.steps or not doing or not doing <= BEFORE_STEPS.keys():
+    """Workers that are not seen to use torch count as training: nothing is said of them, since they
+    may just not have imported it.
+    """
+    agents = {
+        each: [agent for agent in job.running if agent.doing == each] for each in BEFORE_STEPS
+    }
+    known = {each: found for each, found in agents.items() if found}
+    if job.steps or not known:
         return ""
     ranks = count(job.ranks, "rank")
-    if len(doing) == 1:
-        return f"{ranks}: {BEFORE_STEPS[doing.pop()]}"
-    parts = (
-        f"{name} on {_hosts([agent for agent in job.running if agent.doing == each])}"
-        for each, name in BEFORE_STEPS.items()
-        if each in doing
-    )
+    if any(len(found) == len(job.running) for found in known.values()):
+        return f"{ranks}: {', '.join(BEFORE_STEPS[each] for each in known)}"
+    parts = (f"{BEFORE_STEPS[each]} on {_hosts(found)}" for each, found in known.items())
     return f"{ranks}: {', '.join(parts)}"
 
 
