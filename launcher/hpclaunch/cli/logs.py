@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hpclaunch.system.logs.merged_output import JobOutput, OutputLine
 
 PAUSE = 0.5  # seconds between two looks for what is new
+MANY = 100  # nodes, from which on it looks less often: each has an index
 LATEST = 1.5  # seconds that agents may take to write what they have seen last
 
 
@@ -98,7 +99,7 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
         screen.show(output.lines(final=over))
         if over:
             break
-        time.sleep(PAUSE)
+        time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
         if options.job is not None:  # it may have been started again
             directories = log_directories.chosen(options.job, _changed)
     if not screen.shown_any:

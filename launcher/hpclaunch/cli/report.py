@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
-        "job", nargs="?", metavar="JOB|DIR", help="a Slurm job's id, or a log directory"
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="a Slurm job's id, the name of a launch, or a log directory",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
 

@@ -63,8 +63,9 @@ def _round(job: JobSnapshot) -> str:
     if job.steps or not known:
         return ""
     ranks = count(job.ranks, "rank")
-    if any(len(found) == len(job.running) for found in known.values()):
-        return f"{ranks}: {', '.join(BEFORE_STEPS[each] for each in known)}"
+    everywhere = [each for each, found in known.items() if len(found) == len(job.running)]
+    if everywhere:
+        return f"{ranks}: {BEFORE_STEPS[everywhere[0]]}"
     parts = (f"{BEFORE_STEPS[each]} on {_hosts(found)}" for each, found in known.items())
     return f"{ranks}: {', '.join(parts)}"
 

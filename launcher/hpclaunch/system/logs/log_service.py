@@ -43,9 +43,9 @@ from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 from .console import consoles
+from .index_writer import IndexWriter
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
-from .output_index import OutputIndex
 from .volume import LOOKS, Volume
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
@@ -67,7 +67,7 @@ class LogService:
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
-        self._index: OutputIndex | None = None  # of the round
+        self._index: IndexWriter | None = None  # of the round
         self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
 
     def run(self) -> None:
@@ -157,7 +157,7 @@ class LogService:
             self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
         if self._index is not None:
             self._index.close()
-        self._index = OutputIndex(
+        self._index = IndexWriter(
             index_file, launch=index["launch"], host=index["host"], limited=limit > 0
         )
         for stream in streams:

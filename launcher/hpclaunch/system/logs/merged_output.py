@@ -346,6 +346,8 @@ class _Round:
 
     def begin(self) -> float:
         """No line of it is older."""
+        if self._indexes:
+            return min(index.begun.time for index in self._indexes.values())
         names = self._names()
         indexes = [self._directory / name for name in names if NAMES.fullmatch(name)]
         if indexes:

@@ -8,15 +8,14 @@ import stat
 import inotify_simple
 import pytest
 
-from hpclaunch.system.logs import output_index
+from hpclaunch.system.logs.index_writer import BURST, REST, IndexWriter
 from hpclaunch.system.logs.output_index import (
-    BURST,
+    NAMES,
     PERIOD,
-    REST,
     FileGrowth,
     IndexBegun,
-    OutputIndex,
     SegmentCut,
+    name_of,
     parse,
 )
 from surroundings import full_disk
@@ -43,7 +42,7 @@ class Followed:
         self.path = directory / "rank-3.out"
         self.path.touch()
         self.file = directory / "index-agent-0.txt"
-        self.index = OutputIndex(self.file, launch="71.0", host="n1", clock=self.clock)
+        self.index = IndexWriter(self.file, launch="71.0", host="n1", clock=self.clock)
         self.index.follow(self.path, 0, self.clock.now)
 
     def write(self, text, wait=0.0):
@@ -175,6 +174,15 @@ def test_a_full_disk_costs_no_more_than_the_time(watched):
     assert (first.begin, first.length, second.begin, second.length) == (0, 4, 4, 4)
 
 
+def test_an_index_begins_once_there_is_room(tmp_path):
+    with full_disk():
+        followed = Followed(tmp_path)
+    followed.write("one\n")
+    followed.index.finish(followed.clock.now)
+    assert [type(line) for line in followed.lines] == [IndexBegun, FileGrowth]
+    followed.index.close()
+
+
 def test_a_clock_that_is_set_back_does_not_confuse_the_order(watched):
     watched.write("one\n")
     watched.clock.real -= 3600
@@ -220,4 +228,4 @@ def test_what_is_none_of_its_lines(line):
 
 
 def test_names_are_known():
-    assert output_index.NAMES.fullmatch(output_index.file_name("n1.cluster"))
+    assert NAMES.fullmatch(name_of("n1.cluster"))
