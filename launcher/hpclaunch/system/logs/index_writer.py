@@ -62,6 +62,7 @@ class IndexWriter:
         self._inotify: inotify_simple.INotify | None = None
         self._fd: int | None = None
         self._write_at = math.inf
+        self._look_at = math.inf  # the first time that a file is to be looked at
         self._is_torn = False  # the last line
         with contextlib.suppress(OSError):
             self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -76,14 +77,14 @@ class IndexWriter:
         file = _Followed(path, segments + 1, size(path), allowed_at=now)
         self._files[path] = file
         self._watch(file, now)
+        self._look_at = min(self._look_at, file.look_at)
 
     def fileno(self) -> int:
         """-1 without inotify."""
         return self._inotify.fileno() if self._inotify is not None else -1
 
     def next_deadline(self) -> float:
-        looks = (file.look_at for file in self._files.values())
-        return min(self._write_at, *looks, math.inf)
+        return min(self._write_at, self._look_at)
 
     def wake(self, now: float) -> None:
         if now >= self._write_at:  # before what is seen now, which is of a later second
@@ -99,6 +100,7 @@ class IndexWriter:
         for file in self._files.values():
             if now >= file.look_at:
                 self._watch(file, now)
+        self._look_at = min((file.look_at for file in self._files.values()), default=math.inf)
 
     def cut(self, path: Path, segment: int, begin: int, length: int) -> None:
         """A file has been cut when it had `length` bytes: those from `begin` on are in the segment

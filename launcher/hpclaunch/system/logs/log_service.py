@@ -83,8 +83,9 @@ class LogService:
                         console.flush()
                 now = time.monotonic()
                 self.mirror.wake(now)
-                if self._index is not None:
-                    self._index.wake(now)
+                index = self._index
+                if index and (index.fileno() in ready or now >= index.next_deadline()):
+                    index.wake(now)
                 if now >= self._volume_at:
                     self._volume_at = now + LOOKS
                     self._limit_volume()
