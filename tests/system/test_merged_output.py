@@ -231,6 +231,20 @@ def test_what_is_new(launch):
     assert (output.ranks, output.nodes) == ({0, 1}, {"n1", "n2"})
 
 
+def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
+    for number in (0, 1):
+        launch.begin(number, 0, 100 + 10 * number)
+        launch.write(number, 0, 0, f"old {number}\n", 101 + 10 * number)
+    launch.begin(0, 0, 200)
+    launch.write(0, 0, 0, "new\n", 201)
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["old 0", "old 1", "new"]
+    launch.write(0, 0, 0, "newer\n", 202)
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["newer"]
+
+
 def test_a_cut_while_it_is_followed(launch):
     launch.begin(0, 0, 100, limited="true")
     launch.write(0, 0, 0, "one\n", 101)

@@ -46,13 +46,8 @@ class Console:
         """How many bytes may be written before the limit."""
         return max(0, LIMIT - len(self._held))
 
-    @property
-    def live(self) -> bytes:
-        """The live line that is wanted; b"" for none."""
-        return self._live
-
-    @live.setter
-    def live(self, text: bytes) -> None:
+    def set_live(self, text: bytes) -> None:
+        """Have this live line from the next `draw` on; b"" for none."""
         self._live = text if self.is_terminal else b""
         if not text:
             self._is_hidden = False  # this wait is over

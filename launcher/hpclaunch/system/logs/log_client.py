@@ -130,7 +130,8 @@ class LogServiceClient(Helper):
         """Show this below all else on the terminal, until a worker writes something; "" for nothing
         any more.
         """
-        self.ask(op="live", text=text)
+        if len(self._waiting) <= MOST:
+            self.ask(op="live", text=text)
 
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
         """Write these texts to files there."""

@@ -222,7 +222,7 @@ class LogService:
         errors.say(start + for_console(f"hpclaunch: {text}\n"))
 
     def _live(self, text: str) -> None:
-        self.consoles[2].live = for_console(text)
+        self.consoles[2].set_live(for_console(text))
 
     def _finish(self) -> None:
         if self._index is not None:
@@ -287,7 +287,7 @@ class LogService:
 
     def drain(self) -> None:
         """Show everything, as long as the consoles take it: every line is in the files."""
-        self.consoles[2].live = b""
+        self.consoles[2].set_live(b"")
         self.consoles[2].draw()
         if self._index is not None:
             self._index.finish(time.monotonic())

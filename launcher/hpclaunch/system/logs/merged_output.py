@@ -2,9 +2,8 @@
 
 Which bytes came when is in the indexes (`output_index.py`). They are read in order, and the bytes
 piece by piece as their time comes: however large the files are, little is held at a time. What no
-index tells of comes out, too: a file without an index before all else of its round; what an index
-has missed, with what came next; and what is left at the end of a file, when the file has changed
-last.
+index tells of comes out, too: what an index has missed, with what came next; what is left at the
+end of a file, as of its last change; a file without an index at the end of its round, without times.
 
 Nothing here waits. Whoever follows a job asks again for what is new.
 """
@@ -355,6 +354,11 @@ class _Round:
         paths = [self._directory / name for name in names if FILES.fullmatch(name)]
         return min((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
 
+    @property
+    def begun_last(self) -> float:
+        """When it began last, as far as it was read; 0 without an index."""
+        return max((index.begun.time for index in self._indexes.values()), default=0.0)
+
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
         """What is new. `final`: nothing more is going to be written."""
         self._look()
@@ -458,22 +462,30 @@ class JobOutput:
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
         """What is new, by time. `final`: nothing more is going to be written."""
-        newest: dict[Path, Path] = {}
-        for path in self._rounds:
-            launch = path.parent
-            newest[launch] = max(path, newest.get(launch, path), key=_number)
-        return merged(
-            (each.begin(), self._lines_of(path, each, final=final or path != newest[path.parent]))
-            for path, each in self._rounds.items()
+        yield from merged(
+            (each.begin(), self._lines_of(path, final=final)) for path, each in self._rounds.items()
         )
+        for path in self._superseded():
+            yield from self._lines_of(path, final=True)
 
-    def _lines_of(self, path: Path, each: _Round, *, final: bool) -> Iterator[OutputLine]:
-        yield from each.lines(final=final)
-        self.ranks |= each.ranks
-        self.nodes |= each.nodes
+    def _lines_of(self, path: Path, *, final: bool) -> Iterator[OutputLine]:
+        found = self._rounds[path]
+        yield from found.lines(final=final)
+        self.ranks |= found.ranks
+        self.nodes |= found.nodes
         if final:
             del self._rounds[path]
             self._over.add(path)
+
+    def _superseded(self) -> list[Path]:
+        """Rounds after which another one has begun there. The newest one does not always have the
+        highest number: a launch may use the directory of an earlier one.
+        """
+        newest: dict[Path, tuple[float, int, Path]] = {}
+        for path, each in self._rounds.items():
+            found = (each.begun_last, _number(path), path)
+            newest[path.parent] = max(found, newest.get(path.parent, found))
+        return [path for path in self._rounds if path != newest[path.parent][2]]
 
 
 def _number(path: Path) -> int:
