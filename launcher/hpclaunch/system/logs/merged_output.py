@@ -3,7 +3,7 @@
 Which bytes came when is in the indexes (`output_index.py`). They are read in order, and the bytes
 piece by piece as their time comes: however large the files are, little is held at a time. What no
 index tells of comes out, too: what an index has missed, with what came next; what is left at the
-end of a file, as of its last change; a file without an index at the end of its round, without times.
+end of a file, as of its last change; and a file without an index at the end of its round.
 
 Nothing here waits. Whoever follows a job asks again for what is new.
 """
