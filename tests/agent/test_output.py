@@ -33,6 +33,8 @@ class Stalled:
     def write(self, data: bytes) -> None:
         self.data += data
 
+    say = write
+
 
 class Channel:
     """What the log service has told."""
@@ -64,7 +66,7 @@ def service():
 @pytest.fixture
 def output(service):
     streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
-    return Output(Here(service), streams, limit=0, role="", label="0", host="n1")
+    return Output(Here(service), streams, limit=0, role="", launch="71.0", label="0", host="n1")
 
 
 def begin(output: Output, number: int, directory: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -77,6 +78,12 @@ class Screen:
 
     def file(self, name, number=0):
         return (self.cwd / "logs" / f"round-{number}" / name).read_bytes()
+
+
+def of_workers(shown):
+    """Without live lines, and what is said of the load of this machine."""
+    shown = re.sub(rb"\r\x1b\[K[^\r\n]*\(\d+ s\)|\r\x1b\[K", b"", shown)
+    return re.sub(rb"hpclaunch: on \S+: load: .*\r\n", b"", shown).replace(b"\r\n", b"\n")
 
 
 def become_foreground():
@@ -174,7 +181,7 @@ sys.stderr.write("\\n")
 """
     screen = launch(body, "--nproc=1")
     assert screen.over() == 0
-    assert screen.shown.replace(b"\r\n", b"\n") == b"\r0%\r25%\r50%\r75%\r100%\n"
+    assert of_workers(screen.shown) == b"\r0%\r25%\r50%\r75%\r100%\n"
 
 
 def test_a_worker_that_asks(launch):
@@ -281,6 +288,54 @@ def test_a_terminal_that_is_not_read_holds_up_no_worker(launch):
     until((screen.cwd / "done").exists)
     assert screen.over() == 0
     assert screen.file("rank-0.out") == b"x" * 2_000_000 + b"\n"
+
+
+WAITS = """
+import os, sys, time, torch, torch.distributed as dist
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
+dist.init_process_group("gloo")
+while not os.path.exists("go"): time.sleep(0.02)
+print("trained")
+"""
+ERASE = b"\r\x1b[K"
+
+
+def visible(shown):
+    """The lines that stay on the terminal, without those about the load of this machine."""
+    lines = [line.rpartition(ERASE)[2] for line in shown.split(b"\r\n")]
+    return [line for line in lines if b": load: " not in line]
+
+
+@pytest.mark.torch
+def test_a_live_line_says_what_the_job_waits_for(launch):
+    """It mixes with no message and no output, and is gone in the end."""
+    screen = launch(WAITS, "--nproc=2")
+    screen.shows(b"2 ranks: first step (")
+    (screen.cwd / "go").touch()
+    assert screen.over() == 0
+    *failed, again, one, two, rest = visible(screen.shown)
+    assert failed
+    assert all(line.startswith((b"hpclaunch: ", b"  ")) for line in (*failed, again))
+    assert (one, two, rest) == (b"trained", b"trained", b"")
+    last = screen.shown.rindex(b"2 ranks: first step (")
+    assert screen.shown[last:].partition(ERASE)[2].endswith(b"trained\r\n")
+
+
+@pytest.mark.parametrize("elsewhere", ["a pipe", "no terminal to move in"])
+def test_no_live_line(launch, monkeypatch, elsewhere):
+    streams = {}
+    if elsewhere == "a pipe":
+        streams = {"stderr": subprocess.PIPE}
+    else:
+        monkeypatch.setenv("TERM", "dumb")
+    screen = launch("import time; time.sleep(2); print('done')", "--nproc=1", "--cold", **streams)
+    assert screen.over() == 0
+    assert visible(screen.shown) == [b"done", b""]
+    assert ERASE not in screen.shown
+    if streams:
+        with screen.process.stderr as pipe:
+            assert b"rank" not in pipe.read()
 
 
 def test_nothing_is_left(launch):

@@ -12,7 +12,7 @@ import pytest
 from serving import LIMIT, gone
 
 from hpclaunch.system.logs import log_client
-from hpclaunch.system.logs.log_client import LogServiceClient, StreamFile, TapTo
+from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def prepare(client, directory, number=1):
     file = directory / "round-0" / "rank-0.out"
     streams = [StreamFile(str(file), [TapTo(1, "")])]
     store = directory / "store.err"
-    client.prepare(number, file.parent, streams, duplicates=[], errors=[], store=store)
+    index = IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1")
+    client.prepare(number, file.parent, streams, duplicates=[], errors=[], store=store, index=index)
     return file
 
 
@@ -98,11 +99,12 @@ def test_a_process_that_is_killed_is_noticed(client):
 AGENT = """
 import select, sys, time
 from pathlib import Path
-from hpclaunch.system.logs.log_client import LogServiceClient, StreamFile, TapTo
+from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
 client = LogServiceClient()
 file = Path(sys.argv[1]) / "round-0" / "rank-0.out"
 client.prepare(1, file.parent, [StreamFile(str(file), [TapTo(1, "")])],
-               duplicates=[], errors=[], store=file)
+               duplicates=[], errors=[], store=file,
+               index=IndexFile(str(file.parent / "index-agent-0.txt"), "71.0", "n1"))
 select.select([client], [], [])
 file.write_text("a line\\n")
 print(client._process.pid, file=sys.stderr, flush=True)

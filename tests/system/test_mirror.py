@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -363,6 +364,67 @@ def test_a_console_that_nobody_reads_never_blocks():
     assert received == b"z" * 400_000
     os.close(reader)
     os.close(writer)
+
+
+@pytest.fixture
+def terminal():
+    """A console on one, and what it shows so far."""
+    end, theirs = pty.openpty()
+    os.set_blocking(end, False)
+
+    def shown():
+        try:
+            return os.read(end, 1 << 16)
+        except BlockingIOError:
+            return b""
+
+    yield console.Console(theirs), shown
+    os.close(end)
+    os.close(theirs)
+
+
+def test_a_live_line_gives_way_to_messages_and_comes_back(terminal):
+    out, shown = terminal
+    out.set_live(b"waiting (1 s)")
+    out.draw()
+    out.draw()
+    assert shown() == b"\r\x1b[Kwaiting (1 s)"
+    out.say(b"a message\n")
+    out.draw()
+    assert shown() == b"\r\x1b[Ka message\r\n\r\x1b[Kwaiting (1 s)"
+    out.set_live(b"")
+    out.draw()
+    assert shown() == b"\r\x1b[K"
+
+
+def test_after_the_output_of_a_worker_it_comes_back_only_for_another_wait(terminal):
+    out, shown = terminal
+    out.set_live(b"waiting (1 s)")
+    out.draw()
+    shown()
+    out.write(b"password: ")
+    out.set_live(b"waiting (2 s)")
+    out.draw()
+    out.write(b"thanks\n")
+    out.draw()
+    assert shown() == b"\r\x1b[Kpassword: thanks\r\n"
+    out.set_live(b"")
+    out.write(b"without an end")
+    out.set_live(b"waiting (1 s)")
+    out.draw()
+    assert shown() == b"without an end"
+    out.say(b"\na message\n")
+    out.draw()
+    assert shown() == b"\r\na message\r\n\r\x1b[Kwaiting (1 s)"
+
+
+def test_a_file_has_no_live_line(tmp_path):
+    with (tmp_path / "console").open("wb") as f:
+        out = console.Console(f.fileno())
+        out.set_live(b"waiting")
+        out.draw()
+        out.write(b"a line\n")
+    assert (tmp_path / "console").read_bytes() == b"a line\n"
 
 
 def test_a_console_that_has_gone_swallows_everything():

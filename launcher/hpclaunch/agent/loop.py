@@ -52,6 +52,7 @@ from .native_stacks import NativeStacks
 from .output import Output
 from .resuming import Resuming
 from .viewing import Viewing
+from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
 DISK_LIMIT = 2.0  # seconds
@@ -80,6 +81,7 @@ class Agent:
             config.streams,
             limit=config.log_limit,
             role=config.role,
+            launch=config.allocation.name,
             label=label,
             host=host,
         )
@@ -106,6 +108,7 @@ class Agent:
         self.end_watch = EndWatch(config.job, environ, self._poller)
         self.native_stacks = NativeStacks(self._poller)
         self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
+        self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -159,7 +162,14 @@ class Agent:
         journal = self.journal.fileno() if self.journal.wanting else -1
         if journal >= 0:
             self._poller.register(journal, zmq.POLLOUT)
-        parts = (self.control, self.last_words, self.health, self.resuming, self.viewing)
+        parts = (
+            self.control,
+            self.last_words,
+            self.health,
+            self.resuming,
+            self.viewing,
+            self.waiting,
+        )
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
@@ -183,6 +193,7 @@ class Agent:
             self._deliver(events.Tick())
         self.ledger.allocated = self.end_watch.began
         self.ledger.keep(self.control, self.output.service, time.monotonic())
+        self.waiting.update(time.monotonic())
         self.journal.flush()
         if complaint := self.journal.complaint():
             self.output.say(complaint)

@@ -11,7 +11,8 @@ from typing import Any
 from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
-from ..system.logs.log_client import LogServiceClient, StreamFile, TapTo
+from ..system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
+from ..system.logs.output_index import name_of
 from ..system.processes.fork_server_client import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
@@ -28,6 +29,7 @@ class Output:
         *,
         limit: int,
         role: str,
+        launch: str,
         label: str,
         host: str,
     ) -> None:
@@ -35,6 +37,7 @@ class Output:
         self._streams = streams
         self._limit = limit
         self._role = role
+        self._launch = launch
         self._label = label
         self._host = harmless(host)
         self._shown: dict[str, Any] | None = None  # the request of the round that is shown
@@ -98,6 +101,8 @@ class Output:
                 files.append(StreamFile(path, taps))
         self._shown = {"duplicates": duplicates, "errors": errors, "store": store}
         self._shown |= {"limit": self._limit}
+        path = str(directory / name_of(self._label))
+        self._shown |= {"index": IndexFile(path, self._launch, self._host)}
         self._shown |= {"directory": directory, "streams": files, "number": number}
         self.service.prepare(**self._shown)
 

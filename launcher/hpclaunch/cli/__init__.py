@@ -24,6 +24,7 @@ from .parser import Parser
 COMMANDS = {
     "checkpoints": "checkpoints",
     "doctor": "doctor",
+    "logs": "logs",
     "notice": "give_notice",  # hpclaunch.notice is for scripts
     "prune": "prune",
     "replay": "replay",

@@ -26,6 +26,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch checkpoints DIR                   list the checkpoints in DIR
     hpclaunch status [JOB]                      show what running jobs do
     hpclaunch top JOB                           the same on the whole screen
+    hpclaunch logs [JOB]                        show what all its ranks wrote
     hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch stop|restart|notice JOB           ask that of a running job
     hpclaunch replay LOG_DIR                    show what happened in a job

@@ -215,14 +215,12 @@ class LaunchParser(Parser):
 
 
 class PrintCompletion(argparse.Action):
-    """`--print-completion SHELL`: prints what shtab derives from the parser, and exits."""
+    """`--print-completion SHELL`: prints a completion script, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, _space: Any, shell: Any, _spelling: Any = None
     ) -> None:
-        import shtab  # nobody else pays for it
+        from . import completion  # nobody else pays for it
 
-        script = parser.add_argument("script", help=argparse.SUPPRESS)
-        script.complete = shtab.FILE  # type: ignore[attr-defined]
-        print(shtab.complete(parser, shell=shell))
+        print(completion.script(parser, shell))
         parser.exit()

@@ -11,7 +11,6 @@ end. Where there are no GPUs, each worker counts as one.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless
 
-from . import write
+from . import log_directories, write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -30,7 +29,10 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
-        "job", nargs="?", metavar="JOB|DIR", help="a Slurm job's id, or a log directory"
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="a Slurm job's id, the name of a launch, or a log directory",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
 
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 
     from .report_text import text
 
-    directories = _directories(options.job)
+    directories = log_directories.chosen(options.job, ledger_files.date)
     launches = _launches(directories)
     made = report(launches)
     if options.json:
@@ -50,31 +52,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         logs = str(directories[-1])
         write("\n".join(map(harmless, text(made, logs, time.localtime))) + "\n")
     return 0
-
-
-def _directories(chosen: str | None) -> list[Path]:
-    """In which there may be ledgers, the newest last. Raises UsageError."""
-    from hpclaunch.system.logs import ledger_files, log_directory
-
-    above = log_directory.of_all_launches()
-    if chosen is not None and (os.path.isdir(chosen) or not chosen.isdigit()):
-        return [Path(chosen)]
-    try:
-        names = sorted(os.listdir(above))
-    except OSError:
-        names = []
-    if chosen is not None:
-        found = [above / n for n in names if n.partition(".")[0].partition("_")[0] == chosen]
-        if not found:
-            raise UsageError(
-                f"there is no log directory of job {chosen} in {above}: run this where the job was "
-                "submitted, or name its log directory"
-            )
-        return found
-    dated = [(date, above / name) for name in names if (date := ledger_files.date(above / name))]
-    if not dated:
-        raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
-    return [max(dated)[1]]
 
 
 def _launches(directories: list[Path]) -> list[Launch]:

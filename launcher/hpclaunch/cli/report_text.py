@@ -81,17 +81,21 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
 
 def _end(end: EndReport, local: LocalTime) -> list[str]:
     at = time.strftime("%H:%M:%S", local(end.at))
-    how = f", {signal_name(end.signal)}" if end.signal else ""
-    how = f", exit code {end.code}" if end.code and not end.signal else how
-    who = f", {end.who}{how}" if end.who else ""
     seen = f"; seen after {_length(end.seen - end.at)}" if end.seen - end.at >= 1 else ""
-    lines = [f"  {at} round {end.round}: {end.cause}{who}{seen}"]
+    lines = [f"  {at} round {end.round}: {why(end)}{seen}"]
     if end.text:
         lines.append(f"    {end.text}")
     lines += [f"    at {frame}" for frame in end.evidence[:MOST_EVIDENCE]]
     if named := [each for each in end.consequences if each]:
         lines.append(f"    as a consequence: {some(named, 4)}")
     return [_cut(plain(line)) for line in lines]
+
+
+def why(end: EndReport) -> str:
+    """Why a round ended, in a few words."""
+    how = f", {signal_name(end.signal)}" if end.signal else ""
+    how = f", exit code {end.code}" if end.code and not end.signal else how
+    return f"{end.cause}, {end.who}{how}" if end.who else end.cause
 
 
 def _cut(line: str) -> str:

@@ -6,15 +6,18 @@ Each raises ArgumentTypeError, which says what is wrong with the word; the parse
 from __future__ import annotations
 
 import math
+import re
 import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
+from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.model import GOES_ON, NOTICE_SIGNALS, Ending
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
+SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
@@ -43,6 +46,28 @@ def seconds(text: str) -> float:
     if not 0 <= value < math.inf:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
+
+
+def ago(text: str) -> float:
+    """In seconds: 90, 90s, 5m, 2h or 7d."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d*)?)([smhd]?)", text, re.ASCII)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not a time such as 90s, 5m, 2h or 7d")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def ranks(text: str) -> frozenset[int]:
+    """0,3-5"""
+    if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text, re.ASCII):
+        raise ArgumentTypeError(f"{text!r} is not a list of ranks such as 0,3-5")
+    return ranges.parsed(text)
+
+
+def expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as e:
+        raise ArgumentTypeError(f"{text!r} is not a regular expression: {e}") from None
 
 
 def loss_timeout(text: str) -> float:

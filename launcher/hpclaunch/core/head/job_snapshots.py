@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Assignment, Phase
+from ..protocol.model import NO_RANK, Assignment, Doing, Phase
 from ..protocol.stages import Stage
 from ..snapshot.job_snapshot import AgentSnapshot, AgentState, JobSnapshot
 from .roster import Peer
@@ -96,6 +96,7 @@ def _with_workers(known: AgentSnapshot, report: Report, part: Assignment) -> Age
         steps=() if progress is None else progress.steps,
         still=0.0 if progress is None else progress.still,
         hang=0.0 if progress is None else progress.limit,
+        doing=Doing(report.spent[Doing.NOTHING]).name.lower() if report.spent else "",
         workers=() if vitals is None else vitals.ranks,
         gpus=() if vitals is None else vitals.gpus,
         gpus_of=tuple(share.gpus for share in part.shares.of),

@@ -44,6 +44,7 @@ class AgentSnapshot:
     steps: tuple[int, ...] = ()  # of each rank, or one number if all have made as many
     still: float = 0.0  # for so long no worker has done anything but use the CPU
     hang: float = 0.0  # so much stillness means a hang; 0: none does
+    doing: str = ""  # what its workers do, of `Doing`; "" if that is not known
     workers: tuple[RankVitals, ...] = ()  # () until the agent has told
     gpus: tuple[GpuUse, ...] = ()
     gpus_of: tuple[tuple[int, ...], ...] = ()  # worker by worker: their positions in `gpus`

@@ -3,6 +3,9 @@
 When srun is stopped, a terminal paused or a pipe full, text is held back up to a limit; `wanting`
 and `flush` are for the time when there is room again. A console that is gone (srun died) swallows
 everything.
+
+A terminal may have a live line below all else, which says what the job waits for. Whatever is
+written takes its place; once a worker has written something, it does not come back in that wait.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import select
 import stat
 
 LIMIT = 1 << 18  # bytes held back
+ERASE = b"\r\x1b[K"  # the line that the cursor is in
 PIECE = select.PIPE_BUF  # bytes that a pipe or socket takes without blocking once it is writable
 
 
@@ -21,6 +25,9 @@ class Console:
         self._held = bytearray()
         self.is_terminal = os.isatty(fd)
         self.at_line_start = True  # the last text ended a line
+        self._live = b""
+        self._drawn = b""  # the live line, as far as it is there
+        self._is_hidden = False  # since a worker has written something
         try:
             self._may_block = not stat.S_ISREG(os.fstat(fd).st_mode)
             self.gone = False
@@ -39,8 +46,30 @@ class Console:
         """How many bytes may be written before the limit."""
         return max(0, LIMIT - len(self._held))
 
+    def set_live(self, text: bytes) -> None:
+        """Have this live line from the next `draw` on; b"" for none."""
+        self._live = text if self.is_terminal else b""
+        if not text:
+            self._is_hidden = False  # this wait is over
+
+    def draw(self) -> None:
+        """Have the live line as it is wanted, where it does not get in the way of anything."""
+        wanted = b"" if self._is_hidden else self._live
+        if wanted != self._drawn and self.at_line_start and not self._held and not self.gone:
+            self._held += ERASE + wanted
+            self._drawn = wanted
+            self.flush()
+
     def write(self, data: bytes) -> None:
+        """What a worker has written."""
+        self._is_hidden = self._is_hidden or bool(data and self._live)
+        self.say(data)
+
+    def say(self, data: bytes) -> None:
+        """What the launcher says; the live line comes back below it."""
         if data and not self.gone:
+            self._held += ERASE if self._drawn else b""
+            self._drawn = b""
             self.at_line_start = data.endswith((b"\n", b"\r"))
             self._held += data
             self.flush()
@@ -59,6 +88,16 @@ class Console:
                 self._held.clear()
                 return
             del self._held[:written]
+
+
+def consoles() -> dict[int, Console]:
+    """By descriptor; if standard output and error are one terminal, they are one console, too."""
+    errors = Console(2)
+    return {1: errors if _is_one_terminal() else Console(1), 2: errors}
+
+
+def _is_one_terminal() -> bool:
+    return os.isatty(1) and os.isatty(2) and os.fstat(1).st_rdev == os.fstat(2).st_rdev
 
 
 def _without_waiting(fd: int) -> int:

@@ -32,6 +32,15 @@ class StreamFile:
     taps: list[TapTo] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """Of an agent's output in a round (`output_index.py`)."""
+
+    path: str
+    launch: str
+    host: str
+
+
 class LogServiceClient(Helper):
     """Requests out, replies in. Nothing here waits for the process, until the end."""
 
@@ -84,11 +93,12 @@ class LogServiceClient(Helper):
         duplicates: Sequence[str],
         errors: Sequence[str],
         store: Path,
+        index: IndexFile,
         limit: int = 0,
     ) -> None:
-        """Make a round's directory, files and duplicates, and show what is written there. `errors`
-        are removed. All rounds together may take `limit` bytes, if it is not 0. Answered by
-        "prepared" or "refused".
+        """Make a round's directory, files and duplicates, show what is written there, and note
+        when it came. `errors` are removed. All rounds together may take `limit` bytes, if it is not
+        0. Answered by "prepared" or "refused".
         """
         self.ask(
             op="prepare",
@@ -98,6 +108,7 @@ class LogServiceClient(Helper):
             duplicates=list(duplicates),
             errors=list(errors),
             store=str(store),
+            index=asdict(index),
             limit=limit,
         )
 
@@ -114,6 +125,13 @@ class LogServiceClient(Helper):
             self._unsaid += 1
         else:
             self.ask(op="say", text=text)
+
+    def live(self, text: str) -> None:
+        """Show this below all else on the terminal, until a worker writes something; "" for nothing
+        any more.
+        """
+        if len(self._waiting) <= MOST:
+            self.ask(op="live", text=text)
 
     def keep(self, directory: Path, files: Mapping[str, str]) -> None:
         """Write these texts to files there."""

@@ -9,12 +9,14 @@ before; nothing waits for a console.
         "streams": [{"path", "taps"}, ...],          {"event": "refused", "id": N, "why": W,
         "duplicates": [PATH, ...],                       "file": PATH}
         "errors": [PATH, ...], "store": PATH,
+        "index": {"path", "launch", "host"},
         "limit": BYTES}
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "keep", "directory": PATH,
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "say", "text": T}
+    {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
     {"op": "finish"}   the workers of the round are gone: show the rest
                                                      {"event": "draining"}   at the end
@@ -40,7 +42,8 @@ from hpclaunch.system.shared import disk, open_file_limit
 from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-from .console import Console
+from .console import consoles
+from .index_writer import IndexWriter
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 from .volume import LOOKS, Volume
@@ -54,7 +57,7 @@ class LogService:
     def __init__(self, channel: AgentChannel) -> None:
         self._channel = channel
         self.mirror = Mirror()
-        self.consoles = {1: Console(1), 2: Console(2)}
+        self.consoles = consoles()
         self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
         self._segments: dict[Path, Path] = {}  # the newest of each of them
@@ -64,6 +67,7 @@ class LogService:
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
+        self._index: IndexWriter | None = None  # of the round
         self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
 
     def run(self) -> None:
@@ -79,6 +83,9 @@ class LogService:
                         console.flush()
                 now = time.monotonic()
                 self.mirror.wake(now)
+                index = self._index
+                if index and (index.fileno() in ready or now >= index.next_deadline()):
+                    index.wake(now)
                 if now >= self._volume_at:
                     self._volume_at = now + LOOKS
                     self._limit_volume()
@@ -86,19 +93,24 @@ class LogService:
                     self._room_at = now + ROOM
                     self._look_for_room()
                 self._complain()
+                self.consoles[2].draw()
         except AgentGoneError:
             self.drain()
 
     def _wait(self) -> set[int]:
         """Until something is to be done; the descriptors that are ready."""
         poll = select.poll()
-        for fd in (self._channel.fileno(), self.mirror.fileno()):
+        index = self._index
+        followers = [self.mirror.fileno(), -1 if index is None else index.fileno()]
+        for fd in (self._channel.fileno(), *followers):
             if fd >= 0:
                 poll.register(fd, select.POLLIN)
         for console in self.consoles.values():
             if console.wanting:
                 poll.register(console.fd, select.POLLOUT)
-        left = min(self.mirror.next_deadline(), self._room_at, self._volume_at) - time.monotonic()
+        deadlines = [self.mirror.next_deadline(), self._room_at, self._volume_at]
+        deadlines += [] if index is None else [index.next_deadline()]
+        left = min(deadlines) - time.monotonic()
         return {fd for fd, _ in poll.poll(None if left > 1e6 else 1000 * max(0.0, left) + 1)}
 
     # Requests
@@ -119,6 +131,7 @@ class LogService:
         duplicates: list[str],
         errors: list[str],
         store: str,
+        index: dict[str, str],
         limit: int = 0,
     ) -> None:
         """Make a round's directory and files, and show from now on what is written to these. The
@@ -134,7 +147,8 @@ class LogService:
         files = [Path(stream["path"]) for stream in streams] + [Path(store)]
         self._begins = {file: size(file) for file in files}
         self._segments = {}
-        self._volume.follow([*files, *map(Path, duplicates)], limit)
+        index_file = Path(index["path"])
+        self._volume.follow([*files, *map(Path, duplicates)], limit, index_file)
         self._volume_at = time.monotonic() if limit else math.inf
         self.mirror.forget()
         self._release()
@@ -142,6 +156,14 @@ class LogService:
         self._duplicates |= {path: Duplicates(Path(path)) for path in duplicates}
         for stream in streams:
             self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
+        if self._index is not None:
+            self._index.close()
+        self._index = IndexWriter(
+            index_file, launch=index["launch"], host=index["host"], limited=limit > 0
+        )
+        for stream in streams:
+            path = Path(stream["path"])
+            self._index.follow(path, self._volume.newest_segment(path), time.monotonic())
 
     def _tap(self, to: int | str, prefix: str, needles: list[str], at_once: bool) -> Tap:
         sink = self.consoles[to] if isinstance(to, int) else self._duplicates[to]
@@ -197,9 +219,14 @@ class LogService:
         errors = self.consoles[2]
         # A worker that died may have left its last line unfinished.
         start = b"" if errors.at_line_start else b"\n"
-        errors.write(start + for_console(f"hpclaunch: {text}\n"))
+        errors.say(start + for_console(f"hpclaunch: {text}\n"))
+
+    def _live(self, text: str) -> None:
+        self.consoles[2].set_live(for_console(text))
 
     def _finish(self) -> None:
+        if self._index is not None:
+            self._index.finish(time.monotonic())
         if self._volume_at < math.inf:
             self._limit_volume()
         self.mirror.finish(time.monotonic())
@@ -211,6 +238,8 @@ class LogService:
         skipped = 0
         for cut in cuts:
             self._begins[cut.file] = 0
+            if self._index is not None:
+                self._index.cut(cut.file, cut.number, cut.begin, cut.end)
             if cut.segment is not None:
                 self._segments[cut.file] = cut.segment
             skipped += self.mirror.cut(cut.file, cut.begin, cut.segment)
@@ -258,6 +287,10 @@ class LogService:
 
     def drain(self) -> None:
         """Show everything, as long as the consoles take it: every line is in the files."""
+        self.consoles[2].set_live(b"")
+        self.consoles[2].draw()
+        if self._index is not None:
+            self._index.finish(time.monotonic())
         while True:
             self.mirror.finish(time.monotonic())
             wanting = [console for console in self.consoles.values() if console.wanting]
@@ -276,6 +309,8 @@ class LogService:
 
     def close(self) -> None:
         self.mirror.close()
+        if self._index is not None:
+            self._index.close()
         for duplicates in self._duplicates.values():
             duplicates.close()
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from hpclaunch.worker import private_files
 
 from .log_directory import FIRST, LOCK, STATUS
+from .output_index import NAMES
 from .volume import open_files
 
 JOURNALS = re.compile(r"journal(-agent-[\w.-]+)?\.jsonl\S*")
@@ -27,6 +28,7 @@ OTHERS = (FIRST, LOCK, STATUS)
 OURS = re.compile(
     r"rank-\d+\.(out|err)(\.\d+)?|rank-\d+\.error\.json|filtered-agent-\S+|store\.err(\.\d+)?"
     r"|ledger-[\w.-]+\.json(\.new)?|report\.json(\.new)?"
+    rf"|{NAMES.pattern}"
 )
 
 

@@ -37,7 +37,13 @@ class Cut:
     file: Path
     begin: int
     segment: Path | None
+    number: int  # of the segment
     lost: int = 0
+
+    @property
+    def end(self) -> int:
+        """How many bytes the file had."""
+        return self.begin + self.lost + (0 if self.segment is None else size(self.segment))
 
 
 class Volume:
@@ -47,15 +53,31 @@ class Volume:
         self._limit = 0  # bytes; 0: none
         self._over: deque[Path] = deque()  # nobody writes to them any more
         self._written: list[Path] = []
+        self._uncut: list[Path] = []  # what is written besides
+        self._numbers: dict[Path, int] = {}  # of the newest segment of each file that is written
 
-    def follow(self, files: Iterable[Path], limit: int) -> None:
-        """A round begins, whose workers write to `files`; it may be the same again."""
+    def follow(self, files: Iterable[Path], limit: int, index: Path | None = None) -> None:
+        """A round begins, whose workers write to `files`; it may be the same again. The index of
+        their output counts as well, and is not cut.
+        """
         files = list(files)
         self._limit = limit
-        self._over += [file for file in self._written if file not in files]
+        before = (*self._written, *self._uncut)
+        self._over += [file for file in before if file not in files and file != index]
+        numbers = {}
         for file in files:
-            self._over += [segment for segment in segments(file) if segment not in self._over]
-        self._written = files
+            found = segments(file)
+            self._over += [segment for segment in found if segment not in self._over]
+            newest = _number(found[-1]) if found else 0
+            numbers[file] = max(newest, self._numbers.get(file, 0))
+        self._numbers = numbers
+        self._written, self._uncut = files, [] if index is None else [index]
+
+    def newest_segment(self, file: Path) -> int:
+        """The number of a file's newest segment, which may be removed by now; 0 if none was made.
+        It is one of those that are written.
+        """
+        return self._numbers[file]
 
     def cut(self) -> list[Cut]:
         """Cut the files that have grown long."""
@@ -65,7 +87,8 @@ class Volume:
         for file in self._written:
             try:
                 if file.stat().st_size > longest:
-                    cuts.append(_cut(file, self._limit // 2))
+                    cuts.append(_cut(file, self._limit // 2, self._numbers[file] + 1))
+                    self._numbers[file] += 1
             except OSError:
                 continue  # the next look may find it
         self._over += [cut.segment for cut in cuts if cut.segment is not None]
@@ -76,7 +99,7 @@ class Volume:
         sizes = {file: size(file) for file in self._over}
         # Files that grow quickly take more than their half until they are cut: at the cost of
         # nothing that is kept.
-        grown = min(sum(map(size, self._written)), self._limit // 2)
+        grown = min(sum(map(size, (*self._written, *self._uncut))), self._limit // 2)
         excess = sum(sizes.values()) + grown - self._limit
         if excess <= 0:
             return []
@@ -110,10 +133,12 @@ def _segment(file: Path, number: int) -> Path:
     return file.with_name(f"{file.name}.{number:04}")
 
 
-def _cut(file: Path, most: int) -> Cut:
+def _number(segment: Path) -> int:
+    return int(segment.name.rpartition(".")[2])
+
+
+def _cut(file: Path, most: int, number: int) -> Cut:
     """Of a file that has grown by more than `most` bytes, only these last ones are kept."""
-    last = next(reversed(segments(file)), None)
-    number = 1 + (0 if last is None else int(last.name.rpartition(".")[2]))
     segment = _segment(file, number)
     source = private_files.open_file(file, os.O_RDWR)
     try:
@@ -123,12 +148,12 @@ def _cut(file: Path, most: int) -> Cut:
             lost = _copy(source, begin, segment)
         except OSError:  # a full disk: room is what is wanted now
             segment.unlink(missing_ok=True)
-            return Cut(file, size, None)
+            return Cut(file, size, None, number)
         finally:
             os.ftruncate(source, 0)
     finally:
         os.close(source)
-    return Cut(file, begin, segment, lost)
+    return Cut(file, begin, segment, number, lost)
 
 
 def _copy(source: int, begin: int, path: Path) -> int:

@@ -1,0 +1,39 @@
+"""The log directories of launches that a user names: JOB, DIR, or nothing for the newest one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hpclaunch.core.protocol.errors import UsageError
+
+
+def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
+    """Of a Slurm job all of its launches, otherwise one. `date` says when there was something new
+    in a directory; 0 if it has nothing that is of use. Raises UsageError.
+    """
+    from hpclaunch.system.logs import log_directory
+
+    above = log_directory.of_all_launches()
+    if named is not None and os.path.isdir(named):
+        return [Path(named)]
+    if named is not None and not named.isdigit():
+        launch = above / named  # the name of a launch, such as 71.0
+        return [launch if "/" not in named and launch.is_dir() else Path(named)]
+    try:
+        names = sorted(os.listdir(above))
+    except OSError:
+        names = []
+    if named is not None:
+        found = [above / n for n in names if n.partition(".")[0].partition("_")[0] == named]
+        if not found:
+            raise UsageError(
+                f"there is no log directory of job {named} in {above}: run this where the job was "
+                "submitted, or name its log directory"
+            )
+        return found
+    dated = [(at, above / name) for name in names if (at := date(above / name))]
+    if not dated:
+        raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
+    return [max(dated)[1]]

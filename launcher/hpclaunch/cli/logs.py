@@ -1,0 +1,198 @@
+"""What the workers of a job have written, merged by time over all ranks, nodes and rounds.
+
+    hpclaunch logs                      the newest launch of this directory
+    hpclaunch logs 71 --follow          all launches of a Slurm job, until its end
+    hpclaunch logs 71 --rank 0,3-5      some of its ranks
+    hpclaunch logs 71 --grep 'nan|inf' --since 5m
+
+It reads files in the log directory only, while the job runs and after its
+end. Each line has the time and the rank. Times are those of the node, to the
+second; a line whose time was not noted has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpclaunch.core.protocol import ranges
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import Sequel
+from hpclaunch.core.protocol.wording import some
+from hpclaunch.core.views.log_lines import LogLines, visible
+
+from . import log_directories, values
+from .parser import Parser
+from .report_text import why
+
+if TYPE_CHECKING:
+    from hpclaunch.core.ledger.summing import Launch
+    from hpclaunch.system.logs.merged_output import JobOutput, OutputLine
+
+PAUSE = 0.5  # seconds between two looks for what is new
+MANY = 100  # nodes, from which on it looks less often: each has an index
+LATEST = 1.5  # seconds that agents may take to write what they have seen last
+
+
+def prepare_parser(parser: Parser) -> None:
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="a Slurm job's id, the name of a launch, or a log directory",
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="show what is new until the job ends"
+    )
+    parser.add_argument("--rank", type=values.ranks, metavar="RANKS", help="such as 0,3-5")
+    parser.add_argument("--node", default="", metavar="NODE", help="only of the workers there")
+    parser.add_argument("--stderr", action="store_true", help="only standard error")
+    parser.add_argument(
+        "--since", type=values.ago, metavar="TIME", help="only the last 90s, 5m, 2h or 7d"
+    )
+    parser.add_argument(
+        "--grep",
+        type=values.expression,
+        metavar="REGEX",
+        help="only lines with a match of this regular expression (Python's)",
+    )
+
+
+def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
+    from hpclaunch.system.logs.merged_output import JobOutput, Wanted
+
+    if sys.stdout is None:
+        raise UsageError("standard output is closed")
+    since = {} if options.since is None else {"since": time.time() - options.since}
+    wanted = Wanted(options.rank, options.node, errors_only=options.stderr, **since)
+    try:
+        _show(options, JobOutput(wanted))
+    except BrokenPipeError:  # of a pager that was left, or of head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        return 130
+    except OSError as e:
+        where = e.filename or "standard output"
+        raise UsageError(f"cannot show logs: {where}: {e.strerror or e}") from e
+    return 0
+
+
+def _show(options: argparse.Namespace, output: JobOutput) -> None:
+    directories = log_directories.chosen(options.job, _changed)
+    screen = _Screen(options)
+    while True:
+        over = not options.follow or _is_over(options.job, directories[-1])
+        if over and options.follow:
+            time.sleep(LATEST)
+        output.look(directories)
+        screen.show(output.lines(final=over))
+        if over:
+            break
+        time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
+        if options.job is not None:  # it may have been started again
+            directories = log_directories.chosen(options.job, _changed)
+    if not screen.shown_any:
+        _explain(options, output, directories)
+
+
+def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterable[Path]) -> None:
+    """Why there are no lines, if that is a mistake."""
+    if not output.is_there:
+        raise UsageError(f"no worker has written anything in {', '.join(map(str, directories))}")
+    if options.node and options.node not in output.nodes:
+        where = f"on {some(sorted(output.nodes), 8)}" if output.nodes else "where no index tells"
+        raise UsageError(f"--node {options.node}: its workers ran {where}")
+    if options.rank is not None and not options.rank & output.ranks:
+        raise UsageError(f"--rank: there are the ranks {ranges.written(output.ranks)}")
+
+
+def _changed(directory: Path) -> float:
+    """When a launch in it wrote the last time to the directory itself; 0 if there was none."""
+    from hpclaunch.system.logs.merged_output import ROUNDS
+
+    try:
+        found = any(map(ROUNDS.fullmatch, os.listdir(directory)))
+        return os.stat(directory).st_mtime if found else 0.0
+    except OSError:
+        return 0.0
+
+
+def _is_over(job: str | None, directory: Path) -> bool:
+    """Whether nothing more is to come: Slurm may start a job again."""
+    launches = _launches(directory)
+    if not launches or not launches[-1].over:
+        return False
+    verdicts = [book.verdict for book in launches[-1].books if book.verdict is not None]
+    again = any(v.sequel in (Sequel.REQUEUE, Sequel.LINGER) for v in verdicts)
+    return not (again and job is not None and job.isdigit())
+
+
+def _launches(directory: Path) -> list[Launch]:
+    from hpclaunch.system.logs import ledger_files
+
+    try:
+        launches, _ = ledger_files.read(directory)
+    except OSError:
+        return []
+    return launches
+
+
+def _moment(at: float) -> tuple[str, str]:
+    return _second(int(at))
+
+
+@lru_cache(maxsize=64)
+def _second(at: int) -> tuple[str, str]:
+    local = time.localtime(at)
+    return time.strftime("%Y-%m-%d", local), time.strftime("%H:%M:%S", local)
+
+
+class _Screen:
+    """Standard output."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._grep = options.grep
+        self._text = LogLines(_moment, for_terminal=sys.stdout.isatty())
+        self._shown: tuple[Path, str] | None = None  # the round of the last line, and its launch
+        self.shown_any = False
+
+    def show(self, lines: Iterable[OutputLine]) -> None:
+        out = sys.stdout.buffer
+        for line in lines:
+            if self._grep is not None and not self._grep.search(visible(line.text)):
+                continue
+            of = (line.round, "" if line.begun is None else line.begun.launch)
+            if of != self._shown:
+                self._shown = of
+                out.write(self._begin(line))
+            at = line.time if line.dated else None
+            out.write(self._text.line(at, line.rank, line.text))
+            self.shown_any = True
+        out.flush()
+
+    def _begin(self, line: OutputLine) -> bytes:
+        number = int(line.round.name.partition("-")[2])
+        begun = line.begun
+        launch = line.round.parent.name if begun is None else begun.launch
+        ended = _why_ended(line.round.parent, launch, number - 1) if number else ""
+        return self._text.round(launch, number, None if begun is None else begun.time, ended)
+
+
+def _why_ended(directory: Path, launch: str, number: int) -> str:
+    """Why this round ended early; "" if that is not known (yet)."""
+    from hpclaunch.core.ledger.job_report import report
+
+    mine = [each for each in _launches(directory) if each.name == launch]
+    ends = report(mine).ends if mine else ()
+    return next((why(end) for end in ends if end.round == number), "")

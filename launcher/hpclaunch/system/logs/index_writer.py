@@ -1,0 +1,199 @@
+"""Writes the index of the workers' output (`output_index.py`), for the log service.
+
+Nothing here raises OSError: an index that cannot be written costs no more than the times. What
+cannot be written now is written later, as of then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import inotify_simple
+
+from hpclaunch.worker import private_files
+
+from .log_directory import size
+from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, SegmentCut, written
+
+REST = 0.05  # seconds for which a file that has grown is not watched
+BURST = 10  # lines of a file that may come at once, after as many seconds without any
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One file. `size` is how much of it is in the index, or in `news`."""
+
+    path: Path
+    segment: int
+    size: int
+    news: list[FileGrowth] = field(default_factory=list)  # not written yet
+    allowance: float = BURST  # lines
+    allowed_at: float = 0.0  # when that was so
+    look_at: float = math.inf  # while nobody tells of its growth
+
+
+class IndexWriter:
+    """Of one round, from when it is made until `close`. `fileno` is readable when a file has grown;
+    `wake` is due then, and at `next_deadline`.
+
+    A file that grows all the time costs no more than a look every second: whoever tells of its
+    growth does so once, and is asked again later.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        launch: str,
+        host: str,
+        limited: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
+        self._time = 0.0
+        self._files: dict[Path, _Followed] = {}
+        self._watches: dict[int, _Followed] = {}
+        self._inotify: inotify_simple.INotify | None = None
+        self._fd: int | None = None
+        self._write_at = math.inf
+        self._look_at = math.inf  # the first time that a file is to be looked at
+        self._is_torn = False  # the last line
+        with contextlib.suppress(OSError):
+            self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            self._is_torn = os.fstat(self._fd).st_size > 0  # by an agent that was killed, perhaps
+        self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host, limited)
+        self._write([])
+        with contextlib.suppress(OSError):  # then it looks every second
+            self._inotify = inotify_simple.INotify(nonblocking=True)
+
+    def follow(self, path: Path, segments: int, now: float) -> None:
+        """A file that is there, of which so many segments were made before."""
+        file = _Followed(path, segments + 1, size(path), allowed_at=now)
+        self._files[path] = file
+        self._watch(file, now)
+        self._look_at = min(self._look_at, file.look_at)
+
+    def fileno(self) -> int:
+        """-1 without inotify."""
+        return self._inotify.fileno() if self._inotify is not None else -1
+
+    def next_deadline(self) -> float:
+        return min(self._write_at, self._look_at)
+
+    def wake(self, now: float) -> None:
+        if now >= self._write_at:  # before what is seen now, which is of a later second
+            self._write_news()
+        told = [] if self._inotify is None else self._inotify.read(timeout=0)
+        for event in told:
+            file = self._watches.pop(event.wd, None)
+            if file is None:  # a watch that is over: it has told of its growth
+                continue
+            self._look(file, now)
+            pause = REST if file.allowance >= 1 else PERIOD
+            file.look_at = now + pause
+        for file in self._files.values():
+            if now >= file.look_at:
+                self._watch(file, now)
+        self._look_at = min((file.look_at for file in self._files.values()), default=math.inf)
+
+    def cut(self, path: Path, segment: int, begin: int, length: int) -> None:
+        """A file has been cut when it had `length` bytes: those from `begin` on are in the segment
+        now, and it is empty.
+        """
+        if (file := self._files.get(path)) is None:
+            return
+        self._grow(file, length, time.monotonic())
+        self._cut(file, segment, begin)
+
+    def finish(self, now: float) -> None:
+        """The workers are gone: what they have written is all there."""
+        for file in self._files.values():
+            self._look(file, now)
+        self._write_news()
+
+    def close(self) -> None:
+        if self._inotify is not None:
+            self._inotify.close()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _watch(self, file: _Followed, now: float) -> None:
+        """Have its next growth told, once; what has come until then is seen now."""
+        file.look_at = now + PERIOD
+        if self._inotify is not None:
+            flags = inotify_simple.flags.MODIFY | inotify_simple.flags.ONESHOT
+            with contextlib.suppress(OSError):  # the kernel grants no more watches
+                self._watches[self._inotify.add_watch(file.path, flags)] = file
+                file.look_at = math.inf
+        self._look(file, now)
+
+    def _look(self, file: _Followed, now: float) -> None:
+        self._grow(file, size(file.path), now)
+
+    def _grow(self, file: _Followed, length: int, now: float) -> None:
+        if length < file.size:  # somebody else has emptied it: there is no segment
+            self._cut(file, file.segment, file.size)
+        if length == file.size:
+            return
+        at, news = self._now(), file.news
+        file.allowance = min(BURST, file.allowance + (now - file.allowed_at) / PERIOD)
+        file.allowed_at = now
+        since, begin = at, file.size
+        if news and (at - news[-1].until < JOINED or file.allowance < 1):
+            last = news.pop()
+            since, begin = last.since, last.begin
+        else:
+            file.allowance -= 1
+        news.append(FileGrowth(since, at, file.path.name, file.segment, begin, length - begin))
+        file.size = length
+        self._write_at = min(self._write_at, now + PERIOD)
+
+    def _cut(self, file: _Followed, segment: int, begin: int) -> None:
+        self._write_news()
+        self._write([SegmentCut(self._now(), file.path.name, segment, begin)])
+        file.segment, file.size = segment + 1, 0
+
+    def _write_news(self) -> None:
+        self._write_at = math.inf
+        news = [growth for file in self._files.values() for growth in file.news]
+        news.sort(key=lambda growth: growth.until)
+        if not news:
+            return
+        if self._write(news):
+            for file in self._files.values():
+                file.news.clear()
+            return
+        for file in self._files.values():  # all of it is one line later on
+            if file.news:
+                first, last = file.news[0], file.news[-1]
+                length = last.begin + last.length - first.begin
+                file.news = [
+                    FileGrowth(last.until, last.until, last.name, last.segment, first.begin, length)
+                ]
+
+    def _write(self, lines: Sequence[IndexLine]) -> bool:
+        """False if there is no room for them."""
+        if self._fd is None:
+            return True
+        begun = [] if self._begun is None else [self._begun]
+        data = "".join(map(written, [*begun, *lines])).encode()
+        data = b"\n" + data if self._is_torn else data
+        try:
+            self._is_torn = os.write(self._fd, data) < len(data)
+        except OSError:
+            return False
+        if not self._is_torn:
+            self._begun = None
+        return not self._is_torn
+
+    def _now(self) -> float:
+        """The time, which never goes back."""
+        self._time = max(self._time, self._clock())
+        return self._time

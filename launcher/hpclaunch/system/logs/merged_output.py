@@ -1,0 +1,494 @@
+"""What the workers of a job have written, merged by time from the files of its log directories.
+
+Which bytes came when is in the indexes (`output_index.py`). They are read in order, and the bytes
+piece by piece as their time comes: however large the files are, little is held at a time. What no
+index tells of comes out, too: what an index has missed, with what came next; what is left at the
+end of a file, as of its last change; and a file without an index at the end of its round.
+
+Nothing here waits. Whoever follows a job asks again for what is new.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpclaunch.worker import private_files
+
+from .log_directory import size
+from .output_index import (
+    JOINED,
+    NAMES,
+    PERIOD,
+    FileGrowth,
+    IndexBegun,
+    IndexLine,
+    SegmentCut,
+    parse,
+)
+
+CHUNK = 1 << 16  # bytes read at once; a longer line comes in pieces
+LONGEST = 4096  # bytes of a line of an index
+MOST_OPEN = 200  # files
+UNDATED = 1 << 20  # bytes at the end of a file without times that may be of the last minutes
+ALL = 1 << 62  # bytes
+FILES = re.compile(r"(rank-(\d{1,9})\.(?:out|err))(?:\.(\d{1,9}))?")
+ROUNDS = re.compile(r"round-(\d{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLine:
+    """A line that a worker has written, without its end."""
+
+    time: float  # seconds since the epoch: when; if it is not `dated`, that is not known
+    dated: bool
+    round: Path  # its directory
+    begun: IndexBegun | None  # when and where, if an index tells
+    rank: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines."""
+
+    ranks: frozenset[int] | None = None  # None: all
+    node: str = ""  # "": all
+    errors_only: bool = False  # of standard error
+    since: float = -math.inf  # seconds since the epoch
+
+
+def merged(
+    streams: Iterable[tuple[float, Iterator[OutputLine]]],
+) -> Iterator[OutputLine]:
+    """The lines of streams, by time. Each comes with a time before which it has no line: it is
+    touched only then.
+    """
+    waiting = deque(sorted(streams, key=lambda stream: stream[0]))
+    heap: list[tuple[float, int, OutputLine, Iterator[OutputLine]]] = []
+    number = 0
+    while waiting or heap:
+        while waiting and (not heap or waiting[0][0] <= heap[0][0]):
+            begin, stream = waiting.popleft()
+            number += 1
+            if (line := next(stream, None)) is not None:
+                heapq.heappush(heap, (max(begin, line.time), number, line, stream))
+        if heap:
+            _, own, line, stream = heap[0]
+            yield line
+            if (following := next(stream, None)) is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (following.time, own, following, stream))
+
+
+class _OpenFiles:
+    """Those that were read last stay open."""
+
+    def __init__(self) -> None:
+        self._fds: OrderedDict[Path, int] = OrderedDict()
+
+    def read(self, path: Path, begin: int, length: int) -> bytes:
+        """b"" if there is nothing there."""
+        for _ in range(2):  # a network file system tells of new bytes when a file is opened anew
+            try:
+                if data := os.pread(self._fd(path), length, begin):
+                    return data
+            except OSError:
+                pass  # it was removed, or cannot be read now
+            self._close(path)
+        return b""
+
+    def _fd(self, path: Path) -> int:
+        if path not in self._fds:
+            while len(self._fds) >= MOST_OPEN:
+                os.close(self._fds.popitem(last=False)[1])
+            self._fds[path] = private_files.open_file(path, os.O_RDONLY)
+        self._fds.move_to_end(path)
+        return self._fds[path]
+
+    def _close(self, path: Path) -> None:
+        if (fd := self._fds.pop(path, None)) is not None:
+            os.close(fd)
+
+
+@dataclass(slots=True)
+class _WorkerFile:
+    """One stream of one worker in a round, with its segments. It was read up to the byte `offset`
+    of a segment; None: what comes before the first growth is not wanted.
+    """
+
+    path: Path
+    rank: int
+    order: int  # of files whose lines came at the same time
+    files: _OpenFiles
+    offset: int | None
+    segment: int = 1
+    unfinished: bytes = b""  # a line
+    made: set[int] = field(default_factory=set)  # segments, also those that are gone
+    cuts: dict[int, int] = field(default_factory=dict)  # with which byte a segment begins
+    growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
+    held: OutputLine | None = None  # the next line
+    begun: IndexBegun | None = None
+    _lines: Iterator[OutputLine] | None = None
+
+    def advance(self) -> bool:
+        """Have the next line in `held`; False if there is none so far."""
+        self.held = None
+        while self.held is None:
+            if self._lines is None:
+                if not self.growths:
+                    return False
+                growth, self.begun = self.growths.popleft()
+                self._lines = self._grown(growth)
+            self.held = next(self._lines, None)
+            if self.held is None:
+                self._lines = None
+        return True
+
+    def _grown(self, growth: FileGrowth) -> Iterator[OutputLine]:
+        if self.offset is None:
+            self.segment, self.offset = growth.segment, growth.begin
+        if growth.segment > self.segment:
+            yield from self._read(ALL, growth.since)  # what the index has missed of the last one
+            self.segment, self.offset = growth.segment, 0
+        end = growth.begin + growth.length
+        if growth.segment < self.segment or end <= self.offset:
+            return  # it was read
+        if self.offset < growth.begin:
+            yield from self._read(growth.begin, growth.since)
+            self.offset = growth.begin  # what is not there any more was dropped
+        lasted = growth.until - growth.since
+        pace = lasted / growth.length if lasted > JOINED else 0.0
+        yield from self._read(end, growth.since, pace)
+        self.offset = end
+
+    def rest(self, *, final: bool) -> Iterator[OutputLine]:
+        """What no index tells of. `final`: nothing more is going to be written."""
+        changed, dated = self.changed, self.begun is not None
+        last = max(self.made, default=0) + 1
+        for number in sorted({*self.made, last}):
+            if number > self.segment:
+                self.segment, self.offset = number, 0
+            if number == self.segment:
+                yield from self._read(ALL, changed, dated=dated)
+        if final and self.unfinished:
+            text, self.unfinished = self.unfinished, b""
+            yield self._line(text, changed, dated=dated)
+
+    def skip_to_the_last(self, since: float) -> None:
+        """No index tells what was written since then. Only the end may be of that time."""
+        self.segment = max(self.made, default=0) + 1
+        end = size(self.path)
+        self.offset = max(0, end - UNDATED) if self.changed >= since else end
+
+    @property
+    def changed(self) -> float:
+        try:
+            return os.stat(self.path).st_mtime
+        except OSError:
+            return 0.0
+
+    def _read(
+        self, end: int, time: float, pace: float = 0.0, *, dated: bool = True
+    ) -> Iterator[OutputLine]:
+        """The lines up to a byte of the segment. `pace`: seconds from one byte to the next."""
+        assert self.offset is not None, "it is known where to begin"
+        first = self.offset
+        while self.offset < end:
+            begin, data = self._next_bytes(end)
+            if not data:
+                return
+            at = time + pace * (begin - first)
+            self.offset = begin + len(data)
+            for text in self._split(data):
+                yield self._line(text, min(at, time + pace * (end - first)), dated=dated)
+                at += pace * (len(text) + 1)
+
+    def _next_bytes(self, end: int) -> tuple[int, bytes]:
+        """And from where on they are: the oldest ones may have been dropped."""
+        assert self.offset is not None, "it is known where to begin"
+        cut = self.path.with_name(f"{self.path.name}.{self.segment:04}")
+        before = self.cuts.get(self.segment, 0)
+        begin = max(self.offset, before)
+        length = min(CHUNK, max(0, end - begin))
+        if self.segment not in self.made:
+            if data := self.files.read(self.path, begin, length):
+                return begin, data
+            if not cut.exists():
+                return begin, b""
+            self.made.add(self.segment)  # just now
+        return begin, self.files.read(cut, begin - before, length)
+
+    def _split(self, data: bytes) -> Iterator[bytes]:
+        *lines, self.unfinished = (self.unfinished + data).split(b"\n")
+        yield from lines
+        if len(self.unfinished) >= CHUNK:
+            text, self.unfinished = self.unfinished, b""
+            yield text
+
+    def _line(self, text: bytes, time: float, *, dated: bool) -> OutputLine:
+        # Of a line that was written over again and again, what was to be seen last.
+        shown = text.rstrip(b"\r").rpartition(b"\r")[2]
+        return OutputLine(time, dated, self.path.parent, self.begun, self.rank, shown)
+
+
+class _OutputIndex:
+    """One agent's index of a round, read from its beginning or from a time on."""
+
+    def __init__(self, path: Path, files: _OpenFiles) -> None:
+        self._path = path
+        self._files = files
+        self._position = 0  # in the index
+        self._lines: deque[IndexLine] = deque()  # that were read, and are to be taken in
+        self._heap: list[tuple[float, int, _WorkerFile]] = []
+        self._told_until = -math.inf
+        first, _ = self._parsed(0)
+        begun = next((line for line in first if isinstance(line, IndexBegun)), None)
+        self.begun = begun or IndexBegun(0.0, "", "", limited=False)
+
+    def skip_to(self, since: float) -> None:
+        """What came before is not read. Its lines are in order of time."""
+        low, high = 0, size(self._path)
+        while high - low > LONGEST:
+            middle = (low + high) // 2
+            data = self._files.read(self._path, middle, 2 * LONGEST)
+            begin = data.find(b"\n") + 1
+            line = parse(data[begin:].partition(b"\n")[0])
+            if line is not None and line.time < since:
+                low = middle + begin
+            else:
+                high = middle
+        self._position = low
+
+    def everything(self) -> Iterator[IndexLine]:
+        """From the first line on, apart from what is read otherwise."""
+        position = 0
+        while True:
+            lines, length = self._parsed(position)
+            if not length:
+                return
+            yield from lines
+            position += length
+
+    def lines(
+        self, file_of: Callable[[str], _WorkerFile | None], since: float
+    ) -> Iterator[OutputLine]:
+        """What is new. `file_of` finds the file of a name; None for one that is not wanted."""
+        more = True
+        while True:
+            # Of two lines, one that is told of later may have come earlier, by less than a period.
+            while more and (not self._heap or self._told_until <= self._heap[0][0] + 2 * PERIOD):
+                more = self._take(file_of, since)
+            if not self._heap:
+                return
+            _, order, file = self._heap[0]
+            line = file.held
+            assert line is not None, "it is in the heap for that"
+            if file.advance() and file.held is not None:
+                heapq.heapreplace(self._heap, (file.held.time, order, file))
+            else:
+                heapq.heappop(self._heap)
+            yield line
+
+    def _take(self, file_of: Callable[[str], _WorkerFile | None], since: float) -> bool:
+        """Take in the next line; False if there is none yet."""
+        if not self._lines:
+            lines, length = self._parsed(self._position)
+            self._position += length
+            self._lines += lines
+            if not length:
+                return False
+        while self._lines:
+            line = self._lines.popleft()
+            if isinstance(line, IndexBegun):
+                self.begun = line
+                continue
+            if line.time < since or (file := file_of(line.name)) is None:
+                continue
+            self._told_until = line.time
+            if isinstance(line, SegmentCut):
+                file.made.add(line.segment)
+                file.cuts[line.segment] = line.begin
+                continue
+            file.growths.append((line, self.begun))
+            if file.held is None and file.advance() and file.held is not None:
+                heapq.heappush(self._heap, (file.held.time, file.order, file))
+            break
+        return True
+
+    def _parsed(self, position: int) -> tuple[list[IndexLine], int]:
+        """Whole lines from there on, and how many bytes they take."""
+        data = self._files.read(self._path, position, CHUNK)
+        end = data.rfind(b"\n") + 1
+        found = map(parse, data[:end].splitlines())
+        return [line for line in found if line is not None], end
+
+
+class _Round:
+    """The files of one round."""
+
+    def __init__(self, directory: Path, wanted: Wanted, files: _OpenFiles) -> None:
+        self._directory = directory
+        self._wanted = wanted
+        self._opened = files
+        self._indexes: dict[str, _OutputIndex] = {}
+        self._files: dict[str, _WorkerFile] = {}  # those that are wanted
+        self.ranks: set[int] = set()  # all that have files
+        self.nodes: set[str] = set()  # all that have an index
+
+    def begin(self) -> float:
+        """No line of it is older."""
+        if self._indexes:
+            return min(index.begun.time for index in self._indexes.values())
+        names = self._names()
+        indexes = [self._directory / name for name in names if NAMES.fullmatch(name)]
+        if indexes:
+            return min(_OutputIndex(path, self._opened).begun.time for path in indexes)
+        paths = [self._directory / name for name in names if FILES.fullmatch(name)]
+        return min((path.lstat().st_mtime for path in paths if path.exists()), default=0.0)
+
+    @property
+    def begun_last(self) -> float:
+        """When it began last, as far as it was read; 0 without an index."""
+        return max((index.begun.time for index in self._indexes.values()), default=0.0)
+
+    def lines(self, *, final: bool) -> Iterator[OutputLine]:
+        """What is new. `final`: nothing more is going to be written."""
+        self._look()
+        node, since = self._wanted.node, self._wanted.since
+        chosen = [each for each in self._indexes.values() if node in ("", each.begun.host)]
+        yield from merged((each.begun.time, each.lines(self._files.get, since)) for each in chosen)
+        if self._indexes and not final:
+            return
+        if since > -math.inf:
+            self._find_offsets(chosen)
+        files = [file for file in self._files.values() if not node or file.begun is not None]
+        for file in sorted(files, key=lambda f: (f.changed if f.begun else 0.0, f.order)):
+            yield from file.rest(final=final)
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._directory))
+        except OSError:
+            return []  # it was removed
+
+    def _look(self) -> None:
+        names = self._names()
+        for name in names:
+            if found := FILES.fullmatch(name):
+                self._find(found[1], int(found[2]), found[1].endswith("err"), found[3])
+        for name in names:
+            if NAMES.fullmatch(name) and name not in self._indexes:
+                self._add(name)
+
+    def _find(self, name: str, rank: int, is_errors: bool, segment: str | None) -> None:
+        self.ranks.add(rank)
+        wanted = self._wanted
+        if wanted.ranks is not None and rank not in wanted.ranks:
+            return
+        if wanted.errors_only and not is_errors:
+            return
+        if name not in self._files:
+            offset = 0 if wanted.since == -math.inf else None
+            order = 2 * rank + is_errors
+            path = self._directory / name
+            self._files[name] = _WorkerFile(path, rank, order, self._opened, offset)
+        if segment is not None:
+            self._files[name].made.add(int(segment))
+
+    def _add(self, name: str) -> None:
+        index = _OutputIndex(self._directory / name, self._opened)
+        if not index.begun.host:
+            return  # its first line is about to be written
+        self._indexes[name] = index
+        self.nodes.add(index.begun.host)
+        if index.begun.limited:
+            for line in index.everything():
+                if isinstance(line, SegmentCut) and (file := self._files.get(line.name)):
+                    file.made.add(line.segment)
+                    file.cuts[line.segment] = line.begin
+        if self._wanted.since > -math.inf:
+            index.skip_to(self._wanted.since)
+
+    def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
+        """Of files of which no index has anything that is wanted: what it had before."""
+        since = self._wanted.since
+        changed = {n: f for n, f in self._files.items() if f.offset is None and f.changed >= since}
+        for index in indexes if changed else ():
+            begun = index.begun
+            for line in index.everything():
+                if isinstance(line, IndexBegun):
+                    begun = line
+                elif isinstance(line, FileGrowth) and (file := changed.get(line.name)):
+                    file.begun, file.segment = begun, line.segment
+                    file.offset = line.begin + line.length
+        for file in self._files.values():
+            if file.offset is None:
+                file.skip_to_the_last(since)
+
+
+class JobOutput:
+    """What was written in all rounds of some launches. `look` before each time that `lines` is
+    called.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._opened = _OpenFiles()
+        self._rounds: dict[Path, _Round] = {}  # those that are not over
+        self._over: set[Path] = set()
+        self.ranks: set[int] = set()  # that were there, wanted or not
+        self.nodes: set[str] = set()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether any round has begun."""
+        return bool(self._rounds or self._over)
+
+    def look(self, directories: Iterable[Path]) -> None:
+        """For rounds that have begun. Raises OSError for a directory that cannot be read."""
+        for directory in directories:
+            for name in os.listdir(directory):
+                path = directory / name
+                if ROUNDS.fullmatch(name) and path not in self._over:
+                    self._rounds.setdefault(path, _Round(path, self._wanted, self._opened))
+
+    def lines(self, *, final: bool) -> Iterator[OutputLine]:
+        """What is new, by time. `final`: nothing more is going to be written."""
+        yield from merged(
+            (each.begin(), self._lines_of(path, final=final)) for path, each in self._rounds.items()
+        )
+        for path in self._superseded():
+            yield from self._lines_of(path, final=True)
+
+    def _lines_of(self, path: Path, *, final: bool) -> Iterator[OutputLine]:
+        found = self._rounds[path]
+        yield from found.lines(final=final)
+        self.ranks |= found.ranks
+        self.nodes |= found.nodes
+        if final:
+            del self._rounds[path]
+            self._over.add(path)
+
+    def _superseded(self) -> list[Path]:
+        """Rounds after which another one has begun there. The newest one does not always have the
+        highest number: a launch may use the directory of an earlier one.
+        """
+        newest: dict[Path, tuple[float, int, Path]] = {}
+        for path, each in self._rounds.items():
+            found = (each.begun_last, _number(path), path)
+            newest[path.parent] = max(found, newest.get(path.parent, found))
+        return [path for path in self._rounds if path != newest[path.parent][2]]
+
+
+def _number(path: Path) -> int:
+    found = ROUNDS.fullmatch(path.name)
+    assert found is not None, "it was found by its name"
+    return int(found[1])

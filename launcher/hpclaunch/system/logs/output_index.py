@@ -1,0 +1,103 @@
+"""The index of the workers' output: when which bytes of their files came.
+
+Workers write to their files themselves, without times. The log service notes beside them when these
+files grew: one index for each agent and round, `index-agent-AGENT.txt`. Its lines are in order of
+time (seconds since the epoch, on the clock of the agent's node):
+
+    1764025034.123 begin {"format": 1, "launch": "71.0", "host": "n1", "limited": true}
+    1764025034.520 0.000 rank-3.out 1 4711 520
+    1764025099.004 cut rank-3.out 1 0
+
+The second line says that 520 bytes from byte 4711 on came within the last 0.000 seconds. They are
+in segment 1 of rank-3.out, or will be once that file is cut (`volume.py`). The third line says that
+it was, and that the segment has what came from byte 0 on.
+
+Some lines may be missing, torn, or there twice. What no index tells of is only without a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+FORMAT = 1
+NAMES = re.compile(r"index-agent-[\w.-]+\.txt")
+PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
+JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
+
+
+@dataclass(frozen=True, slots=True)
+class FileGrowth:
+    """A file has grown by `length` bytes from `begin` on, between `since` and `until`."""
+
+    since: float
+    until: float
+    name: str
+    segment: int
+    begin: int
+    length: int
+
+    @property
+    def time(self) -> float:
+        return self.until
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCut:
+    """A segment of a file has what came from the byte `begin` on."""
+
+    time: float
+    name: str
+    segment: int
+    begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBegun:
+    """A log service has begun to follow the files of a round."""
+
+    time: float
+    launch: str
+    host: str
+    limited: bool  # files may be cut
+
+
+IndexLine = FileGrowth | SegmentCut | IndexBegun
+
+
+def name_of(label: str) -> str:
+    """Of the index of an agent."""
+    return f"index-agent-{label}.txt"
+
+
+def parse(line: bytes) -> IndexLine | None:
+    """None for a line of another version, or one that is torn."""
+    words = line.decode(errors="replace").split(" ", 2)
+    try:
+        at, word, rest = float(words[0]), words[1], words[2]
+        if word == "begin":
+            told = json.loads(rest)
+            if told["format"] != FORMAT:
+                return None
+            return IndexBegun(at, str(told["launch"]), str(told["host"]), bool(told["limited"]))
+        name, *numbers = rest.split()
+        if word == "cut":
+            segment, begin = map(int, numbers)
+            return SegmentCut(at, name, segment, begin)
+        segment, begin, length = map(int, numbers)
+        return FileGrowth(at - float(word), at, name, segment, begin, length)
+    except (ValueError, IndexError, KeyError, TypeError):
+        return None
+
+
+def written(line: IndexLine) -> str:
+    """As `parse` reads it, with its end."""
+    match line:
+        case FileGrowth(since, until, name, segment, begin, length):
+            return f"{until:.3f} {until - since:.3f} {name} {segment} {begin} {length}\n"
+        case SegmentCut(time, name, segment, begin):
+            return f"{time:.3f} cut {name} {segment} {begin}\n"
+        case IndexBegun(time, launch, host, limited):
+            told = {"format": FORMAT, "launch": launch, "host": host, "limited": limited}
+            return f"{time:.3f} begin {json.dumps(told)}\n"

@@ -1,0 +1,191 @@
+"""hpclaunch logs, for launches on this machine: while they run, from another process, and after."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+import subprocess
+import time
+
+import psutil
+import pytest
+from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, start, until
+
+from surroundings import environment
+
+TELLS = """
+import os, sys, time
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"begin {rank}", flush=True)
+print(f"error of {rank}", file=sys.stderr)
+while not os.path.exists(f"go-{rank}-{restarts}"):
+    time.sleep(0.02)
+print(f"end {rank}", flush=True)
+sys.exit(rank == "1" and restarts == "0")
+"""
+FOR_EVER = "import time; print('up', flush=True); time.sleep(600)"
+LINE = re.compile(r"\d\d:\d\d:\d\d \[(\d)\]: (.*)")
+
+
+def logs(cwd, *args):
+    return hpclaunch("logs", *args, cwd=cwd)
+
+
+def told(said):
+    """(rank, text) of each line, and the lines of rounds as they are."""
+    matches = ((line, LINE.fullmatch(line)) for line in said.splitlines())
+    return [(int(m[1]), m[2]) if m else line for line, m in matches]
+
+
+def go(directory, name):
+    (directory / name).touch()
+
+
+class Follower:
+    """hpclaunch logs --follow; `shows` waits for a text."""
+
+    def __init__(self, cwd, *args):
+        command = [HPCLAUNCH, "logs", "-f", *args]
+        self.file = cwd / "followed"
+        with self.file.open("w") as out:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, env=environment(), stdout=out, stderr=subprocess.PIPE, text=True
+            )
+
+    def shows(self, text):
+        until(lambda: text in self.file.read_text())
+
+    def over(self):
+        _, said = self.process.communicate(timeout=LIMIT)
+        return self.process.returncode, said, told(self.file.read_text())
+
+
+def test_two_rounds_while_they_run_and_after(tmp_path):
+    launch = start("--nproc", 2, "-r", 3, script(tmp_path, TELLS), cwd=tmp_path)
+    until(lambda: list(tmp_path.glob("hpclaunch-logs/*/round-0/rank-1.out")))
+    follower = Follower(tmp_path)
+    for shown in ("begin 0", "begin 1"):
+        follower.shows(shown)
+    go(tmp_path, "go-0-0")
+    follower.shows("end 0")
+    go(tmp_path, "go-1-0")
+    follower.shows("round 1")
+    go(tmp_path, "go-1-1")
+    until(lambda: follower.file.read_text().count("end 1") == 2)
+    go(tmp_path, "go-0-1")
+    code, said, lines = follower.over()
+    launch.communicate(timeout=LIMIT)
+    assert (code, said) == (0, "")
+    assert lines[0].startswith("-- local-")
+    assert re.search(r" round 0, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", lines[0])
+    between = next(n for n, line in enumerate(lines) if n and isinstance(line, str))
+    assert re.search(
+        r" round 1, .*; round 0 ended: exit code, rank 1 on .*, exit code 1$", lines[between]
+    )
+    first, second = lines[1:between], lines[between + 1 :]
+    everything = sorted((r, f"{w} {r}") for r in (0, 1) for w in ("begin", "end", "error of"))
+    assert sorted(first) == sorted(second) == everything
+    assert first.index((0, "end 0")) < first.index((1, "end 1"))
+    assert second.index((1, "end 1")) < second.index((0, "end 0"))
+    after = logs(tmp_path)
+    assert (after.returncode, after.stderr) == (0, "")
+    assert told(after.stdout) == lines
+    errors = told(logs(tmp_path, "--stderr", "--rank", 1).stdout)
+    assert [line for line in errors if not isinstance(line, str)] == [(1, "error of 1")] * 2
+    found = told(logs(tmp_path, "--grep", "^END [01]|^end 0").stdout)
+    assert [line for line in found if not isinstance(line, str)] == [(0, "end 0")] * 2
+    assert logs(tmp_path, "--grep", "nothing").stdout == ""
+    (index,) = tmp_path.glob("hpclaunch-logs/*/round-0/index-agent-0.txt")
+    assert stat.S_IMODE(index.stat().st_mode) == 0o600
+
+
+def test_of_a_launch_that_was_killed(tmp_path):
+    """And of one whose log service was killed, and replaced."""
+    body = "import time\nfor n in range(100_000): print(n, flush=True); time.sleep(0.01)"
+    launch = start("--log-dir", "logs", "-r", 3, script(tmp_path, body), cwd=tmp_path)
+    out, index = (tmp_path / "logs" / "round-0" / n for n in ("rank-0.out", "index-agent-0.txt"))
+    until(lambda: out.exists() and len(out.read_text()) > 100)
+    (service,) = [
+        p
+        for p in psutil.Process(launch.pid).children()
+        if any("logs.log_service" in word for word in p.cmdline())
+    ]
+    service.kill()
+    until(lambda: index.read_text().count(" begin ") == 2)
+    pids = family(launch)
+    end(launch, signal.SIGKILL)
+    until(lambda: not living(pids))
+    lines = told(logs(tmp_path, "logs").stdout)[1:]
+    assert [text for _, text in lines] == out.read_text().splitlines()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGPIPE])
+def test_a_follower_that_is_left(tmp_path, signum):
+    launch = start("--log-dir", "logs", script(tmp_path, FOR_EVER), cwd=tmp_path)
+    out = tmp_path / "logs" / "round-0" / "rank-0.out"
+    until(lambda: out.exists() and out.read_text())
+    command = [HPCLAUNCH, "logs", "-f", "logs"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), **pipes) as follower:
+        assert follower.stdout.readline().startswith(b"-- ")
+        assert follower.stdout.readline().endswith(b"[0]: up\n")
+        if signum == signal.SIGINT:
+            follower.send_signal(signum)
+        else:  # whoever reads it is gone, before the next line comes
+            follower.stdout.close()
+            launch.send_signal(signal.SIGTERM)
+            with out.open("a") as f:
+                f.write("more\n")
+        assert follower.wait(LIMIT) == 128 + signum
+        assert follower.stderr.read() == b""
+    end(launch)
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
+        (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("nowhere",), "nowhere: No such file or directory"),
+        ((".",), "no worker has written anything in ."),
+        (("--grep", "("), "'(' is not a regular expression: "),
+        (("--rank", "0-"), "'0-' is not a list of ranks such as 0,3-5"),
+        (("--since", "soon"), "'soon' is not a time such as 90s, 5m, 2h or 7d"),
+        (("full", "--rank", "7,9"), "--rank: there are the ranks 3,5\n"),
+        (("full", "--node", "n9"), "--node n9: its workers ran where no index tells\n"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, args, complaint):
+    here = tmp_path / "full" / "round-0"
+    here.mkdir(parents=True)
+    for rank in (3, 5):
+        (here / f"rank-{rank}.out").write_text("a line\n")
+    said = logs(tmp_path, *args)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert complaint in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+
+
+def test_files_of_an_older_version(tmp_path):
+    here = tmp_path / "hpclaunch-logs" / "71.0" / "round-0"
+    here.mkdir(parents=True)
+    (here / "rank-0.out").write_text("a line\n")
+    for named in ("71", "71.0", "hpclaunch-logs/71.0"):
+        assert logs(tmp_path, named).stdout == "-- 71.0 round 0\n--:--:-- [0]: a line\n"
+    assert logs(tmp_path, "71", "--since", "5m").stdout.endswith(": a line\n")
+    hour = time.time() - 3600
+    os.utime(here / "rank-0.out", (hour, hour))
+    assert logs(tmp_path, "71", "--since", "5m").stdout == ""
+
+
+def test_prune_knows_the_index(tmp_path):
+    hpclaunch("--no-python", "true", cwd=tmp_path)
+    (run,) = (tmp_path / "hpclaunch-logs").iterdir()
+    assert (run / "round-0" / "index-agent-0.txt").exists()
+    month = time.time() - 40 * 86400
+    for path in run.rglob("*"):
+        os.utime(path, (month, month))
+    assert hpclaunch("prune", "--older-than", 30, cwd=tmp_path).returncode == 0
+    assert not run.exists()

@@ -1,0 +1,276 @@
+"""The workers' output, merged by time from the files of log directories."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+
+import pytest
+
+from hpclaunch.system.logs import merged_output
+from hpclaunch.system.logs.merged_output import JobOutput, Wanted
+
+
+class Launch:
+    """A log directory that a test fills as workers and log services do."""
+
+    def __init__(self, directory, name="71.0"):
+        self.path, self.name = directory / name, name
+
+    def file(self, number, name):
+        path = self.path / f"round-{number}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def tell(self, number, agent, line):
+        with self.file(number, f"index-agent-{agent}.txt").open("a") as f:
+            f.write(f"{line}\n")
+
+    def begin(self, number, agent, at, limited="false"):
+        told = f'{{"format": 1, "launch": "{self.name}", "host": "n{agent + 1}"'
+        self.tell(number, agent, f'{at:.3f} begin {told}, "limited": {limited}}}')
+
+    def write(self, number, agent, rank, text, at=None, lasted=0.0, kind="out", segment=1):
+        """What a worker wrote, and when, if its log service has noted that."""
+        file = self.file(number, f"rank-{rank}.{kind}")
+        begin = file.stat().st_size if file.exists() else 0
+        with file.open("a") as f:
+            f.write(text)
+        if at is not None:
+            grown = f"{file.name} {segment} {begin} {len(text.encode())}"
+            self.tell(number, agent, f"{at:.3f} {lasted:.3f} {grown}")
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return Launch(tmp_path)
+
+
+def lines(*launches, final=True, **wanted):
+    output = JobOutput(Wanted(**wanted))
+    output.look([launch.path for launch in launches])
+    return list(output.lines(final=final))
+
+
+def words(found):
+    return [line.text.decode() for line in found]
+
+
+def two_nodes(launch):
+    for agent in (0, 1):
+        launch.begin(0, agent, 100)
+    launch.write(0, 0, 0, "a\n", 101)
+    launch.write(0, 1, 1, "b\n", 102)
+    launch.write(0, 0, 0, "c\n", 103, kind="err")
+    launch.write(0, 1, 1, "d\n", 104)
+
+
+def test_lines_of_two_nodes_by_time(launch):
+    two_nodes(launch)
+    found = lines(launch)
+    assert [(line.time, line.rank, line.text) for line in found] == [
+        (101.0, 0, b"a"),
+        (102.0, 1, b"b"),
+        (103.0, 0, b"c"),
+        (104.0, 1, b"d"),
+    ]
+    assert {line.begun.host for line in found if line.rank == 1} == {"n2"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"ranks": frozenset({1, 7})}, "bd"),
+        ({"node": "n1"}, "ac"),
+        ({"errors_only": True}, "c"),
+        ({"since": 102.5}, "cd"),
+        ({"since": 102.5, "node": "n2"}, "d"),
+        ({"since": 1000.0}, ""),
+    ],
+)
+def test_those_that_are_wanted(launch, wanted, expected):
+    two_nodes(launch)
+    for file in launch.path.rglob("rank-*"):
+        os.utime(file, (104, 104))
+    assert "".join(words(lines(launch, **wanted))) == expected
+
+
+def test_rounds_and_runs_follow_each_other(tmp_path):
+    first, second = Launch(tmp_path), Launch(tmp_path, "71.0.r1")
+    for launch, number, at in ((second, 10, 500), (first, 10, 300), (first, 9, 200)):
+        launch.begin(number, 0, at)
+        launch.write(number, 0, 0, f"{launch.name} {number}\n", at + 1)
+    assert words(lines(second, first)) == ["71.0 9", "71.0 10", "71.0.r1 10"]
+
+
+def test_what_came_within_a_second_is_spread_over_it(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "a1\na2\na3\na4\n", 102, lasted=1.0)
+    launch.write(0, 0, 1, "b1\nb2\n", 101.6, lasted=0.0)
+    assert words(lines(launch)) == ["a1", "a2", "a3", "b1", "b2", "a4"]
+
+
+def test_a_line_that_came_in_pieces(launch):
+    launch.begin(0, 0, 100)
+    for piece, at in (("one ", 101), ("two\nth", 102), ("ree", 103)):
+        launch.write(0, 0, 0, piece, at)
+    assert words(lines(launch)) == ["one two", "three"]
+
+
+def test_of_a_line_that_is_written_over_the_last_state_is_shown(launch):
+    launch.write(0, 0, 0, "0%\r50%\r100%\nend\r\n\r\n")
+    assert words(lines(launch)) == ["100%", "end", ""]
+
+
+def test_without_an_index_by_ranks(launch):
+    for rank in (10, 9):
+        launch.write(0, 0, rank, f"{rank}\n")
+        launch.write(0, 0, rank, f"{rank} err", kind="err")
+    found = lines(launch)
+    assert words(found) == ["9", "9 err", "10", "10 err"]
+    assert not any(line.dated or line.begun for line in found)
+
+
+def test_what_an_index_does_not_tell_of(launch):
+    """Before it, in a gap of it, and after its end: its agent was killed."""
+    launch.write(0, 0, 0, "before\n")
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\n", 101)
+    launch.write(0, 0, 0, "gap\n")
+    launch.write(0, 0, 1, "other\n", 102)
+    launch.write(0, 0, 0, "two\n", 103)
+    launch.write(0, 0, 0, "after\n")
+    launch.tell(0, 0, "104.0 0.0 rank-0")  # torn
+    found = lines(launch)
+    assert words(found) == ["before", "one", "other", "gap", "two", "after"]
+    assert (found[-1].dated, found[-1].rank) == (True, 0)
+
+
+def test_a_line_of_the_index_that_is_there_twice(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\n", 101)
+    launch.tell(0, 0, "102.000 0.000 rank-0.out 1 0 4")
+    assert words(lines(launch)) == ["one"]
+
+
+def test_segments(launch):
+    """The first one was removed, and of the third one the beginning."""
+    launch.begin(0, 0, 100, limited="true")
+    launch.tell(0, 0, "101.000 0.000 rank-0.out 1 0 8")
+    launch.tell(0, 0, "102.000 cut rank-0.out 1 0")
+    launch.file(0, "rank-0.out.0002").write_text("two\n")
+    launch.tell(0, 0, "103.000 0.000 rank-0.out 2 0 4")
+    launch.tell(0, 0, "104.000 cut rank-0.out 2 0")
+    launch.file(0, "rank-0.out.0003").write_text("three\n")
+    launch.tell(0, 0, "105.000 0.000 rank-0.out 3 0 90")
+    launch.tell(0, 0, "106.000 0.000 rank-0.out 3 90 16")
+    launch.tell(0, 0, "107.000 cut rank-0.out 3 100")
+    launch.write(0, 0, 0, "four\n", 108, segment=4)
+    found = lines(launch)
+    assert [(line.time, line.text) for line in found] == [
+        (103.0, b"two"),
+        (106.0, b"three"),
+        (108.0, b"four"),
+    ]
+
+
+def test_segments_without_an_index(launch):
+    for number in (3, 4):
+        launch.file(0, f"rank-0.out.{number:04}").write_text(f"{number}\n")
+    launch.write(0, 0, 0, "5\n")
+    assert words(lines(launch)) == ["3", "4", "5"]
+
+
+def test_since_where_no_index_tells(launch, monkeypatch):
+    """Of a file that has changed since then, its end; of another one nothing."""
+    monkeypatch.setattr(merged_output, "UNDATED", 6)
+    launch.write(0, 0, 0, "old\nnew\n")
+    launch.write(0, 0, 1, "old\n")
+    for rank, at in ((0, 1000), (1, 10)):
+        os.utime(launch.file(0, f"rank-{rank}.out"), (at, at))
+    assert words(lines(launch, since=500.0)) == ["d", "new"]
+
+
+def test_since_the_end_of_an_index(launch):
+    """What the index had before is not of that time."""
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\n", 101)
+    launch.write(0, 0, 0, "two\n")
+    assert words(lines(launch, since=500.0)) == ["two"]
+
+
+def test_since_in_a_long_index(launch):
+    launch.begin(0, 0, 100)
+    for second in range(2000):
+        launch.write(0, 0, second % 3, f"{second}\n", 101 + second)
+    assert words(lines(launch, since=2000.5)) == [str(n) for n in range(1900, 2000)]
+
+
+def test_what_is_new(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\ntw", 101)
+    output = JobOutput(Wanted())
+
+    def new(*, final=False):
+        output.look([launch.path])
+        return words(output.lines(final=final))
+
+    assert new() == ["one"]
+    assert new() == []
+    launch.write(0, 0, 0, "o\n", 102)
+    launch.begin(0, 1, 101)
+    launch.write(0, 1, 1, "of another agent\n", 103)
+    assert new() == ["two", "of another agent"]
+    launch.write(0, 0, 0, "the end of round 0")
+    assert new() == []
+    launch.begin(1, 0, 110)
+    launch.write(1, 0, 0, "of round 1\n", 111)
+    assert new() == ["of round 1", "the end of round 0"]
+    launch.write(1, 0, 0, "last\n")
+    assert new(final=True) == ["last"]
+    assert (output.ranks, output.nodes) == ({0, 1}, {"n1", "n2"})
+
+
+def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
+    for number in (0, 1):
+        launch.begin(number, 0, 100 + 10 * number)
+        launch.write(number, 0, 0, f"old {number}\n", 101 + 10 * number)
+    launch.begin(0, 0, 200)
+    launch.write(0, 0, 0, "new\n", 201)
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["old 0", "old 1", "new"]
+    launch.write(0, 0, 0, "newer\n", 202)
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["newer"]
+
+
+def test_a_cut_while_it_is_followed(launch):
+    launch.begin(0, 0, 100, limited="true")
+    launch.write(0, 0, 0, "one\n", 101)
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["one"]
+    launch.write(0, 0, 0, "two\n", 102)
+    file = launch.file(0, "rank-0.out")
+    launch.file(0, "rank-0.out.0001").write_bytes(file.read_bytes())
+    os.truncate(file, 0)
+    launch.tell(0, 0, "103.000 cut rank-0.out 1 0")
+    launch.write(0, 0, 0, "three\n", 104, segment=2)
+    assert words(output.lines(final=True)) == ["two", "three"]
+
+
+def test_large_files_are_not_held_in_memory(launch):
+    launch.begin(0, 0, 100)
+    text = ("x" * 99 + "\n") * 10_000
+    for second in range(4):
+        for rank in range(4):
+            launch.write(0, 0, rank, text, 101 + second, lasted=1.0)
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    tracemalloc.start()
+    number = sum(1 for _ in output.lines(final=True))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert number == 16 * 10_000
+    assert peak < 4 << 20
