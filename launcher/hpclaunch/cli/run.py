@@ -6,12 +6,16 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
+
+if TYPE_CHECKING:
+    from hpclaunch.agent.config import Config
 
 
 def check(options: argparse.Namespace) -> None:
@@ -60,7 +64,12 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
 
 
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    begun: Callable[[Config], None] = lambda _: None,
+) -> int:
+    """Returns the exit code. `begun` is called once nothing is left that could be a UsageError."""
     from hpclaunch.system.logs.log_client import LogServiceClient
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
@@ -78,6 +87,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from .agent_config import configure
 
     config = configure(options, environ)
+    begun(config)
     from hpclaunch.agent.workers import prepare
 
     prepare(server, config, environ)

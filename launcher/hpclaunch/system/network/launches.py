@@ -152,6 +152,11 @@ def all_launches(environ: Mapping[str, str]) -> Told:
     return Told(list(launches.values()), others, complaint)
 
 
+def of_process(pid: int) -> LaunchSnapshot | None:
+    """The launch of an agent on this machine; None if that does not answer."""
+    return next((_read(data) for _, data in view_client.looked_patiently(pid)), None)
+
+
 def _try(job: SlurmJob, env: Mapping[str, str]) -> Sequence[LaunchSnapshot]:
     try:
         return _in_job(job, job.id, env).launches
