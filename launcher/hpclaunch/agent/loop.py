@@ -20,7 +20,6 @@ import zmq
 
 from ..core.control import Control
 from ..core.health.host_rules import Disk
-from ..core.ledger.end_causes import KERNELS_WORD
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import (
@@ -28,6 +27,7 @@ from ..core.protocol.model import (
     EXIT_UNFIT,
     EXIT_USAGE,
     HEAD,
+    OUT_OF_MEMORY,
     Assignment,
     NoticeAnswer,
     RankVitals,
@@ -329,7 +329,7 @@ class Agent:
 
         def tell(wrote: str) -> Iterator[events.Event]:
             faults = self.health.faults_of(rank) if code else []
-            faults += [f"{KERNELS_WORD} (oom_kill in memory.events)"] if oom else []
+            faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
             last = "\n".join(filter(None, [wrote, *faults]))
             if measuring and code == EXIT_UNFIT:
                 said = [line for line in last.splitlines() if line.strip()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import shlex
@@ -80,6 +81,7 @@ def run(
         raise UsageError(
             "the directory in which hpclaunch was started is gone: cd elsewhere"
         ) from e
+    gc.disable()  # what is imported stays, and collections would look through it again and again
     more = beyond_the_usual(options)
     signals = Signals(more)
     server = ForkServerClient(more)  # ends with this process, should it not become an agent
@@ -93,6 +95,8 @@ def run(
     prepare(server, config, environ)
     from hpclaunch.agent import loop
 
+    gc.freeze()
+    gc.enable()
     return loop.run(config, signals, server, logs)
 
 
