@@ -71,7 +71,7 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
     assert "not over, as far as is known here; 1 round\n" in said
     launch.send_signal(signal.SIGTERM)
     launch.communicate(timeout=LIMIT)
-    assert "FAILED (user): exit code 143, 0 restarts, 1 round\n" in report(tmp_path).stdout
+    assert "ended (user): exit code 143, 0 restarts, 1 round\n" in report(tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,8 @@ class Agent:
         if journal >= 0:
             self._poller.register(journal, zmq.POLLOUT)
         parts = (self.control, self.last_words, self.health, self.resuming, self.viewing)
-        deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
+        deadline = min(self._disk_until, self.ledger.next_deadline())
+        deadline = min(deadline, *(part.next_deadline() for part in parts))
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
         wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000

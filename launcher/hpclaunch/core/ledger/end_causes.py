@@ -120,6 +120,8 @@ def of_round(end: RoundEnd) -> Diagnosis:
         return of_failure(end.failures[0])
     if "growth" in reasons:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
+    if "asked" in reasons:
+        return Diagnosis(EndCause.USER, "the user has asked for a restart")
     if "time" in reasons:
         return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
     return Diagnosis(EndCause.OTHER, "the job was ended")
@@ -144,7 +146,7 @@ def of_job(verdict: Verdict) -> Diagnosis:
         return Diagnosis(EndCause.TIME_LIMIT, reason)
     if verdict.code == EXIT_USAGE:
         return Diagnosis(EndCause.USAGE, reason)
-    if "ended by SIG" in reason:
+    if "ended by " in reason:  # a signal, or hpclaunch stop
         return Diagnosis(EndCause.USER, reason)
     if re.search(r"\blost\b|nodes? (?:is|are) left|the head on", reason):
         return Diagnosis(EndCause.LOST, reason)
