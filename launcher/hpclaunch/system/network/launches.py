@@ -180,20 +180,23 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     leading = [launch for launch in launches if launch.job is not None]
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
-        raise NoLaunchError(_first_line(told.complaint) or "no hpclaunch runs in it")
+        raise NoLaunchError(_first_error(told.complaint) or "no hpclaunch runs in it")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
     if not leading:
         told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
         leading = [launch for launch in _launches(told) if launch.job is not None]
     if not leading:
         silent = f"nobody answers on {heads[0]}, from where it is led"
-        raise NoLaunchError(_first_line(told.complaint) or silent)
+        raise NoLaunchError(_first_error(told.complaint) or silent)
     return FoundLaunches(which, leading, step, env)
 
 
-def _first_line(complaint: str) -> str:
-    """What srun, or a program that it has started, says first: the others follow from it."""
-    return complaint.partition("\n")[0]
+def _first_error(complaint: str) -> str:
+    """What srun, or a program that it has started, says first: the others follow from it. There may
+    be warnings before.
+    """
+    lines = complaint.splitlines() or [""]
+    return next((line for line in lines if "error" in line), lines[0])
 
 
 def _reader(which: str, word: str, pause: float = 0.0) -> Sequence[str]:
