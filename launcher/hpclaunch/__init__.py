@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from .launching import JobResult, LaunchedJob, launch
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ __all__ = ["JobResult", "LaunchedJob", "UsageError", "launch"]
 
 # Like the command, but for the directory of this package, which need not be installed.
 PROGRAM = (
-    "import sys; sys.path[0:1] = []; sys.path.append(sys.argv[1]); "
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; "
     "from hpclaunch.cli.called import main; sys.exit(main(*sys.argv[2:]))"
 )
 MARGIN = 15.0  # seconds beyond --grace until a launcher that does not end is killed
@@ -146,7 +146,7 @@ class LaunchedJob:
         self._limit = chosen.shutdown_timeout + MARGIN
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._trouble: OSError | None = None
+        self._trouble: Exception | None = None
         reading, writing = os.pipe()
         child = [sys.executable, "-c", PROGRAM, ROOT, str(os.getpid()), str(writing), *command]
         self._started = threading.Event()
@@ -181,7 +181,7 @@ class LaunchedJob:
                 start_new_session=True,  # an interrupt from the keyboard is for this process
             )
             self.pid = self._process.pid
-        except OSError as e:
+        except (OSError, ValueError) as e:  # ValueError: a word with a null byte in it
             self._trouble = e
             return
         finally:
@@ -192,7 +192,7 @@ class LaunchedJob:
     def _hear(self, reading: int) -> dict[str, str]:
         """What the launcher tells once it is up."""
         if self._trouble is not None:
-            raise UsageError(f"cannot start {sys.executable}: {self._trouble.strerror}")
+            raise UsageError(f"cannot start the launcher: {self._trouble}")
         with open(reading, "rb", closefd=False) as f:
             line = f.readline()
         told: dict[str, str] = json.loads(line) if line else {}

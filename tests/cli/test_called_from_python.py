@@ -292,6 +292,8 @@ def test_what_cannot_be_passed():
     lock = threading.Lock()
     with pytest.raises(hpclaunch.UsageError, match="cannot be passed to workers: cannot pickle"):
         hpclaunch.launch(shout, lock)
+    with pytest.raises(hpclaunch.UsageError, match="cannot start the launcher: embedded null byte"):
+        hpclaunch.launch("train.py", "a\0b")
 
 
 CELLS = (
@@ -356,9 +358,24 @@ def test_importing_it_imports_nothing_else():
     assert done.stdout == "False\n"
 
 
-def test_its_types_are_known(tmp_path):
-    """To a type checker of who uses it."""
-    assert Path(hpclaunch.__file__).with_name("py.typed").exists()
+def test_names_that_it_has_and_has_not():
     with pytest.raises(AttributeError, match="no attribute 'lunch'"):
         hpclaunch.lunch  # noqa: B018
-    assert set(hpclaunch.__all__) <= {*dir(hpclaunch.launching), "__version__"}
+    assert set(hpclaunch.__all__) <= set(dir(hpclaunch))
+    assert all(hasattr(hpclaunch, name) for name in hpclaunch.__all__)
+
+
+def test_its_types_are_known(tmp_path):
+    """To a type checker of who uses it."""
+    program = tmp_path / "uses.py"
+    program.write_text(
+        "import hpclaunch\n"
+        'with hpclaunch.launch("train.py", 1, nproc=2, cold=True, preload=["a"]) as job:\n'
+        "    code: int = job.wait(1.5).code\n"
+        "    stage = job.snapshot().job\n"
+        "    wrong: str = job.pid\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", program.name]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    (error, _) = done.stdout.splitlines()
+    assert error.startswith("uses.py:5: error: Incompatible types in assignment"), done.stdout
