@@ -2,6 +2,7 @@
 
     hpclaunch report              the newest launch of this directory
     hpclaunch report 4711         all launches of a Slurm job
+    hpclaunch report 4711.0       one of them
     hpclaunch report DIR          a log directory
 
 It reads files in the log directory only, while the job runs and after its
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 
 def prepare_parser(parser: Parser) -> None:
     parser.add_argument(
-        "job", nargs="?", metavar="JOB|DIR", help="a Slurm job's id, or a log directory"
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="a Slurm job's id, the name of a launch, or a log directory",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
 
@@ -57,14 +61,16 @@ def _directories(chosen: str | None) -> list[Path]:
     from hpclaunch.system.logs import ledger_files, log_directory
 
     above = log_directory.of_all_launches()
-    if chosen is not None and (os.path.isdir(chosen) or not chosen.isdigit()):
+    if chosen is not None and os.path.isdir(chosen):
         return [Path(chosen)]
     try:
         names = sorted(os.listdir(above))
     except OSError:
         names = []
     if chosen is not None:
-        found = [above / n for n in names if n.partition(".")[0].partition("_")[0] == chosen]
+        found = [above / name for name in names if chosen in _jobs_of(name)]
+        if not found and not chosen[:1].isdigit():
+            return [Path(chosen)]
         if not found:
             raise UsageError(
                 f"there is no log directory of job {chosen} in {above}: run this where the job was "
@@ -75,6 +81,12 @@ def _directories(chosen: str | None) -> list[Path]:
     if not dated:
         raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
     return [max(dated)[1]]
+
+
+def _jobs_of(launch: str) -> tuple[str, str, str]:
+    """How a user may call it: 71_3.0 is a launch of element 71_3 of job 71."""
+    element = launch.partition(".")[0]
+    return launch, element, element.partition("_")[0]
 
 
 def _launches(directories: list[Path]) -> list[Launch]:

@@ -137,14 +137,13 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
 
 def all_launches(environ: Mapping[str, str]) -> Told:
     """This user's: those that are led from this machine, and those of all of the user's jobs."""
-    here = _leading(data for _, data in view_client.looked_patiently(""))
+    here, others = _known(data for _, data in view_client.looked_patiently(""))
     launches = {launch.name: launch for launch in here}
     env = slurm_steps.environment(environ)
     try:
         jobs, complaint = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
     except OSError:
-        return Told(here)
-    others: list[tuple[str, str]] = []
+        return Told(here, others)
     known = {launch.slurm_id for launch in here}
     asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -229,6 +228,18 @@ def _launches(told: slurm_steps.Ended) -> list[LaunchSnapshot]:
 
 def _leading(answers: Iterable[bytes]) -> list[LaunchSnapshot]:
     return [launch for launch in map(_read, answers) if launch.job is not None]
+
+
+def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[str, str]]]:
+    """The launches that are led from there; the names of those that cannot be read, and why not."""
+    leading: list[LaunchSnapshot] = []
+    others: list[tuple[str, str]] = []
+    for answer in answers:
+        try:
+            leading += _leading([answer])
+        except NoLaunchError as e:
+            others.append((json.loads(answer)["name"], str(e).partition(": ")[0]))
+    return leading, others
 
 
 def _read(data: bytes) -> LaunchSnapshot:
