@@ -19,19 +19,26 @@ from .core.protocol.errors import UsageError
 from .worker import private_files
 
 # Other processes of a worker (multiprocessing) read the script, too: for them the names that the
-# function uses are in `__main__`, and it is not called. The hash tells functions of one name apart.
+# function uses are in `__main__`, and it is not called. What calls it has no names there that these
+# could replace. The hash tells functions of one name apart.
 SCRIPT = """\
 # The function {name}, {digest}
 import pickle
 import sys
 {torch}
 sys.path[:] = {path!r}
-with open({file!r}, "rb") as passed:
-    function, args = pickle.load(passed)
-known = getattr(getattr(function, "func", function), "__globals__", {{}})  # of a partial, too
-globals().update({{name: known[name] for name in known if not name.startswith("__")}})
+
+def load():
+    with open({file!r}, "rb") as passed:
+        function, args = pickle.load(passed)
+    used = getattr(getattr(function, "func", function), "__globals__", {{}})  # of a partial, too
+    globals().update({{name: used[name] for name in used if not name.startswith("__")}})
+    return lambda: function(*args)
+
 if __name__ == "__main__":
-    function(*args)
+    load()()
+else:
+    load()
 """
 NAME = re.compile(r"\W+")
 

@@ -265,7 +265,7 @@ def test_a_function_of_the_main_program(tmp_path, monkeypatch):
     program.write_text("""\
 import multiprocessing, hpclaunch
 
-FACTOR = 3
+FACTOR, args, function, load = 3, 4, 5, 6
 
 def tripled(number):
     return Number(number * FACTOR)
@@ -276,7 +276,7 @@ class Number(int):
 def train():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         (number,) = pool.map(tripled, [2])
-    print(type(number).__name__, number, __name__)
+    print(type(number).__name__, number, __name__, args, function, load)
 
 if __name__ == "__main__":
     with hpclaunch.launch(train) as job:
@@ -285,7 +285,7 @@ if __name__ == "__main__":
     done = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, env=environment(), timeout=LIMIT
     )
-    assert done.stdout.splitlines() == ["Number 6 __main__", "0"], done.stderr
+    assert done.stdout.splitlines() == ["Number 6 __main__ 4 5 6", "0"], done.stderr
 
 
 def test_what_cannot_be_passed():

@@ -574,13 +574,15 @@ def run(
     signals: Signals,
     server: fork_server_client.ForkServerClient,
     logs: LogServiceClient,
+    begun: Callable[[], None],
 ) -> int:
-    """Be an agent; returns the exit code.
+    """Be an agent; returns the exit code. Raises UsageError before `begun` is called, if at all.
 
     The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
     is missed, and both processes start up during the import.
     """
     agent = Agent(config, os.environ, signals, server, logs)
+    begun()
     code = agent.run()
     if agent.verdict is not None:
         sequel.carry_out(agent.verdict, config.job, os.environ, leads=agent.control.leads)

@@ -7,7 +7,8 @@ import gc
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
@@ -70,7 +71,7 @@ def run(
     environ: Mapping[str, str],
     begun: Callable[[Config], None] = lambda _: None,
 ) -> int:
-    """Returns the exit code. `begun` is called once nothing is left that could be a UsageError."""
+    """Returns the exit code. `begun` is called once this is an agent: no UsageError comes then."""
     from hpclaunch.system.logs.log_client import LogServiceClient
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
@@ -81,23 +82,31 @@ def run(
         raise UsageError(
             "the directory in which hpclaunch was started is gone: cd elsewhere"
         ) from e
-    gc.disable()  # what is imported stays, and collections would look through it again and again
     more = beyond_the_usual(options)
     signals = Signals(more)
     server = ForkServerClient(more)  # ends with this process, should it not become an agent
     logs = LogServiceClient()  # and so does this
-    from .agent_config import configure
+    with _without_collections():
+        from .agent_config import configure
 
-    config = configure(options, environ)
-    begun(config)
-    from hpclaunch.agent.workers import prepare
+        config = configure(options, environ)
+        from hpclaunch.agent.workers import prepare
 
-    prepare(server, config, environ)
-    from hpclaunch.agent import loop
+        prepare(server, config, environ)
+        from hpclaunch.agent import loop
 
-    gc.freeze()
-    gc.enable()
-    return loop.run(config, signals, server, logs)
+    return loop.run(config, signals, server, logs, lambda: begun(config))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is imported stays, and collections would look through it again and again."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
