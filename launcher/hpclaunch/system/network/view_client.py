@@ -108,8 +108,8 @@ def request(word: str, which: str | int) -> list[str]:
 
 
 def main(mark: str, which: str, word: str, pause: str) -> None:
-    """Print the answers: what the agents tell who are looked at, or to a request, in JSON. With a
-    PAUSE, look again and again.
+    """Print the answers in JSON: the snapshots of the agents that are looked at, or why a request
+    cannot be granted. With a PAUSE, look again and again.
 
     Each line begins with MARK and the name of this host. Then comes a part of an answer after "+",
     "." after its last part, or "=" after all answers of a look.
