@@ -149,14 +149,14 @@ class LaunchedJob:
         self._trouble: Exception | None = None
         reading, writing = os.pipe()
         child = [sys.executable, "-c", PROGRAM, ROOT, str(os.getpid()), str(writing), *command]
-        self._started = threading.Event()
-        self._thread = threading.Thread(
+        # Not Thread.join: an interrupt of it lets a thread that lives count as ended.
+        self._started, self._ended = threading.Event(), threading.Event()
+        threading.Thread(
             target=self._run,
             args=(child, dict(environ), directory, writing),
             name="hpclaunch",
             daemon=True,  # it must not keep the interpreter, which ends the job
-        )
-        self._thread.start()
+        ).start()
         try:
             self._started.wait()
             told = self._hear(reading)
@@ -172,22 +172,25 @@ class LaunchedJob:
     ) -> None:
         """In the thread: start the launcher, and wait for its end."""
         try:
-            self._process = subprocess.Popen(
-                command,
-                env=environ,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[writing],
-                start_new_session=True,  # an interrupt from the keyboard is for this process
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=environ,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[writing],
+                    start_new_session=True,  # an interrupt from the keyboard is for this process
+                )
+            finally:
+                os.close(writing)
             self.pid = self._process.pid
+            self._started.set()
+            self._code = self._process.wait()
         except (OSError, ValueError) as e:  # ValueError: a word with a null byte in it
             self._trouble = e
-            return
         finally:
-            os.close(writing)
             self._started.set()
-        self._code = self._process.wait()
+            self._ended.set()
 
     def _hear(self, reading: int) -> dict[str, str]:
         """What the launcher tells once it is up."""
@@ -198,7 +201,7 @@ class LaunchedJob:
         told: dict[str, str] = json.loads(line) if line else {}
         if "name" in told:
             return told
-        self._thread.join()
+        self._ended.wait()
         raise UsageError(told.get("error") or f"the launcher has ended with {self._code}")
 
     def __enter__(self) -> LaunchedJob:
@@ -218,12 +221,11 @@ class LaunchedJob:
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> JobResult:
         """How the job has ended, once it has. TimeoutError after so many seconds: it goes on."""
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not self._ended.wait(timeout):
             raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
         assert self._code is not None, "its launcher has ended"
         found: JobReport | None = None
@@ -236,10 +238,9 @@ class LaunchedJob:
 
     def snapshot(self) -> LaunchSnapshot:
         """The job as it is now, or as it was at the end: what `hpclaunch status --json` prints."""
-        while self._thread.is_alive():
+        while not self._ended.wait(AGAIN):
             if (found := launches.of_process(self.pid)) is not None:
                 return found
-            self._thread.join(AGAIN)
         if (last := status_file.newest(str(self.logs))) is None:
             raise UsageError(f"job {self.name} has ended, and there is no snapshot in {self.logs}")
         return last
@@ -260,13 +261,13 @@ class LaunchedJob:
     def close(self) -> None:
         """End the job if it still runs; returns once nothing of it is left."""
         try:
-            if self._thread.is_alive():
+            if self.running:
                 self.stop()
-                self._thread.join(self._limit)
+                self._ended.wait(self._limit)
         finally:
-            if self._process is not None and self._thread.is_alive():
+            if self._process is not None and self.running:
                 self._process.kill()  # the workers end with it
-            self._thread.join()
+            self._ended.wait()
             if self._own is not None:
                 self._own.cleanup()
 

@@ -145,6 +145,43 @@ def test_nothing_is_left_of_a_caller_that_ends(script, end):
     until(lambda: living(left) == [])
 
 
+def test_an_interrupt_ends_it_in_order(tmp_path):
+    """As by Ctrl-C, while the caller waits: the workers have the time that they need."""
+    saving = """
+        import signal, sys, time
+        def save(*_):
+            time.sleep(0.5)
+            open("saved", "w").close()
+            sys.exit()
+        signal.signal(signal.SIGTERM, save)
+        open("here", "w").close()
+        time.sleep(600)
+    """
+    program = """
+        import hpclaunch
+        with hpclaunch.launch("saving.py") as job:
+            print(job.pid, flush=True)
+            job.wait()
+    """
+    (tmp_path / "saving.py").write_text(textwrap.dedent(saving))
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+        start_new_session=True,
+    ) as caller:
+        launcher = int(caller.stdout.readline())
+        until((tmp_path / "here").exists)
+        os.killpg(caller.pid, signal.SIGINT)
+        _, said = caller.communicate(timeout=LIMIT)
+    assert "KeyboardInterrupt" in said
+    assert (tmp_path / "saved").exists()
+    assert living([launcher]) == []
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
