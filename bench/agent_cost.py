@@ -140,7 +140,8 @@ def main() -> None:
     print(f"medians of {args.rounds}, and the range\n{'':24}{'before':>26}{'now':>26}   ratio")
     for what, now in found["now"].items():
         before = found["before"].get(what)
-        ratio = f"{statistics.median(now) / statistics.median(before):8.3f}" if before else ""
+        known = statistics.median(before or [0.0])
+        ratio = f"{statistics.median(now) / known:8.3f}" if known else ""
         print(f"{what:24}{spread(before):>26}{spread(now):>26}{ratio}")
 
 
