@@ -295,6 +295,21 @@ def test_a_function_of_a_module(tmp_path, monkeypatch):
         assert output(job) == "BB 0 []\n"
 
 
+def modes(path):
+    """Of the directory of the script that runs, and of the files in it."""
+    directory = Path(sys.argv[0]).parent
+    found = {oct(p.stat().st_mode & 0o777) for p in (directory, *directory.glob("*"))}
+    path.write_text(" ".join([str(directory), *sorted(found)]))
+
+
+def test_nobody_else_can_read_what_is_passed(tmp_path):
+    with hpclaunch.launch(modes, tmp_path / "modes", log_dir=tmp_path / "logs") as job:
+        assert job.wait(LIMIT).code == 0
+    directory, *found = (tmp_path / "modes").read_text().split()
+    assert found == ["0o600", "0o700"]
+    assert not Path(directory).exists()
+
+
 def test_a_function_of_the_main_program(tmp_path, monkeypatch):
     """With the names that it uses, for other processes of the worker, too."""
     monkeypatch.chdir(tmp_path)
