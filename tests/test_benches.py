@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).parent.parent / "bench"
-HELPERS = {"first_step_worker", "measuring", "side_by_side", "stages", "slow_worker", "worker"}
+HELPERS = {
+    *("first_step_worker", "measuring", "paced_training", "side_by_side", "stages"),
+    *("slow_worker", "worker"),
+}
 SMALLEST = {
+    "agent_cost": "--before . --rounds 1 --seconds 0.2",
     "checkpoints": "--files 40 --size 1 --read 0.07 --runs 1",
     "false_hangs": "--cases callback --seconds 2",
     "first_step": "--workers 1 --kinds light --runs 1 --stages",
@@ -25,6 +29,7 @@ SMALLEST = {
     # These begin with a cluster, which takes a minute.
     "on_slurm": "--help",
     "on_slurm_losses": "--help",
+    "endings": "--help",
     "false_alarms": "--help",
     "chaos": "--help",
 }

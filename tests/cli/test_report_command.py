@@ -52,6 +52,7 @@ def test_a_failure_and_a_restart(tmp_path):
     assert "    ValueError: a bad? batch\n" in said.stdout
     named = report(tmp_path, f"hpclaunch-logs/{logs.name}")
     assert named.stdout == said.stdout
+    assert report(tmp_path, logs.name).stdout == said.stdout
     told = json.loads(report(tmp_path, "--json").stdout)
     assert sum(told["seconds"].values()) == pytest.approx(told["end"] - told["begin"], rel=0.01)
     assert told["seats"] == 1
@@ -71,7 +72,7 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
     assert "not over, as far as is known here; 1 round\n" in said
     launch.send_signal(signal.SIGTERM)
     launch.communicate(timeout=LIMIT)
-    assert "FAILED (user): exit code 143, 0 restarts, 1 round\n" in report(tmp_path).stdout
+    assert "ended (user): exit code 143, 0 restarts, 1 round\n" in report(tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
     [
         ((), "there is no launch in hpclaunch-logs: name a Slurm job or a log directory"),
         (("4711",), "there is no log directory of job 4711 in hpclaunch-logs: "),
+        (("4711.0",), "there is no log directory of job 4711.0 in hpclaunch-logs: "),
         (("nowhere",), "cannot read nowhere: No such file or directory"),
         ((".",), "there is no ledger of a launch in ."),
     ],

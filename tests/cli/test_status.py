@@ -119,8 +119,9 @@ def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
         ) as watch:
             assert watch.stdout.readline().startswith(f"{name}: running for ")
             assert run.ends()[0] == 0
-            watch.communicate(timeout=LIMIT)
+            said, _ = watch.communicate(timeout=LIMIT)
             assert watch.returncode == 0
+            assert said.endswith("ended with code 0: all workers ended with 0\n")
 
 
 def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
@@ -174,8 +175,9 @@ def test_the_log_directory_tells_when_nobody_does(tmp_path):
     for name in (launch["name"], launch["logs"]):
         done = hpclaunch("status", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert "ends with code 0: all workers ended with 0" in done.stdout
-        assert "as it was " in done.stdout
+        assert re.match(rf"{launch['name']}  ended \d+ s ago · round 0", done.stdout)
+        assert "ended with code 0: all workers ended with 0" in done.stdout
+        assert "left: " not in done.stdout
     file = os.path.join(launch["logs"], "status.json")
     assert os.stat(file).st_mode & 0o777 == 0o600
     with open(file, "w") as f:

@@ -81,7 +81,9 @@ ALLOWED = {
     "notice": set(),
     "__main__": {"cli"},
     "shims": set(),
-    "__init__": set(),
+    "passed_function": NOUNS | {"worker.private_files"},
+    "launching": CORE | {"system", "system.shared", "cli", "passed_function"},
+    "__init__": NOUNS | {"launching"},
 }
 # One thing of the outside that takes several files: these may know each other.
 TOGETHER = ("system.checkpoints", "system.logs", "system.network", "agent", "cli", "worker")

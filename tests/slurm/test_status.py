@@ -4,6 +4,7 @@ but its user."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,15 @@ def test_from_the_login_node_and_within_the_job(
     assert "pending" in listed
     assert f"job {waiting.id}: it is PENDING" in refused(cluster, "status", str(waiting.id))
     cluster.on("ctl", ["scancel", str(waiting.id)])
+
+    broken = tmp_path / "bin" / "srun"
+    broken.parent.mkdir()
+    broken.write_text(
+        "#!/bin/sh\necho 'srun: a warning\nsrun: error: busy\nand so on' >&2; exit 1\n"
+    )
+    broken.chmod(0o755)
+    asked = ["sh", "-c", f"PATH={broken.parent}:$PATH hpclaunch status"]
+    assert re.search(rf"(?m)^{job.id} +running: srun: error: busy$", cluster.on("ctl", asked))
 
     (tmp_path / "look").touch()
     (tmp_path / "over").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from ..system.logs import ledger_files
 from ..system.logs.log_client import LogServiceClient
 
 PERIOD = 30.0  # seconds, while nothing changes
+PAUSE = 1.0  # seconds, where much does: a start and a restart are not to wait for it
 
 
 class Ledger:
@@ -19,20 +21,27 @@ class Ledger:
         self._launch = launch
         self.allocated: float | None = None  # since when Slurm's job has had its nodes
         self._changes = 0
-        self._written_at = 0.0
+        self._written_at = time.monotonic()
+        self._write_at = math.inf
+
+    def next_deadline(self) -> float:
+        return self._write_at
 
     def keep(self, control: Control, service: LogServiceClient, now: float) -> None:
         """Call it after every turn of the loop."""
-        changes = control.book_changes
-        if changes and (changes != self._changes or now >= self._written_at + PERIOD):
+        if control.book_changes != self._changes:
+            self._changes = control.book_changes
+            self._write_at = min(self._write_at, self._written_at + PAUSE)
+        if now >= self._write_at:
             self.write(control, service, now)
 
     def write(
         self, control: Control, service: LogServiceClient, now: float, *, over: bool = False
     ) -> None:
-        self._changes, self._written_at = control.book_changes, now
+        self._written_at, self._write_at = now, now + PERIOD
         book = control.book(now)
         if book is None or self._directory is None:
+            self._write_at = math.inf
             return
         text = ledger_files.text(
             book, time.time() - now, launch=self._launch, allocated=self.allocated, over=over

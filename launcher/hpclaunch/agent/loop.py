@@ -20,7 +20,6 @@ import zmq
 
 from ..core.control import Control
 from ..core.health.host_rules import Disk
-from ..core.ledger.end_causes import KERNELS_WORD
 from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import (
@@ -28,6 +27,7 @@ from ..core.protocol.model import (
     EXIT_UNFIT,
     EXIT_USAGE,
     HEAD,
+    OUT_OF_MEMORY,
     Assignment,
     NoticeAnswer,
     RankVitals,
@@ -169,6 +169,7 @@ class Agent:
             self.resuming,
             self.viewing,
             self.waiting,
+            self.ledger,
         )
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
@@ -340,7 +341,7 @@ class Agent:
 
         def tell(wrote: str) -> Iterator[events.Event]:
             faults = self.health.faults_of(rank) if code else []
-            faults += [f"{KERNELS_WORD} (oom_kill in memory.events)"] if oom else []
+            faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
             last = "\n".join(filter(None, [wrote, *faults]))
             if measuring and code == EXIT_UNFIT:
                 said = [line for line in last.splitlines() if line.strip()]
@@ -584,13 +585,15 @@ def run(
     signals: Signals,
     server: fork_server_client.ForkServerClient,
     logs: LogServiceClient,
+    begun: Callable[[], None],
 ) -> int:
-    """Be an agent; returns the exit code.
+    """Be an agent; returns the exit code. Raises UsageError before `begun` is called, if at all.
 
     The caller creates `signals`, `server` and `logs` before this module is imported: so no signal
     is missed, and both processes start up during the import.
     """
     agent = Agent(config, os.environ, signals, server, logs)
+    begun()
     code = agent.run()
     if agent.verdict is not None:
         sequel.carry_out(agent.verdict, config.job, os.environ, leads=agent.control.leads)

@@ -41,8 +41,8 @@ COMMANDS = {
 
 def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
-    _fill_standard_descriptors()
-    _look_for_libraries_first()
+    fill_standard_descriptors()
+    look_for_libraries_first()
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been called like this for years.
     if words and words[0] in COMMANDS and not _is_script(words[0]):
@@ -72,7 +72,7 @@ def _is_script(name: str) -> bool:
     return os.path.isfile(name) or os.path.exists(os.path.join(name, "__main__.py"))
 
 
-def _fill_standard_descriptors() -> None:
+def fill_standard_descriptors() -> None:
     """Open /dev/null as whichever of 0, 1 and 2 is closed (`hpclaunch ... >&-`).
 
     Otherwise the next file or socket would get that number. Python's own sys.stdout stays None.
@@ -85,7 +85,7 @@ def _fill_standard_descriptors() -> None:
             os.set_inheritable(null, True)
 
 
-def _look_for_libraries_first() -> None:
+def look_for_libraries_first() -> None:
     """The user's own directories are for the workers: the agent must not import a zmq.py there."""
     theirs = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     with contextlib.suppress(OSError):  # it may be gone

@@ -18,15 +18,14 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     above = log_directory.of_all_launches()
     if named is not None and os.path.isdir(named):
         return [Path(named)]
-    if named is not None and not named.isdigit():
-        launch = above / named  # the name of a launch, such as 71.0
-        return [launch if "/" not in named and launch.is_dir() else Path(named)]
     try:
         names = sorted(os.listdir(above))
     except OSError:
         names = []
     if named is not None:
-        found = [above / n for n in names if n.partition(".")[0].partition("_")[0] == named]
+        found = [above / name for name in names if named in _jobs_of(name)]
+        if not found and not named[:1].isdigit():
+            return [Path(named)]
         if not found:
             raise UsageError(
                 f"there is no log directory of job {named} in {above}: run this where the job was "
@@ -37,3 +36,9 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     if not dated:
         raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
     return [max(dated)[1]]
+
+
+def _jobs_of(launch: str) -> tuple[str, str, str]:
+    """How a user may call it: 71_3.0 is a launch of element 71_3 of job 71."""
+    element = launch.partition(".")[0]
+    return launch, element, element.partition("_")[0]

@@ -150,6 +150,13 @@ class LaunchParser(Parser):
         """Of all options, with dashes."""
         return self._known
 
+    def option(self, spelling: str) -> argparse.Action:
+        """The option of a launch with this spelling: --help and the like are none."""
+        known = {s: a for s, a in self._known.items() if a.default is not argparse.SUPPRESS}
+        if spelling not in known:
+            self.no_option(spelling, known)
+        return known[spelling]
+
     def knows(self, word: str) -> bool:
         """Whether it is an option, not abbreviated."""
         return not word.startswith("--") or word.partition("=")[0].replace("_", "-") in self._known

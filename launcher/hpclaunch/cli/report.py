@@ -2,6 +2,7 @@
 
     hpclaunch report              the newest launch of this directory
     hpclaunch report 4711         all launches of a Slurm job
+    hpclaunch report 4711.0       one of them
     hpclaunch report DIR          a log directory
 
 It reads files in the log directory only, while the job runs and after its

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 
 from hpclaunch.core.ledger.book import Category
+from hpclaunch.core.ledger.end_causes import EndCause
 from hpclaunch.core.ledger.job_report import EndReport, JobReport
+from hpclaunch.core.protocol.model import EXIT_SAVED
 from hpclaunch.core.protocol.wording import count, plain, signal_name, some
 
 WIDTH = 80
@@ -42,11 +44,18 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
         lines.append(f"not over, as far as is known here; {rounds}")
         return [plain(line) for line in lines]
     code = f"exit code {report.code}, {count(report.restarts, 'restart')}"
-    ending = "done" if report.code == 0 else f"FAILED ({report.cause})"
-    lines.append(f"{ending}: {code}, {rounds}")
+    lines.append(f"{_ending(report)}: {code}, {rounds}")
     if report.code:
         lines += textwrap.wrap(plain(report.reason), WIDTH - 2)[:3]
     return [plain(line) for line in lines]
+
+
+def _ending(report: JobReport) -> str:
+    if report.code == 0:
+        return "done"
+    if report.code == EXIT_SAVED:
+        return f"saved, not finished ({report.cause})"
+    return f"{'ended' if report.cause == EndCause.USER.value else 'FAILED'} ({report.cause})"
 
 
 def _seconds(report: JobReport) -> list[str]:
@@ -60,9 +69,8 @@ def _seconds(report: JobReport) -> list[str]:
         share = seconds / report.total if report.total else 0.0
         if share >= 0.0005:
             bar = "#" * round(BAR * share)
-            lines.append(
-                f"  {category.value:18} {seconds / unit:10.2f} {100 * share:6.1f} %  {bar}"
-            )
+            line = f"  {category.value:18} {seconds / unit:10.2f} {100 * share:6.1f} %  {bar}"
+            lines.append(line.rstrip())
     lines.append(f"  {'in all':18} {report.total / unit:10.2f} {name}")
     return lines
 

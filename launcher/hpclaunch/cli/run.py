@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import ENDING, FORWARDED, PLACEHOLDER
 from hpclaunch.core.protocol.timing import DEFAULTS
+
+if TYPE_CHECKING:
+    from hpclaunch.agent.config import Config
 
 
 def check(options: argparse.Namespace) -> None:
@@ -60,7 +66,12 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
 
 
-def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+def run(
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    begun: Callable[[Config], None] = lambda _: None,
+) -> int:
+    """Returns the exit code. `begun` is called once this is an agent: no UsageError comes then."""
     from hpclaunch.system.logs.log_client import LogServiceClient
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
@@ -75,15 +86,27 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     signals = Signals(more)
     server = ForkServerClient(more)  # ends with this process, should it not become an agent
     logs = LogServiceClient()  # and so does this
-    from .agent_config import configure
+    with _without_collections():
+        from .agent_config import configure
 
-    config = configure(options, environ)
-    from hpclaunch.agent.workers import prepare
+        config = configure(options, environ)
+        from hpclaunch.agent.workers import prepare
 
-    prepare(server, config, environ)
-    from hpclaunch.agent import loop
+        prepare(server, config, environ)
+        from hpclaunch.agent import loop
 
-    return loop.run(config, signals, server, logs)
+    return loop.run(config, signals, server, logs, lambda: begun(config))
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """What is imported stays, and collections would look through it again and again."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:

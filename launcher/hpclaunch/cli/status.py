@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         raise UsageError(str(e)) from e
     except KeyboardInterrupt:
         return 130
-    why = told.complaint.splitlines()[-1] if told.complaint else ""
+    why = told.complaint
     if options.json:
         from hpclaunch.system.shared import packing
 
@@ -101,21 +101,30 @@ def _shown(
 
 
 def watch(job: str | None, environ: Mapping[str, str]) -> int:
-    """A screen that is drawn anew, or in a file a line now and then, until the job is over."""
+    """A screen that is drawn anew, or in a file a line now and then, until the job is over. What
+    is shown last is how it has ended, where its log directory can be seen.
+    """
+    from hpclaunch.system.logs import status_file
     from hpclaunch.system.network import launches
 
     if job is None:
         raise UsageError("which job? hpclaunch status lists them")
     found = launches.find(job, environ)
     drawn = sys.stdout is not None and sys.stdout.isatty()
+
+    def show(seen: Sequence[LaunchSnapshot]) -> None:
+        _draw(seen, environ) if drawn else write(_text(map(job_line, seen)))
+
     while True:
         with found.watch(PAUSE if drawn else PAUSE_IN_FILE) as stream:
             while not stream.over:
                 for seen in stream.receive():
-                    _draw(seen, environ) if drawn else write(_text(map(job_line, seen)))
+                    show(seen)
         try:  # another agent may lead by now
             found = launches.find(job, environ)
         except launches.NoLaunchError:
+            ended = map(status_file.newest, (launch.logs for launch in found.launches))
+            show([last for last in ended if last is not None])
             return 0
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.core.ledger.book import RoundEnd
-from hpclaunch.core.ledger.end_causes import KERNELS_WORD, of_failure, of_job, of_round
 from hpclaunch.core.ledger.end_causes import EndCause as Cause
-from hpclaunch.core.protocol.model import Culprit, Failure, Verdict
+from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
+from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Failure, Verdict
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):
@@ -29,9 +29,9 @@ def failed(tail="", code=1, signal=0, rank=1, **more):
         pytest.param(failed(TRACEBACK), Cause.EXCEPTION, "ValueError: a bad batch", id="exception"),
         pytest.param(failed("MemoryError"), Cause.MEMORY, "MemoryError", id="no memory"),
         pytest.param(
-            failed(f"step 4\n{KERNELS_WORD}", 137, 9),
+            failed(f"step 4\n{OUT_OF_MEMORY}", 137, 9),
             Cause.MEMORY,
-            KERNELS_WORD,
+            OUT_OF_MEMORY,
             id="the kernel",
         ),
         pytest.param(failed("step 4", 137, 9), Cause.KILLED, "step 4", id="somebody's kill"),
@@ -98,6 +98,7 @@ LOST = "the agent on n3 was lost: it has died, says its host"
         pytest.param(end("loss", lost=["a GPU is broken"]), Cause.UNFIT, id="unfit"),
         pytest.param(end("growth"), Cause.GROWTH, id="growth"),
         pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
+        pytest.param(end("asked"), Cause.USER, id="hpclaunch restart"),
     ],
 )
 def test_a_round(ended, cause):
@@ -109,6 +110,7 @@ def test_a_round(ended, cause):
     [
         (0, "all workers ended with 0", Cause.DONE),
         (143, "ended by SIGTERM on n1", Cause.USER),
+        (143, "ended by hpclaunch stop", Cause.USER),
         (143, "ended 20 s before the time limit", Cause.TIME_LIMIT),
         (
             75,

@@ -149,6 +149,20 @@ LAUNCHES = {
         )
     ),
     "member": a_launch(None),
+    "ended": replace(
+        a_launch(
+            a_job(
+                without_ranks(0, AgentState.LEFT),
+                stage=Stage.ENDED,
+                entered=1.0,
+                checkpoint=SAVED,
+                past=(PastRound(0, 2.0, 2, "the user has asked for a restart", is_fault=False),),
+                verdict="all workers ended with 0",
+                code=0,
+            )
+        ),
+        old=59.0,
+    ),
     "from-a-file": replace(a_launch(a_job(an_agent(0))), old=47.0),
 }
 
@@ -159,7 +173,7 @@ TOPS = [
     TopState(filter="n12", sort=Sort.STEP),
     TopState(filter="n1", typing=True),
 ]
-OTHERS = [("72", "pending"), ("73", "running, without hpclaunch")]
+OTHERS = [("72", "pending"), ("73", "running: no hpclaunch runs in it")]
 SCREENS = (
     {
         f"{name}-{kind}": (job_screen(launch, style), style)

@@ -68,7 +68,9 @@ def save_and_leave(*_):
 
 if args.how == "signal":
     signal.signal(signal.SIGUSR1, save_and_leave)
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm sends it to all processes of the step
+# Slurm sends these to all processes of the step.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 pause = Path("pause")
 while done < args.steps:
     # What a step trains on depends on its number alone: another run goes on with the same.

@@ -27,7 +27,7 @@ from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Phase
 from ..protocol.stages import Stage
 from .restarts import in_order
-from .round import End, Round
+from .round import NOT_EARLY, Round
 
 if TYPE_CHECKING:
     from .head import Head
@@ -154,7 +154,7 @@ class Bookkeeper:
         for entry in self._entries(head, now, missed):
             self._pages.add(entry)
         self._stretch = None
-        if current is not None and current.ends - {End.MEASURED}:
+        if current is not None and current.ends - NOT_EARLY:
             self._pages.note_end(_end_of(current, stretch, missed))
 
     def _entries(self, head: Head, now: float, missed: float) -> list[LedgerEntry]:

@@ -78,7 +78,9 @@ class Onlookers:
         self._newest = (now, found) if found.path else None
 
     def ended(self, current: Round, now: float) -> None:
-        """No worker of this round is left."""
+        """No worker of this round is left. One that has ended with the job is no past one."""
+        if current.ends == {End.VERDICT}:
+            return
         ranks = sum(p.assignment.nproc for p in current.participants if p.assignment is not None)
         fault = current.is_programs_fault
         why = how(current.cause) if fault else _why(current)

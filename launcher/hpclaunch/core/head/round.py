@@ -26,6 +26,7 @@ class End(Enum):
     ASKED = "the user has asked for a restart"
 
 
+NOT_EARLY = {End.VERDICT, End.MEASURED}  # for a round that ends for nothing else
 NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH, End.ASKED}
 
 

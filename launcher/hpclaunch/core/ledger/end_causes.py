@@ -11,11 +11,10 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..protocol.model import EXIT_SAVED, EXIT_USAGE, Culprit, Failure, Verdict
+from ..protocol.model import EXIT_SAVED, EXIT_USAGE, OUT_OF_MEMORY, Culprit, Failure, Verdict
 from .book import RoundEnd
 
 MOST_FRAMES = 3  # of a traceback, the innermost
-KERNELS_WORD = "out of memory: killed by the kernel"  # with which an agent tells of it
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # with which torch begins each line
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -46,7 +45,7 @@ class EndCause(str, Enum):
 # In this order: what is said of a fault of the hardware or of memory, often beside an exception,
 # comes before the exception itself.
 WORDS = (
-    (EndCause.MEMORY, re.compile(rf"{KERNELS_WORD}|\bMemoryError\b|Cannot allocate memory")),
+    (EndCause.MEMORY, re.compile(rf"{OUT_OF_MEMORY}|\bMemoryError\b|Cannot allocate memory")),
     (
         EndCause.GPU_MEMORY,
         re.compile(r"(?:CUDA|HIP|XPU) (?:error: )?out of memory|OutOfMemoryError"),
@@ -121,6 +120,8 @@ def of_round(end: RoundEnd) -> Diagnosis:
         return of_failure(end.failures[0])
     if "growth" in reasons:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
+    if "asked" in reasons:
+        return Diagnosis(EndCause.USER, "the user has asked for a restart")
     if "time" in reasons:
         return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
     return Diagnosis(EndCause.OTHER, "the job was ended")
@@ -145,7 +146,7 @@ def of_job(verdict: Verdict) -> Diagnosis:
         return Diagnosis(EndCause.TIME_LIMIT, reason)
     if verdict.code == EXIT_USAGE:
         return Diagnosis(EndCause.USAGE, reason)
-    if "ended by SIG" in reason:
+    if "ended by " in reason:  # a signal, or hpclaunch stop
         return Diagnosis(EndCause.USER, reason)
     if re.search(r"\blost\b|nodes? (?:is|are) left|the head on", reason):
         return Diagnosis(EndCause.LOST, reason)

@@ -19,6 +19,7 @@ NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)  # with which 
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)  # they are passed on to the workers
 
 PLACEHOLDER = "{checkpoint}"  # stands for the path to resume from, in arguments to append
+OUT_OF_MEMORY = "out of memory: killed by the kernel"  # how an agent says this of a worker
 
 EXIT_FAILED = 1  # where we stand in for torchrun, which has one code for all failures
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..protocol.wording import plain
 from ..snapshot.job_snapshot import LaunchSnapshot
-from .job_screen import doing, how_far
+from .job_screen import doing, ending, how_far
 from .text_style import Colour, TextStyle, duration, rate, short_rate
 
 Line = Sequence[str | tuple[str, Colour]]
@@ -43,5 +43,5 @@ def job_line(launch: LaunchSnapshot) -> str:
     if job is None:
         return f"{launch.name}: led from {launch.head}"
     facts = [doing(job), f"round {job.round}", f"{job.ranks} ranks" if job.ranks else ""]
-    facts += [how_far(job), rate(job.pace) if job.pace else ""]
+    facts += [how_far(job), rate(job.pace) if job.pace else "", ending(job)]
     return plain(f"{launch.name}: {', '.join(filter(None, facts))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ..protocol import ranges
@@ -37,7 +37,6 @@ DOES = {
     Stage.CHOOSING: "choosing a checkpoint",
     Stage.STOPPING: "stopping the workers",
     Stage.ENDING: "ending",
-    Stage.ENDED: "over",
 }
 UNKNOWN = "-"
 
@@ -74,6 +73,7 @@ def job_screen(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
 
 def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
     """All but the table."""
+    launch = _as_of_now(launch)
     job = launch.job
     if job is None:
         return [style.line((launch.name, Colour.STRONG), f": it is led from {launch.head}")]
@@ -91,8 +91,23 @@ def head_lines(launch: LaunchSnapshot, style: TextStyle) -> list[str]:
     return lines + [style.line("  ", (text, colour)) for text, colour in _without_ranks(job)]
 
 
+def _as_of_now(launch: LaunchSnapshot) -> LaunchSnapshot:
+    """What has ended has not changed since: only its times have."""
+    job, old = launch.job, launch.old
+    if job is None or old is None or job.stage is not Stage.ENDED:
+        return launch
+    saved = job.checkpoint
+    if saved is not None and saved.age is not None:
+        saved = replace(saved, age=saved.age + old)
+    past = tuple(replace(each, ended=each.ended + old) for each in job.past)
+    now = replace(job, entered=job.entered + old, past=past, checkpoint=saved)
+    return replace(launch, job=now, old=None)
+
+
 def doing(job: JobSnapshot) -> str:
     """What the job does, in a few words."""
+    if job.stage is Stage.ENDED:
+        return f"ended {duration(job.entered)} ago"
     if job.stage is not Stage.RUNNING:
         return f"{DOES[job.stage]} for {duration(job.entered)}"
     if job.is_preflight:
@@ -100,11 +115,18 @@ def doing(job: JobSnapshot) -> str:
     return f"running for {duration(job.begun or 0.0)}"
 
 
+def ending(job: JobSnapshot) -> str:
+    """With which code, and why; "" until that is known."""
+    ends = "ended" if job.stage is Stage.ENDED else "ends"
+    return f"{ends} with code {job.code}: {job.verdict}" if job.verdict else ""
+
+
 def how_far(job: JobSnapshot) -> str:
     """As the script counts, if it says so; else how many steps the workers have made."""
     if job.step:
         return f"step {job.step:,}"
-    return f"{count(job.steps, 'step')} in this round" if job.steps else ""
+    steps = "step" if job.steps == 1 else "steps"
+    return f"{job.steps:,} {steps} in this round" if job.steps else ""
 
 
 def _title(launch: LaunchSnapshot, job: JobSnapshot, style: TextStyle) -> str:
@@ -142,8 +164,8 @@ def _phases(job: JobSnapshot) -> list[str]:
 
 
 def _warnings(job: JobSnapshot) -> Iterable[str]:
-    if job.verdict:
-        yield f"ends with code {job.code}: {job.verdict}"
+    if told := ending(job):
+        yield told
     still = min((agent.still for agent in job.running), default=0.0)
     if still >= 1:
         limits = [agent.hang for agent in job.running if agent.hang]
@@ -166,7 +188,8 @@ def _without_ranks(job: JobSnapshot) -> Iterable[tuple[str, Colour]]:
         yield agent.why if lost else f"{agent.host} is cordoned: {agent.why}", Colour.BAD
     for state in AgentState:
         hosts = [agent.host for agent in others if agent.state is state and not agent.why]
-        if hosts:
+        told = state is AgentState.LEFT and job.stage is Stage.ENDED  # all of them have
+        if hosts and not told:
             yield f"{state.value}: {some(hosts, NAMES)}", COLOURS.get(state, Colour.FAINT)
 
 

@@ -11,16 +11,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.ledger.book import Book, moved
-from hpclaunch.core.ledger.job_report import JobReport
-from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.worker import private_files
 
 from ..shared import packing
+
+if TYPE_CHECKING:  # agents only write
+    from hpclaunch.core.ledger.job_report import JobReport
+    from hpclaunch.core.ledger.summing import Launch
 
 FORMAT = 1
 FILES = re.compile(r"ledger-[\w.-]+\.json")
@@ -81,6 +84,8 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
 
 
 def _launch(launch: str, files: Sequence[LedgerFile]) -> Launch:
+    from hpclaunch.core.ledger.summing import Launch
+
     allocated = [file.allocated for file in files if file.allocated is not None]
     books = tuple(file.book for file in files)
     over = any(file.over and file.book.verdict is not None for file in files)

@@ -36,7 +36,7 @@ AT_ONCE = 8  # jobs that are asked at the same time
 
 
 class NoLaunchError(Exception):
-    """There is none of this name, as far as can be told."""
+    """There is none of this name, as far as can be told, or nobody can be asked: why."""
 
 
 class Told(NamedTuple):
@@ -129,34 +129,43 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     if len(running) > 1:
         numbers = ", ".join(job.id for job in running)
         raise NoLaunchError(f"job {which} has several that run: {numbers}")
-    return _in_job(running[0], running[0].id if which == number else which, env)
+    try:
+        return _in_job(running[0], running[0].id if which == number else which, env)
+    except NoLaunchError as e:
+        raise NoLaunchError(f"cannot look at job {which}: {e}") from e
 
 
 def all_launches(environ: Mapping[str, str]) -> Told:
     """This user's: those that are led from this machine, and those of all of the user's jobs."""
-    here = _leading(data for _, data in view_client.looked_patiently(""))
+    here, others = _known(data for _, data in view_client.looked_patiently(""))
     launches = {launch.name: launch for launch in here}
     env = slurm_steps.environment(environ)
     try:
         jobs, complaint = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
     except OSError:
-        return Told(here)
-    others: list[tuple[str, str]] = []
+        return Told(here, others)
     known = {launch.slurm_id for launch in here}
     asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for job, found in zip(asked, pool.map(lambda j: _try(j, env), asked), strict=True):
-            launches |= {launch.name: launch for launch in found}
-            others += [] if found else [(job.id, f"{job.state.lower()}, without hpclaunch")]
+            if isinstance(found, NoLaunchError):
+                others.append((job.id, f"{job.state.lower()}: {found}"))
+            else:
+                launches |= {launch.name: launch for launch in found.launches}
     others += [(job.id, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
     return Told(list(launches.values()), others, complaint)
 
 
-def _try(job: SlurmJob, env: Mapping[str, str]) -> Sequence[LaunchSnapshot]:
+def of_process(pid: int) -> LaunchSnapshot | None:
+    """The launch of an agent on this machine; None if that does not answer."""
+    return next((_read(data) for _, data in view_client.looked_patiently(pid)), None)
+
+
+def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError:
     try:
-        return _in_job(job, job.id, env).launches
-    except NoLaunchError:
-        return ()
+        return _in_job(job, job.id, env)
+    except NoLaunchError as e:
+        return e
 
 
 def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
@@ -170,15 +179,23 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     leading = [launch for launch in launches if launch.job is not None]
     heads = [launch.host for launch in leading] or [launch.head for launch in launches]
     if not heads:
-        raise NoLaunchError(f"job {which}: {told.complaint or 'no hpclaunch runs in it'}")
+        raise NoLaunchError(_first_error(told.complaint) or "no hpclaunch runs in it")
     step = slurm_steps.srun(job.id, "1", f"--nodelist={heads[0]}")
     if not leading:
         told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
         leading = [launch for launch in _launches(told) if launch.job is not None]
     if not leading:
-        why = told.complaint or f"nobody answers on {heads[0]}, from where it is led"
-        raise NoLaunchError(f"job {which}: {why}")
+        silent = f"nobody answers on {heads[0]}, from where it is led"
+        raise NoLaunchError(_first_error(told.complaint) or silent)
     return FoundLaunches(which, leading, step, env)
+
+
+def _first_error(complaint: str) -> str:
+    """What srun, or a program that it has started, says first: the others follow from it. There may
+    be warnings before.
+    """
+    lines = complaint.splitlines() or [""]
+    return next((line for line in lines if "error" in line), lines[0])
 
 
 def _reader(which: str, word: str, pause: float = 0.0) -> Sequence[str]:
@@ -211,6 +228,18 @@ def _launches(told: slurm_steps.Ended) -> list[LaunchSnapshot]:
 
 def _leading(answers: Iterable[bytes]) -> list[LaunchSnapshot]:
     return [launch for launch in map(_read, answers) if launch.job is not None]
+
+
+def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[str, str]]]:
+    """The launches that are led from there; the names of those that cannot be read, and why not."""
+    leading: list[LaunchSnapshot] = []
+    others: list[tuple[str, str]] = []
+    for answer in answers:
+        try:
+            leading += _leading([answer])
+        except NoLaunchError as e:
+            others.append((json.loads(answer)["name"], str(e).partition(": ")[0]))
+    return leading, others
 
 
 def _read(data: bytes) -> LaunchSnapshot:

@@ -71,19 +71,19 @@ def _content(ancillary: list[tuple[int, int, bytes]]) -> bytes:
     return data
 
 
-def looked(which: str) -> list[tuple[bytes, bytes]]:
-    """The agents here, each with its answer: all of them, or those of the launch, or of the Slurm
-    job, with the name `which`.
+def looked(which: str | int) -> list[tuple[bytes, bytes]]:
+    """The agents here, each with its answer: all of them (""), or those of the launch, or of the
+    Slurm job, with the name `which`, or the one with this pid.
     """
     found = []
     for name, data in sorted(ask(LOOK, sockets()).items()):
         launch = json.loads(data)
-        if which in ("", launch["name"], launch["slurm_id"]):
+        if which in ("", launch["name"], launch["slurm_id"], launch["pid"]):
             found.append((name, data))
     return found
 
 
-def looked_patiently(which: str) -> list[tuple[bytes, bytes]]:
+def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
     """The same, once they know what agents are only asked for when somebody looks."""
     limit = time.monotonic() + PATIENCE
     while True:
@@ -99,17 +99,17 @@ def _is_complete(job: dict[str, Any]) -> bool:
     return job["is_complete"] and not lacks_gpus
 
 
-def request(word: str, which: str) -> list[str]:
-    """Ask it of all launches that are led from here and have this name: why not, for each; "" if it
-    is done.
+def request(word: str, which: str | int) -> list[str]:
+    """Ask it of all launches that are led from here and have this name, or this pid: why not, for
+    each; "" if it is done.
     """
     leading = [name for name, data in looked(which) if json.loads(data)["job"] is not None]
     return [data.decode() for data in ask(word.encode(), leading).values()]
 
 
 def main(mark: str, which: str, word: str, pause: str) -> None:
-    """Print the answers: what the agents tell who are looked at, or to a request, in JSON. With a
-    PAUSE, look again and again.
+    """Print the answers in JSON: the snapshots of the agents that are looked at, or why a request
+    cannot be granted. With a PAUSE, look again and again.
 
     Each line begins with MARK and the name of this host. Then comes a part of an answer after "+",
     "." after its last part, or "=" after all answers of a look.

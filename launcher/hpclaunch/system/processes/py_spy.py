@@ -11,7 +11,6 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
@@ -44,6 +43,8 @@ def main(fd: str, _blocked: str, agent: str, py_spy: str) -> None:
 
 def stacks_of(py_spy: str, pids: Sequence[int]) -> list[str]:
     """What it says of each, the first ones first; "" where the time was over."""
+    from concurrent.futures import ThreadPoolExecutor  # not for the agent, which imports this file
+
     until = time.monotonic() + LIMIT
 
     def stack_of(pid: int) -> str:

@@ -18,8 +18,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int) -> bool:
-    """Have this process killed when its parent ends, however that happens. False when the parent
-    has ended already, since then no signal comes any more."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int, signum: int = signal.SIGKILL) -> bool:
+    """Have this process get the signal when its parent ends, or the thread that has started it,
+    however that happens. False when the parent has ended already, since then no signal comes any
+    more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent

@@ -45,12 +45,13 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def jobs_of(which: str, env: Mapping[str, str]) -> tuple[list[SlurmJob], str]:
-    """The jobs that squeue shows with the option `which`, and its complaint. An array has several.
-    OSError without Slurm's commands.
+    """The jobs that squeue shows with the option `which`, and the last line of its complaint. An
+    array has several. OSError without Slurm's commands.
     """
     known = run([*SQUEUE, which], env)
     words = (line.split(maxsplit=3) for line in known.lines)
-    return [SlurmJob(*(*w, "")[:4]) for w in words if len(w) >= 3], known.complaint
+    jobs = [SlurmJob(*(*w, "")[:4]) for w in words if len(w) >= 3]
+    return jobs, known.complaint.rpartition("\n")[2]
 
 
 def srun(job: str, nodes: str, *options: str) -> list[str]:

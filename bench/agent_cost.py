@@ -1,0 +1,155 @@
+"""What an agent costs in another version of hpclaunch and in this one, in turn: CPU and memory.
+
+    git worktree add /tmp/before COMMIT
+    python bench/agent_cost.py --before /tmp/before [--rounds 9] [--seconds 30]
+
+`start` is the CPU time of the agent and its helpers from the command to its worker's first line,
+`idle` what they use from then on, `watched` the same while `hpclaunch status --watch` looks once a
+second, without what that uses itself. The worker is a script without torch. Times are CPU times:
+other programs on this machine change them little, and never as much as they change the time that
+passes.
+"""
+
+import argparse
+import compileall
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from idle_agent import cpu, pss
+
+HERE = Path(__file__).parents[1]
+REST = 2.0  # seconds until what is done ahead of need is done
+WORKER = "import sys, time; print('here', flush=True); time.sleep(3600)"
+RUN = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from hpclaunch.cli import main; sys.exit(main())"
+)
+LIMIT = 60.0  # seconds
+
+
+def command(tree: Path, *words: str) -> list[str]:
+    return [sys.executable, "-c", RUN, str(tree / "launcher"), *words]
+
+
+@contextmanager
+def launched(tree: Path) -> Iterator[psutil.Process]:
+    """The agent, once its worker has written its first line."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        Path(directory, "worker.py").write_text(WORKER)
+        agent = subprocess.Popen(
+            command(tree, "--nproc", "1", "worker.py"),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            ready, _, _ = select.select([agent.stdout], [], [], LIMIT)
+            if not ready or agent.stdout.readline() != b"here\n":
+                sys.exit(f"{tree}: its worker has not come up")
+            yield psutil.Process(agent.pid)
+        finally:
+            agent.terminate()
+            agent.communicate()
+
+
+def family(agent: psutil.Process) -> list[psutil.Process]:
+    """The agent and its helpers; the worker is the one that has nothing of hpclaunch's in it."""
+    below = agent.children(recursive=True)
+    return [agent, *(p for p in below if "worker.py" not in p.cmdline())]
+
+
+def used(processes: list[psutil.Process], seconds: float) -> float:
+    """CPU seconds in an hour, from how much they use in these seconds."""
+    before = cpu(processes)
+    time.sleep(seconds)
+    return (cpu(processes) - before) * 3600 / seconds
+
+
+def measure(tree: Path, seconds: float) -> dict[str, float]:
+    with launched(tree) as agent:
+        found = {
+            "start, agent, CPU s": cpu([agent]),
+            "start, all, CPU s": cpu(family(agent)),
+        }
+        time.sleep(REST)
+        members = family(agent)
+        found |= {
+            "agent PSS, MB": pss([agent]),
+            "agent USS, MB": agent.memory_full_info().uss / 1e6,
+            "all PSS, MB": pss(members),
+            "idle, CPU s/h": used(members, seconds),
+        }
+        if (
+            "status"
+            in subprocess.run(
+                command(tree, "--help"), capture_output=True, text=True, check=True
+            ).stdout
+        ):
+            found["watched, CPU s/h"] = watched(tree, agent, members, seconds)
+        return found
+
+
+def watched(
+    tree: Path, agent: psutil.Process, members: list[psutil.Process], seconds: float
+) -> float:
+    pattern = f"local-*-{agent.pid}"
+    (logs,) = Path(agent.cwd(), "hpclaunch-logs").glob(pattern)
+    leader, follower = os.openpty()  # on a terminal it looks once a second
+    watch = subprocess.Popen(
+        command(tree, "status", "--watch", logs.name), stdout=follower, stderr=follower
+    )
+    try:
+        time.sleep(REST)
+        assert watch.poll() is None, "it watches"
+        before, limit = cpu(members), time.monotonic() + seconds
+        while (left := limit - time.monotonic()) > 0:
+            if select.select([leader], [], [], left)[0]:
+                os.read(leader, 1 << 16)
+        return (cpu(members) - before) * 3600 / seconds
+    finally:
+        watch.kill()
+        watch.wait()
+        os.close(leader)
+        os.close(follower)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, required=True, metavar="TREE")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=30)
+    args = parser.parse_args()
+    trees = {"before": args.before.resolve(), "now": HERE}
+    for tree in trees.values():  # as an installation is
+        compileall.compile_dir(tree / "launcher", quiet=1)
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in trees}
+    for number in range(args.rounds):
+        for name in sorted(trees, reverse=bool(number % 2)):
+            for what, value in measure(trees[name], args.seconds).items():
+                found[name].setdefault(what, []).append(value)
+    print(f"medians of {args.rounds}, and the range\n{'':24}{'before':>26}{'now':>26}   ratio")
+    for what, now in found["now"].items():
+        before = found["before"].get(what)
+        known = statistics.median(before or [0.0])
+        ratio = f"{statistics.median(now) / known:8.3f}" if known else ""
+        print(f"{what:24}{spread(before):>26}{spread(now):>26}{ratio}")
+
+
+def spread(values: list[float] | None) -> str:
+    if not values:
+        return "-"
+    return f"{statistics.median(values):.3f} ({min(values):.3f}-{max(values):.3f})"
+
+
+if __name__ == "__main__":
+    main()

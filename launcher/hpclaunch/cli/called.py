@@ -1,0 +1,49 @@
+"""The launcher as the child of a program that has called `hpclaunch.launch`, with which it ends.
+
+It tells that program, in a line of JSON, that it is up, or why it cannot be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import EXIT_USAGE
+from hpclaunch.system.shared.prctl import die_with
+
+from . import fill_standard_descriptors, look_for_libraries_first, options, run
+
+if TYPE_CHECKING:
+    from hpclaunch.agent.config import Config
+
+
+def main(parent: str, fd: str, *words: str) -> int:
+    """`fd` is the descriptor for the line; the words are those of the command."""
+    os.set_inheritable(int(fd), False)
+    # The signal with which it is ended must arrive, whatever that program does with its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    if not die_with(int(parent), signal.SIGTERM):
+        return EXIT_USAGE
+    fill_standard_descriptors()
+    look_for_libraries_first()
+    with open(int(fd), "w") as told:
+
+        def begun(config: Config) -> None:
+            if config.trouble is not None:
+                json.dump({"error": config.trouble.reason}, told)
+            else:
+                assert config.logs is not None, "without trouble there are logs"
+                json.dump({"name": config.allocation.name, "logs": str(config.logs.path)}, told)
+            told.close()
+
+        try:
+            chosen = options.build_parser(os.environ).parse_args(words)
+            run.check(chosen)
+            return run.run(chosen, os.environ, begun)
+        except UsageError as e:
+            json.dump({"error": str(e)}, told)
+            return EXIT_USAGE

@@ -1,0 +1,280 @@
+"""Launches from Python, for notebooks and tests: `hpclaunch.launch`.
+
+The launcher is a process of its own, the same as on the command line. A thread of this process has
+started it and waits for its end, so that it ends when this process does: the kernel signals the end
+of the parent's thread, not of its process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .cli import options as launch_options
+from .cli import run
+from .cli.parser import LaunchParser
+from .core.ledger.job_report import JobReport, report
+from .core.protocol.errors import UsageError
+from .core.protocol.model import Request
+from .core.snapshot.job_snapshot import LaunchSnapshot
+from .passed_function import write_script
+from .system.logs import ledger_files, status_file
+from .system.network import launches, view_client
+from .system.shared.helper import ROOT
+
+__all__ = ["JobResult", "LaunchedJob", "UsageError", "launch"]
+
+# Like the command, but for the directory of this package, which need not be installed.
+PROGRAM = (
+    "import sys; sys.path = [*filter(None, sys.path), sys.argv[1]]; "
+    "from hpclaunch.cli.called import main; sys.exit(main(*sys.argv[2:]))"
+)
+MARGIN = 15.0  # seconds beyond --grace until a launcher that does not end is killed
+AGAIN = 0.05  # seconds between two questions to a launcher that has just come up
+Option = str | int | float | os.PathLike[str] | Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job has ended."""
+
+    code: int  # the exit code of the launcher; 0: all workers have ended with 0
+    reason: str  # what the launcher says of it
+    # As `hpclaunch report --json` prints it; None if there is no ledger.
+    report: JobReport | None = field(repr=False)
+
+
+def launch(
+    program: str | os.PathLike[str] | Callable[..., object],
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    **options: Option,
+) -> LaunchedJob:
+    """Start workers, as `hpclaunch [options] program args` does; returns once the launcher is up.
+
+    `program` is a script, or what `module=True` or `no_python=True` make of it. It may be a
+    function, which every worker calls with `args`; what it returns is dropped. `env` is added to
+    the variables of this process. `options` are those of the command line: `max_restarts=1` is
+    --max-restarts 1, `cold=True` is --cold, True and False are "on" and "off" where an option takes
+    these, and a list stands for words with commas between them.
+
+    Raises UsageError where the command would end with exit code 2: nothing runs then. The job ends
+    at the end of a `with` block, and in any case with this process.
+    """
+    environ = {**os.environ, **(env or {})}
+    parser = launch_options.build_parser(environ)
+    words = _words(parser, options)
+    directory = Path.cwd() if cwd is None else Path(cwd)
+    if not directory.is_dir():
+        raise UsageError(f"cwd {directory} is not a directory")
+    own: tempfile.TemporaryDirectory[str] | None = None
+    try:
+        if callable(program):
+            own = tempfile.TemporaryDirectory(prefix="hpclaunch-", ignore_cleanup_errors=True)
+            command = [*words, "--", str(write_script(program, args, Path(own.name)))]
+        else:
+            command = [*words, "--", os.fspath(program), *map(_text, args)]
+        chosen = parser.parse_args(command)
+        run.check(chosen)
+        return LaunchedJob(command, environ, directory, chosen, own)
+    except BaseException:
+        if own is not None:
+            own.cleanup()
+        raise
+
+
+def _words(parser: LaunchParser, options: Mapping[str, Option]) -> list[str]:
+    """Those of the command line that stand for these options."""
+    words = []
+    for name, value in options.items():
+        dashes = "-" if len(name) == 1 else "--"
+        spelling = dashes + name.replace("_", "-")
+        action = parser.option(spelling)
+        if action.nargs == 0:  # a flag
+            if not isinstance(value, bool | None):
+                raise UsageError(f"{name} is True or False, not {value!r}")
+            words += [spelling] if value else []
+        elif value is not None:
+            words += [spelling, _value(value)] if dashes == "-" else [f"{spelling}={_value(value)}"]
+    return words
+
+
+def _value(value: Option) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
+
+
+def _text(arg: Any) -> str:
+    return os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg)
+
+
+class LaunchedJob:
+    """A job that `launch` has started. All methods may be called from any thread.
+
+    In a Slurm step with several tasks it is this task's part of the job.
+    """
+
+    name: str  # for `hpclaunch status NAME` and the like
+    logs: Path  # the log directory
+    pid: int  # of the launcher
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        directory: Path,
+        chosen: argparse.Namespace,
+        own: tempfile.TemporaryDirectory[str] | None,
+    ) -> None:
+        """Raises UsageError if the launcher does. `own`: a directory that is there for the job."""
+        self._own = own
+        self._limit = chosen.shutdown_timeout + MARGIN
+        self._code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._trouble: Exception | None = None
+        reading, writing = os.pipe()
+        child = [sys.executable, "-c", PROGRAM, ROOT, str(os.getpid()), str(writing), *command]
+        # Not Thread.join: an interrupt of it lets a thread that lives count as ended.
+        self._started, self._ended = threading.Event(), threading.Event()
+        threading.Thread(
+            target=self._run,
+            args=(child, dict(environ), directory, writing),
+            name="hpclaunch",
+            daemon=True,  # it must not keep the interpreter, which ends the job
+        ).start()
+        try:
+            self._started.wait()
+            told = self._hear(reading)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(reading)
+        self.name, self.logs = told["name"], Path(told["logs"])
+
+    def _run(
+        self, command: list[str], environ: dict[str, str], directory: Path, writing: int
+    ) -> None:
+        """In the thread: start the launcher, and wait for its end."""
+        try:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=environ,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[writing],
+                    start_new_session=True,  # an interrupt from the keyboard is for this process
+                )
+            finally:
+                os.close(writing)
+            self.pid = self._process.pid
+            self._started.set()
+            self._code = self._process.wait()
+        except (OSError, ValueError) as e:  # ValueError: a word with a null byte in it
+            self._trouble = e
+        finally:
+            self._started.set()
+            self._ended.set()
+
+    def _hear(self, reading: int) -> dict[str, str]:
+        """What the launcher tells once it is up."""
+        if self._trouble is not None:
+            raise UsageError(f"cannot start the launcher: {self._trouble}")
+        with open(reading, "rb", closefd=False) as f:
+            line = f.readline()
+        told: dict[str, str] = json.loads(line) if line else {}
+        if "name" in told:
+            return told
+        self._ended.wait()
+        raise UsageError(told.get("error") or f"the launcher has ended with {self._code}")
+
+    def __enter__(self) -> LaunchedJob:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else f"ended with {self._code}"
+        return f"<hpclaunch job {self.name}, {state}>"
+
+    @property
+    def running(self) -> bool:
+        return not self._ended.is_set()
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """How the job has ended, once it has. TimeoutError after so many seconds: it goes on."""
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"job {self.name} runs for more than {timeout:g} s")
+        assert self._code is not None, "its launcher has ended"
+        found: JobReport | None = None
+        with contextlib.suppress(OSError):
+            known = [each for each in ledger_files.read(self.logs)[0] if each.name == self.name]
+            found = report(known[-1:]) if known else None
+        code = self._code if self._code >= 0 else 128 - self._code  # as a shell tells of a signal
+        killed = "the launcher was killed" if self._code < 0 else ""
+        return JobResult(code, (found.reason if found else "") or killed, found)
+
+    def snapshot(self) -> LaunchSnapshot:
+        """The job as it is now, or as it was at the end: what `hpclaunch status --json` prints."""
+        while not self._ended.wait(AGAIN):
+            if (found := launches.of_process(self.pid)) is not None:
+                return found
+        if (last := status_file.newest(str(self.logs))) is None:
+            raise UsageError(f"job {self.name} has ended, and there is no snapshot in {self.logs}")
+        return last
+
+    def stop(self) -> None:
+        """End the job in order: its workers get SIGTERM, and --grace seconds. Does not wait."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def restart(self) -> None:
+        """Start all workers again from the newest checkpoint. UsageError if that cannot be now."""
+        self._ask(Request.RESTART)
+
+    def notice(self) -> None:
+        """Give all workers notice before the same step. UsageError if that cannot be now."""
+        self._ask(Request.NOTICE)
+
+    def close(self) -> None:
+        """End the job if it still runs; returns once nothing of it is left."""
+        try:
+            if self.running:
+                self.stop()
+                self._ended.wait(self._limit)
+        finally:
+            if self._process is not None and self.running:
+                self._process.kill()  # the workers end with it
+            self._ended.wait()
+            if self._own is not None:
+                self._own.cleanup()
+
+    def _ask(self, request: Request) -> None:
+        answers = view_client.request(request.value, self.pid) if self.running else []
+        if not answers:
+            why = "it does not answer" if self.running else "it has ended"
+            raise UsageError(f"job {self.name}: {why}")
+        if answers[0]:
+            raise UsageError(f"job {self.name}: {answers[0]}")

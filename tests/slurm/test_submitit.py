@@ -1,0 +1,107 @@
+"""submitit on a real cluster: its function starts hpclaunch in every task; it requeues the job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from .cluster import CONTROLLER, Cluster, Job, eventually
+from .conftest import SCRIPTS
+
+pytestmark = pytest.mark.timeout(400)
+STEPS = 300
+SUBMIT = """\
+import sys
+import submitit
+import training
+
+executor = submitit.SlurmExecutor("submitit")
+executor.update_parameters(nodes=2, ntasks_per_node=1, time=30)
+print(executor.submit(training.Training(sys.argv[1]), int(sys.argv[2])).job_id)
+"""
+# As in docs/python.md.
+TRAINING = """\
+import hpclaunch
+import submitit
+
+SAVED = 75
+
+class Training:
+    def __init__(self, script):
+        self.script = script
+
+    def __call__(self, steps):
+        with hpclaunch.launch(
+            self.script, "due", "--steps", steps, nproc=2, checkpoint_dir="checkpoints"
+        ) as self.job:
+            result = self.job.wait()
+        if result.code not in (0, SAVED):
+            raise RuntimeError(result.reason)
+        return self.job.name
+
+    def checkpoint(self, *args):
+        self.job.wait()
+        return submitit.helpers.DelayedSubmission(Training(self.script), *args)
+"""
+RESULT = """\
+import sys
+import submitit
+
+print(submitit.SlurmJob("submitit", sys.argv[1], tasks=[0, 1]).results())
+"""
+
+
+def python(cluster: Cluster, directory: Path, program: str, *args: object) -> str:
+    """Run it where users submit jobs."""
+    home = [f"{name}={value}" for name, value in cluster.environment(directory).items()]
+    there = ["env", f"--chdir={directory}", *home, f"PYTHONPATH={directory}"]
+    return cluster.on(CONTROLLER, [*there, sys.executable, "-c", program, *map(str, args)])
+
+
+def submit(cluster: Cluster, directory: Path, pause: str) -> Job:
+    (directory / "training.py").write_text(TRAINING)
+    (directory / "pause").write_text(pause)
+    said = python(cluster, directory, SUBMIT, SCRIPTS / "going_on.py", STEPS)
+    number = int(said.split()[-1])
+    return Job(cluster, number, directory, directory / f"submitit/{number}_0_log.err")
+
+
+def runs_of(directory: Path) -> list[list[int]]:
+    """The first and the last step of each run, which are the same for all ranks."""
+    (text,) = {(directory / f"steps-{rank}.txt").read_text() for rank in range(4)}
+    return [list(map(int, line.split())) for line in text.splitlines()]
+
+
+def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
+    """The tasks of its step are the agents of one job, and its result is that of all."""
+    job = submit(cluster, tmp_path, "0")
+    ended = job.wait()
+    assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
+    said = python(cluster, tmp_path, RESULT, job.id)
+    assert said == f"['{job.id}.0', '{job.id}.0']\n"
+    assert runs_of(tmp_path) == [[0, STEPS]]
+
+
+def test_submitit_requeues_it(cluster: Cluster, tmp_path: Path) -> None:
+    """At its signal before the time limit. Nothing is lost, and nothing is done twice."""
+    job = submit(cluster, tmp_path, "0.05")
+    names = [tmp_path / f"trains-{rank}" for rank in range(4)]
+    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+    job.cancel("--signal=USR2")
+    job.starts_again(1)
+    (tmp_path / "pause").unlink()
+    ended = job.wait(runs=3)
+    assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
+    said = python(cluster, tmp_path, RESULT, job.id)
+    assert said == f"['{job.id}.0.r1', '{job.id}.0.r1']\n"
+    runs = runs_of(tmp_path)
+    assert runs[0][0] == 0
+    assert runs[-1][1] == STEPS
+    assert len(runs) == 2
+    for (_, last), (first, _) in pairwise(runs):
+        assert first == last, (runs, str(ended))
+    assert json.loads((tmp_path / "final.json").read_text())
