@@ -60,7 +60,7 @@ ALLOWED = {
     "core.ledger": NOUNS,
     "core.source": NOUNS,
     "core.snapshot": NOUNS,
-    "core.views": NOUNS | {"core.snapshot"},
+    "core.views": NOUNS | {"core.snapshot", "core.ledger"},
     "core.head": NOUNS | RULES | {"core.snapshot"},
     "core.member": NOUNS | RULES,
     "core.control": NOUNS

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
+from .head.announcing import Announcer
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
 from .ledger.book import Book
+from .ledger.summing import Launch, account
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
 from .protocol.events import (
@@ -66,6 +68,7 @@ class Control:
         self.member = Member(job, index, *own, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
+        self._announcer: Announcer | None = None  # the same, where somebody is to be told
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -129,6 +132,7 @@ class Control:
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._ask_around(now), outside, now)
         self._keep_book(event, real)
+        outside += self._announce(now)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -282,6 +286,21 @@ class Control:
         if self._keeper is None:
             self._keeper = Bookkeeper(self.head, now)
         self._keeper.note(self.head, event, now, self._clock.missed)
+
+    def _announce(self, now: float) -> list[Effect]:
+        """What there is to tell by now. The keeper has noted the event before."""
+        head, keeper = self.head, self._keeper
+        if head is None or keeper is None or not self.job.notifies:
+            self._announcer = None
+            return []
+        if self._announcer is None:
+            self._announcer = Announcer()
+        return [*self._announcer.note(head, keeper.last_end, lambda: self._goodput(now), now)]
+
+    def _goodput(self, now: float) -> float:
+        """While this agent led; `now` is time on the core's clock."""
+        book = self.book(self._clock.real(now))
+        return 0.0 if book is None else account([Launch("", (book,))]).goodput
 
     @property
     def book_changes(self) -> int:

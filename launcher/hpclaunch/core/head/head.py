@@ -159,6 +159,18 @@ class Head:
         return elected and others_may and len(left) >= self._rendezvous.fewest
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether this agent certainly leads, or has led: not one that has just been elected."""
+        return self._takeover is None or self._takeover.is_confirmed
+
+    @property
+    def taken_over(self) -> str:
+        """What the user is told of the head that this one follows after, if that had begun rounds;
+        "" if there was none.
+        """
+        return self._takeover.said if self._takeover is not None and self._takeover.begun else ""
+
+    @property
     def is_short(self) -> bool:
         """Whether too few nodes are there for a round."""
         return self._rendezvous.is_short
@@ -304,6 +316,11 @@ class Head:
     @property
     def straggler(self) -> Straggler | None:
         return self._stragglers.named if self.stage is Stage.RUNNING else None
+
+    @property
+    def hang_account(self) -> str:
+        """Of the last hang that was judged."""
+        return self._hangs.account
 
     def refusal(self, request: Request) -> str:
         """Why it cannot be done now; "" if it can."""

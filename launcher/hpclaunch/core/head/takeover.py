@@ -29,15 +29,19 @@ class Takeover:
         self.old_is_dead = election.old in election.dead
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         # Lines that are held back until a quorum has answered our orders; None: from then on.
-        self._held_back: list[Effect] | None = [
-            Say(f"the head on {there} was lost: {here} leads now")
-        ]
+        self.said = f"the head on {there} was lost: {here} leads now"
+        self._held_back: list[Effect] | None = [Say(self.said)]
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
 
     @property
     def begun(self) -> bool:
         """Whether the job's first round has begun under another head."""
         return self.configuration.record.round >= 0
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a quorum has answered our orders."""
+        return self._held_back is None
 
     @property
     def next_round(self) -> int:

@@ -43,6 +43,12 @@ class EndCause(str, Enum):
     OTHER = "other"
 
 
+# With which a round can end; the others are of jobs.
+OF_ROUNDS = tuple(
+    cause for cause in EndCause if cause not in (EndCause.PREEMPTED, EndCause.USAGE, EndCause.DONE)
+)
+
+
 # In this order: what is said of a fault of the hardware or of memory, often beside an exception,
 # comes before the exception itself.
 WORDS = (
@@ -123,6 +129,8 @@ def of_round(end: RoundEnd) -> Diagnosis:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
     if "time" in reasons:
         return Diagnosis(EndCause.TIME_LIMIT, "Slurm was about to end the job")
+    if "asked" in reasons:
+        return Diagnosis(EndCause.USER, "the user has asked for a restart")
     return Diagnosis(EndCause.OTHER, "the job was ended")
 
 

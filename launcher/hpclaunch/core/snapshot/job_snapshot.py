@@ -127,6 +127,15 @@ def steps_of(agent: AgentSnapshot) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGpu:
+    """A GPU of the agent that tells."""
+
+    index: int  # NVML's number
+    uuid: str
+    use: GpuUse
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSnapshot:
     """A launch, as one of its agents tells of it."""
 
@@ -141,4 +150,5 @@ class LaunchSnapshot:
     job: JobSnapshot | None  # None: the agent does not lead
     head: str = ""  # in that case the host of the one that does
     old: float | None = None  # seconds since then, if it is from a file and nobody answers
+    gpus: tuple[NodeGpu, ...] = ()  # of the agent that tells; () where nobody reads them
     format: int = FORMAT
