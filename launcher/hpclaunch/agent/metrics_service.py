@@ -35,7 +35,6 @@ from hpclaunch.system.network.view_client import ask
 from hpclaunch.system.network.view_socket import LEDGER, LOOK
 from hpclaunch.system.shared import packing
 from hpclaunch.system.shared.prctl import die_with
-from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 FRESH = 1.0  # seconds for which a snapshot is of use,
@@ -44,7 +43,6 @@ AWAKE = 5.0  # seconds between two looks while somebody scrapes, so that agents 
 IN_USE = 120.0  # which is for so long after the last scrape
 PERIOD = 15.0  # seconds between two times that a file is written, or a port is tried
 OLD = 3600.0  # seconds after which another launch's file counts as left behind
-READABLE = 0o644  # by the node exporter, which runs as another user
 
 
 class Known:
@@ -179,22 +177,11 @@ class MetricsService:
     # Files
 
     def _write(self) -> None:
-        """A file whole, or not at all. Raises OSError."""
+        """Raises OSError."""
         families = self.known.newest()
         if not families or (self.target.file and not self.known.leads):
             return
-        file = self._file
-        new = file.with_name(f".{file.name}.{os.urandom(4).hex()}")  # read by nobody
-        fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            with open(fd, "wb") as f:
-                f.write(self.exposition.text())
-                os.fchmod(f.fileno(), READABLE)
-            os.replace(new, file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(new)
-            raise
+        self.exposition.write(self._file)
 
     @property
     def _file(self) -> Path:

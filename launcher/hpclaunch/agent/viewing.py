@@ -37,7 +37,7 @@ LOOKED = 1.0  # seconds between two events that say that somebody looks
 REQUESTS = {request.value.encode(): request for request in Request}
 
 
-class Answer:
+class ViewFile:
     """The file with an answer, which is made anew when it is too old for whoever asks."""
 
     def __init__(self, make: Callable[[], bytes], fresh: float) -> None:
@@ -85,8 +85,8 @@ class Viewing:
         self._poller, self._deliver = poller, deliver
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
-        self._snapshots = Answer(self._snapshot, FRESH)
-        self._ledgers = Answer(self._ledger_text, LEDGER_FRESH)
+        self._snapshots = ViewFile(self._snapshot, FRESH)
+        self._ledgers = ViewFile(self._ledger_text, LEDGER_FRESH)
         self._read_at = math.inf  # when to read questions again, after some were read
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT

@@ -4,10 +4,13 @@ metrics imports this: the library takes longer to import than an agent takes to 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from socketserver import TCPServer
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -17,7 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from hpclaunch.core.views.job_metrics import MetricFamily, MetricKind
+from hpclaunch.worker import private_files
 
+READABLE = 0o644
 SILENT = 10.0  # seconds, after which a connection that asks nothing is closed
 SUFFIXES = {MetricKind.GAUGE: "", MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
 
@@ -50,9 +55,21 @@ class Exposition(Collector):
         server = make_server(address, port, app, kind, handler_class=_Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
-    def text(self) -> bytes:
-        """For node_exporter, which reads the older of the two formats."""
-        return generate_latest(self._registry)
+    def write(self, file: Path) -> None:
+        """For node_exporter, which reads the older of the two formats, never half a file, and as
+        another user. Raises OSError.
+        """
+        new = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
+        fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with open(fd, "wb") as f:
+                f.write(generate_latest(self._registry))
+                os.fchmod(f.fileno(), READABLE)
+            os.replace(new, file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
 
 
 class _Server(ThreadingWSGIServer):

@@ -57,25 +57,25 @@ def job_metrics(
     *,
     ranks: bool = False,
 ) -> list[MetricFamily]:
-    """`report`: of this launch, as long as the agent leads. `ended`: how many rounds have ended
-    early, by cause. `version`: of hpclaunch. `ranks`: also tell of each rank.
+    """`report`: of this launch, if the agent leads. `ended`: how many rounds have ended early, by
+    cause. `version`: of hpclaunch. `ranks`: also tell of each rank.
     """
-    common = {"hpc_job": launch.slurm_id or launch.name, "launch": launch.name}
-    families = _Families(common)
-    families.add(
-        "leads", "1 if the agent of this node leads the job", float(launch.job is not None)
-    )
-    families.add("snapshot", "when all of this was so", launch.time, unit="timestamp_seconds")
+    job = launch.job
+    families = _Families({"hpc_job": launch.slurm_id or launch.name, "launch": launch.name})
+    families.add("leads", "1 if the agent that tells leads the job.", float(job is not None))
+    what = "When all that is told was so."
+    families.add("snapshot_timestamp", what, launch.time, unit="seconds")
     _add_gpus(families, launch)
-    if launch.job is None:
+    if job is None:
         return families.found
-    families.add_info("of the launch", {"version": version, "head": launch.job.head})
-    _add_rounds(families, launch, launch.job)
-    _add_ends(families, launch, launch.job, ended)
+    families.add_info("The launch.", {"version": version, "head": job.head})
+    _add_rounds(families, job)
+    _add_progress(families, job, launch.time)
+    _add_ends(families, job, launch.time, ended)
     if report is not None:
         _add_ledger(families, report)
     if ranks:
-        _add_ranks(families, launch.job)
+        _add_ranks(families, job)
     return families.found
 
 
@@ -99,59 +99,29 @@ class _Families:
         unit: str = "",
         kind: MetricKind = MetricKind.GAUGE,
     ) -> None:
-        """`unit`: the end of the name. Of a Unix time, the unit itself is only its last word."""
+        """The unit becomes the end of the name."""
         samples = tuple(MetricSample(self._common | labels, value) for labels, value in values)
         if samples:
             name = PREFIX + (f"{name}_{unit}" if unit else name)
-            self.found.append(MetricFamily(name, kind, what, unit.rpartition("_")[2], samples))
+            self.found.append(MetricFamily(name, kind, what, unit, samples))
 
     def add_info(self, what: str, labels: Labels) -> None:
         samples = (MetricSample(self._common | labels, 1.0),)
         self.found.append(MetricFamily(PREFIX.rstrip("_"), MetricKind.INFO, what, "", samples))
 
 
-def _add_rounds(families: _Families, launch: LaunchSnapshot, job: JobSnapshot) -> None:
-    """What the job does, and how far it is."""
-    at = launch.time
+def _add_rounds(families: _Families, job: JobSnapshot) -> None:
+    """What the job does, and where."""
     families.add_all(
         "stage",
-        "1 for the stage that the job is in",
+        "1 for the stage that the job is in.",
         [({"stage": stage.value}, float(stage is job.stage)) for stage in Stage],
     )
-    families.add("round", "the number of the last round", job.round)
-    families.add("world_size", "ranks of the round; 0 between two rounds", job.ranks)
-    families.add_all("nodes", "nodes by what they do in the job", _nodes(job))
-    families.add("nodes_wanted", "the most nodes that a round has", job.most)
-    families.add("nodes_needed", "the fewest nodes that a round has", job.fewest)
-    families.add("step", "the furthest step, if the script says which one it is", job.step or None)
-    families.add(
-        "round_steps", "optimizer steps that the furthest rank has made in this round", job.steps
-    )
-    families.add("step_duration", "of a step, over the last minute", job.pace, unit="seconds")
-    if job.running:
-        still = min(agent.still for agent in job.running)
-        families.add(
-            "last_progress",
-            "when a worker was last seen to do something",
-            at - still,
-            unit="timestamp_seconds",
-        )
-        limits = [agent.hang for agent in job.running if agent.hang]
-        families.add(
-            "hang_timeout",
-            "how long all workers may do nothing before that is a hang",
-            min(limits, default=None),
-            unit="seconds",
-        )
-    families.add(
-        "straggler_named", "1 while the others wait for a rank", float(bool(job.straggler))
-    )
-    saved = job.checkpoint
-    if saved is not None:
-        families.add("checkpoint_step", "of the newest complete checkpoint", saved.step)
-        families.add("checkpoint_size", "of it", saved.size, unit="bytes")
-        when = None if saved.age is None else at - saved.age
-        families.add("checkpoint", "when it was saved", when, unit="timestamp_seconds")
+    families.add("round", "The number of the last round.", job.round)
+    families.add("world_size", "Ranks of the round; 0 between two rounds.", job.ranks)
+    families.add_all("nodes", "Nodes, by what they do in the job.", _nodes(job))
+    families.add("nodes_most", "The most nodes that a round has.", job.most)
+    families.add("nodes_fewest", "The fewest nodes that a round has.", job.fewest)
 
 
 def _nodes(job: JobSnapshot) -> list[tuple[Labels, float]]:
@@ -162,53 +132,71 @@ def _nodes(job: JobSnapshot) -> list[tuple[Labels, float]]:
     return [({"state": state.name.lower()}, found[state]) for state in AgentState]
 
 
-def _add_ends(
-    families: _Families, launch: LaunchSnapshot, job: JobSnapshot, ended: Mapping[str, int]
-) -> None:
-    """What has failed, and when all of it ends."""
-    families.add_all(
-        "restarts", "rounds after a failure", [({}, job.restarts)], kind=MetricKind.COUNTER
-    )
-    families.add(
-        "max_restarts", "restarts that are allowed between two checkpoints", job.max_restarts
-    )
+def _add_progress(families: _Families, job: JobSnapshot, at: float) -> None:
+    """How far the job is. `at`: Unix time."""
+    what = "The furthest step as the script counts, if it says so."
+    families.add("step", what, job.step or None)
+    what = "Optimizer steps in this round, of the rank that has made the most."
+    families.add("round_steps", what, job.steps)
+    families.add("step_duration", "A step, over the last minute.", job.pace, unit="seconds")
+    if job.running:
+        still = min(agent.still for agent in job.running)
+        what = "When a worker was last seen to do something."
+        families.add("last_progress_timestamp", what, at - still, unit="seconds")
+        limit = min((agent.hang for agent in job.running if agent.hang), default=None)
+        what = "How long all workers may do nothing before that is a hang."
+        families.add("hang_timeout", what, limit, unit="seconds")
+    what = "1 while the others wait for one rank or node, step after step."
+    families.add("straggler_named", what, float(bool(job.straggler)))
+    saved = job.checkpoint
+    if saved is not None:
+        families.add("checkpoint_step", "The newest complete checkpoint: its step.", saved.step)
+        what = "The newest complete checkpoint: its size."
+        families.add("checkpoint_size", what, saved.size, unit="bytes")
+        what = "The newest complete checkpoint: when it was saved."
+        when = None if saved.age is None else at - saved.age
+        families.add("checkpoint_timestamp", what, when, unit="seconds")
+
+
+def _add_ends(families: _Families, job: JobSnapshot, at: float, ended: Mapping[str, int]) -> None:
+    """What has failed, and when the job ends. `at`: Unix time."""
+    what, counter = "Restarts after failures.", MetricKind.COUNTER
+    families.add_all("restarts", what, [({}, job.restarts)], kind=counter)
+    what = "Restarts that are allowed without a new checkpoint."
+    families.add("restarts_allowed", what, job.max_restarts)
     causes = dict.fromkeys((cause.value for cause in OF_ROUNDS), 0) | dict(ended)
-    families.add_all(
-        "round_ends",
-        "rounds that ended before their workers were done, by cause",
-        [({"cause": cause}, number) for cause, number in causes.items()],
-        kind=MetricKind.COUNTER,
-    )
-    end = None if job.end is None else launch.time + job.end
-    families.add("end", "when Slurm ends the job", end, unit="timestamp_seconds")
+    what = "Rounds that ended before their workers were done, by cause."
+    values: list[tuple[Labels, float]] = [({"cause": c}, number) for c, number in causes.items()]
+    families.add_all("round_ends", what, values, kind=counter)
+    end = None if job.end is None else at + job.end
+    families.add("end_timestamp", "When Slurm ends the job.", end, unit="seconds")
     given = job.notice.startswith("given")
-    families.add("notice_given", "1 once the workers have had notice in this round", float(given))
-    families.add("preempted", "1 if Slurm preempts the job", float(job.is_preempted))
-    families.add("over", "1 once it is known how the job ends", float(job.code is not None))
-    families.add("exit_code", "of the job, once it is known", job.code)
+    families.add("notice_given", "1 once the workers of this round have notice.", float(given))
+    families.add("preempted", "1 if Slurm preempts the job.", float(job.is_preempted))
+    families.add("over", "1 once it is known how the job ends.", float(job.code is not None))
+    families.add("exit_code", "How the job ends, once it is known.", job.code)
 
 
 def _add_ledger(families: _Families, report: JobReport) -> None:
     """Gauges: what counted as training does no more once its steps are done again."""
-    families.add("begin", "when the launch began", report.begin, unit="timestamp_seconds")
-    families.add("seats", "GPUs, or workers where there are none", report.seats)
-    families.add(
-        "goodput", "the share of training that was not in vain", report.goodput, unit="ratio"
-    )
+    families.add("begin_timestamp", "When the launch began.", report.begin, unit="seconds")
+    families.add("seats", "GPUs of the job, or workers where there are none.", report.seats)
+    what = "The share of training that was not in vain."
+    families.add("goodput", what, report.goodput, unit="ratio")
     families.add_all(
         "seat",
-        "seat seconds: on what each second of each seat was spent",
+        "What the seats have spent their time on: seconds times seats.",
         [({"category": c.value}, report.seconds.get(c.value, 0.0)) for c in Category],
         unit="seconds",
     )
 
 
 OF_GPU: tuple[tuple[str, str, str, Callable[[GpuUse], float | None]], ...] = (
-    ("gpu_utilization", "ratio", "share of the last moments in which it worked", lambda u: u.busy),
-    ("gpu_memory_used", "bytes", "memory that is used", lambda u: u.used),
-    ("gpu_memory_size", "bytes", "memory that it has", lambda u: u.total),
-    ("gpu_temperature", "celsius", "its temperature", lambda u: u.temperature),
-    ("gpu_power", "watts", "its power", lambda u: u.power),
+    ("gpu_busy", "ratio", "The share of the last moments in which a kernel ran.", lambda u: u.busy),
+    ("gpu_memory_used", "bytes", "Memory of the GPU that is used.", lambda u: u.used),
+    ("gpu_memory_size", "bytes", "Memory of the GPU.", lambda u: u.total),
+    ("gpu_temperature", "celsius", "The temperature of the GPU.", lambda u: u.temperature),
+    ("gpu_power", "watts", "The power of the GPU.", lambda u: u.power),
 )
 
 
@@ -230,13 +218,11 @@ def _add_ranks(families: _Families, job: JobSnapshot) -> None:
         for agent in job.running
         for worker in agent.workers
     ]
-    families.add_all(
-        "rank_phase", "1 for what the rank does", [(w | {"phase": v.phase}, 1) for w, v in workers]
-    )
-    families.add_all(
-        "rank_steps", "steps that it has made in this round", [(w, v.steps) for w, v in workers]
-    )
-    families.add_all("rank_cpus", "CPUs that it uses", [(w, v.cpu) for w, v in workers])
-    families.add_all(
-        "rank_memory", "that is resident", [(w, v.memory) for w, v in workers], unit="bytes"
-    )
+    phases = [(labels | {"phase": worker.phase}, 1.0) for labels, worker in workers]
+    families.add_all("rank_phase", "1 for what the rank does.", phases)
+    steps = [(labels, worker.steps) for labels, worker in workers]
+    families.add_all("rank_steps", "Steps that the rank has made in this round.", steps)
+    cpus = [(labels, worker.cpu) for labels, worker in workers]
+    families.add_all("rank_cpus", "CPUs that the rank uses.", cpus)
+    memory = [(labels, worker.memory) for labels, worker in workers]
+    families.add_all("rank_memory", "Resident memory of the rank.", memory, unit="bytes")
