@@ -56,13 +56,15 @@ class Known:
         self._report: JobReport | None = None
         self._ended: Counter[str] = Counter()  # rounds, by cause
         self._last_ended = -1  # the last of these
-        self._earlier: tuple[Book, ...] = ()  # of the heads before this one,
-        self._term = 0  # which leads in this term
+        # By the term in which this agent leads: the books of those that have led before
+        self._earlier: dict[int, tuple[Book, ...]] = {0: ()}
         self.leads = False
         self.used_at = -math.inf  # the last scrape
+        self.scrapes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after one
 
     def scraped(self) -> list[MetricFamily]:
         self.used_at = time.monotonic()
+        os.eventfd_write(self.scrapes, 1)
         return self.newest()
 
     def newest(self) -> list[MetricFamily]:
@@ -83,7 +85,7 @@ class Known:
         """Take in what the agent says last."""
         with self._lock:
             launch = packing.unpack(look, LaunchSnapshot)
-            self._sum(ledger, launch.logs)
+            self._sum(ledger, launch.logs, is_last=True)
             self._tell(launch)
             self._looked_at = math.inf
 
@@ -93,18 +95,18 @@ class Known:
             launch, self._report, self._ended, __version__, ranks=self._ranks
         )
 
-    def _sum(self, ledger: bytes, logs: str) -> None:
+    def _sum(self, ledger: bytes, logs: str, *, is_last: bool = False) -> None:
         if not ledger:  # another agent leads by now
             return
         file = msgspec.json.decode(ledger, type=ledger_files.LedgerFile)
         term = file.book.term
-        if term != self._term:
-            self._term = term
-            threading.Thread(
-                target=self._read_earlier, args=(Path(logs), file.launch, term), daemon=True
-            ).start()
-        launch = Launch(file.launch, (*self._earlier, file.book), file.allocated, file.over)
-        self._report = report([launch])
+        if term not in self._earlier and not is_last:
+            wanted = (Path(logs), file.launch, term)
+            threading.Thread(target=self._read_earlier, args=wanted, daemon=True).start()
+            self._report = None  # until that is known
+            return
+        books = (*self._earlier.get(term, ()), file.book)
+        self._report = report([Launch(file.launch, books, file.allocated, file.over)])
         for end in self._report.ends:  # of which a book keeps the newest
             if end.round > self._last_ended:
                 self._last_ended = end.round
@@ -115,7 +117,9 @@ class Known:
         with contextlib.suppress(OSError):
             launches, _ = ledger_files.read(logs)
             mine = (each for each in launches if each.name == name)
-            self._earlier = tuple(b for each in mine for b in each.books if b.term < term)
+            books = tuple(book for each in mine for book in each.books)
+            self._earlier[term] = tuple(book for book in books if book.term < term)
+            self._summed_at = -math.inf
 
 
 @dataclass(slots=True)
@@ -132,6 +136,7 @@ class MetricsService:
         """Until the agent is gone."""
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
+        poll.register(self.known.scrapes, select.POLLIN)
         try:
             while True:
                 now = time.monotonic()
@@ -142,7 +147,10 @@ class MetricsService:
                 if in_use:
                     self.known.newest()
                 wait = min(self._try_at - now, AWAKE if in_use else math.inf)
-                if poll.poll(None if wait == math.inf else 1000 * max(0.0, wait) + 1):
+                ready = dict(poll.poll(None if wait == math.inf else 1000 * max(0.0, wait) + 1))
+                if self.known.scrapes in ready:
+                    os.eventfd_read(self.known.scrapes)
+                if self.channel.fileno() in ready:
                     for _ in self.channel.read():
                         self._finish()
         except AgentGoneError:

@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
-from ..core.protocol.effects import Notify
-from ..core.protocol.wording import count, plain
+from ..core.protocol.effects import Detail, Notify
+from ..core.protocol.wording import count, harmless, plain
 from ..system.notifier import NotifierClient
 from .config import Config
 
@@ -32,7 +32,7 @@ class Notifying:
 
     def tell(self, notify: Notify) -> None:
         allocation, job = self._config.allocation, self._config.job
-        event = {
+        event: dict[str, Detail] = {
             "format": FORMAT,
             "event": notify.topic.value,
             "job": allocation.name,
@@ -42,7 +42,8 @@ class Notifying:
             "round": notify.round,
             "text": notify.text,
         }
-        self._waiting.append(event | notify.details)
+        event |= notify.details
+        self._waiting.append({k: _readable(v) for k, v in event.items()})
         if len(self._waiting) > MOST:
             self._waiting.popleft()
             self._dropped += 1
@@ -102,3 +103,11 @@ class Notifying:
         if what not in self._complaints:
             self._complaints.add(what)
             self._say(f"the command of --notify {plain(what)}")
+
+
+def _readable(value: Detail) -> Detail:
+    """It may be shown on a terminal in the end, and comes from a worker or a name of others."""
+    if not isinstance(value, str):
+        return value
+    lines = "\n".join(map(harmless, value.split("\n")))
+    return lines.encode(errors="replace").decode()

@@ -95,7 +95,10 @@ class Control:
 
     def snapshot(self, now: float) -> JobSnapshot | None:
         """The job at this moment; None if another agent leads."""
-        return None if self.head is None else self.head.snapshot(self._clock.awake(now))
+        if self.head is None:
+            return None
+        awake = self._clock.awake(now)
+        return replace(self.head.snapshot(awake), goodput=self._goodput(awake))
 
     def refusal(self, request: Request) -> str:
         """Why what the user asks for cannot be done now; "" if it can."""

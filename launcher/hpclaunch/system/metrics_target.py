@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 
@@ -26,6 +25,8 @@ def parse(text: str) -> MetricsTarget:
     if text.isascii() and text.isdigit():
         return MetricsTarget(port=_port(text))
     if found := _ADDRESS.fullmatch(text):
+        import ipaddress  # takes time, and is of use here only
+
         address = found["four"] if found["six"] is None else found["six"]
         try:
             ipaddress.ip_address(address)
