@@ -1,7 +1,7 @@
-"""The process that tells a monitoring system of the job: over HTTP, or in files.
+"""The process that tells monitoring of the job: over HTTP, or in files.
 
-It asks its agent as `hpclaunch status` does, at most once a second, however often it is asked
-itself: so scrapes cost the agent no more than somebody who looks. The agent need not know of them.
+It asks its agent as `hpclaunch status` does, at most once a second, however often it is scraped. So
+scrapes cost the agent no more than somebody who looks, and it need not know of them.
 
     from the agent                                  to the agent
     {"op": "finish"}, with the last answers         {"event": "complaint", "why": W}
@@ -58,6 +58,7 @@ class Known:
         self._last_ended = -1  # the last of these
         # By the term in which this agent leads: the books of those that have led before
         self._earlier: dict[int, tuple[Book, ...]] = {0: ()}
+        self._reading: set[int] = set()  # for which terms these are being read
         self.leads = False
         self.used_at = -math.inf  # the last scrape
         self.scrapes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after one
@@ -68,7 +69,7 @@ class Known:
         return self.newest()
 
     def newest(self) -> list[MetricFamily]:
-        """An agent that does not answer is told of as it was: `hpclaunch_snapshot_...` says so."""
+        """Of an agent that does not answer, what was so before: the snapshot's time says when."""
         with self._lock:
             now = time.monotonic()
             if now >= self._looked_at + FRESH:
@@ -101,9 +102,11 @@ class Known:
         file = msgspec.json.decode(ledger, type=ledger_files.LedgerFile)
         term = file.book.term
         if term not in self._earlier and not is_last:
-            wanted = (Path(logs), file.launch, term)
-            threading.Thread(target=self._read_earlier, args=wanted, daemon=True).start()
-            self._report = None  # until that is known
+            self._report = None  # until they are there
+            if term not in self._reading:
+                self._reading.add(term)
+                wanted = (Path(logs), file.launch, term)
+                threading.Thread(target=self._read_earlier, args=wanted, daemon=True).start()
             return
         books = (*self._earlier.get(term, ()), file.book)
         self._report = report([Launch(file.launch, books, file.allocated, file.over)])
@@ -114,12 +117,14 @@ class Known:
 
     def _read_earlier(self, logs: Path, name: str, term: int) -> None:
         """What the heads before this one have written. The file system may stall."""
-        with contextlib.suppress(OSError):
+        try:
             launches, _ = ledger_files.read(logs)
-            mine = (each for each in launches if each.name == name)
-            books = tuple(book for each in mine for book in each.books)
-            self._earlier[term] = tuple(book for book in books if book.term < term)
-            self._summed_at = -math.inf
+        except OSError:  # perhaps it can be read the next time
+            self._reading.discard(term)
+            return
+        books = (book for each in launches if each.name == name for book in each.books)
+        self._earlier[term] = tuple(book for book in books if book.term < term)
+        self._summed_at = -math.inf
 
 
 @dataclass(slots=True)
@@ -186,10 +191,9 @@ class MetricsService:
 
     def _write(self) -> None:
         """Raises OSError."""
-        families = self.known.newest()
-        if not families or (self.target.file and not self.known.leads):
-            return
-        self.exposition.write(self._file)
+        is_known = bool(self.known.newest())
+        if is_known and (self.known.leads or self.target.directory):
+            self.exposition.write(self._file)
 
     @property
     def _file(self) -> Path:

@@ -127,7 +127,7 @@ def test_a_lost_node_and_the_last_spare():
     assert ended.details == {"cause": "node lost"}
     assert ended.text == "the agent on n1 was lost: it has died, says its host"
     exhausted = last(crew, Topic.SPARES_EXHAUSTED)
-    assert exhausted.text == "no spare is left: the next loss costs nodes"
+    assert exhausted.text == "no spare is left: the next node that is lost will not be replaced"
     assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 1
 
 
@@ -138,7 +138,7 @@ def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
     _, ended, *rest = crew.told
     assert ended.topic is Topic.ROUND_ENDED
     assert ended.details == {"cause": "node lost"}
-    assert ended.text == "the head on n0 was lost: n1 leads now"
+    assert (ended.round, ended.text) == (0, "the head on n0 was lost: n1 leads now")
     assert [notify.topic for notify in rest] == [Topic.ROUND_BEGAN]
 
 

@@ -98,6 +98,7 @@ LOST = "the agent on n3 was lost: it has died, says its host"
         pytest.param(end("loss", lost=["a GPU is broken"]), Cause.UNFIT, id="unfit"),
         pytest.param(end("growth"), Cause.GROWTH, id="growth"),
         pytest.param(end("time", "verdict"), Cause.TIME_LIMIT, id="time limit"),
+        pytest.param(end("asked"), Cause.USER, id="hpclaunch restart"),
     ],
 )
 def test_a_round(ended, cause):
@@ -109,6 +110,7 @@ def test_a_round(ended, cause):
     [
         (0, "all workers ended with 0", Cause.DONE),
         (143, "ended by SIGTERM on n1", Cause.USER),
+        (143, "ended by hpclaunch stop", Cause.USER),
         (143, "ended 20 s before the time limit", Cause.TIME_LIMIT),
         (
             75,

@@ -59,9 +59,10 @@ class Announcer:
         ]
 
     def _takeover(self, head: Head) -> Iterator[Notify]:
-        said, is_new, self._is_new = head.taken_over, self._is_new, False
-        if said and is_new:
-            yield _notify(head, Topic.ROUND_ENDED, said, cause=EndCause.LOST.value)
+        takeover, is_new, self._is_new = head.taken_over, self._is_new, False
+        if takeover is not None and is_new:
+            details: dict[str, Detail] = {"cause": EndCause.LOST.value}
+            yield Notify(Topic.ROUND_ENDED, takeover.said, takeover.last_round, details)
 
     def _begin_of_round(self, head: Head) -> Iterator[Notify]:
         current = head.current
@@ -135,7 +136,7 @@ class Announcer:
         spares = head.roster.nodes.difference(head.groups)
         had, self._has_spares = self._has_spares, bool(spares)
         if had and not spares:
-            text = "no spare is left: the next loss costs nodes"
+            text = "no spare is left: the next node that is lost will not be replaced"
             yield _notify(head, Topic.SPARES_EXHAUSTED, text, nodes=len(head.groups))
 
     def _end_of_job(self, head: Head, goodput: Callable[[], float]) -> Iterator[Notify]:

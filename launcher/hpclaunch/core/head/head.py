@@ -164,11 +164,9 @@ class Head:
         return self._takeover is None or self._takeover.is_confirmed
 
     @property
-    def taken_over(self) -> str:
-        """What the user is told of the head that this one follows after, if that had begun rounds;
-        "" if there was none.
-        """
-        return self._takeover.said if self._takeover is not None and self._takeover.begun else ""
+    def taken_over(self) -> Takeover | None:
+        """How this agent has begun to lead, if in place of a head that had begun rounds."""
+        return self._takeover if self._takeover is not None and self._takeover.begun else None
 
     @property
     def is_short(self) -> bool:

@@ -44,8 +44,13 @@ class Takeover:
         return self._held_back is None
 
     @property
+    def last_round(self) -> int:
+        """The last one that is known."""
+        return self.configuration.record.round
+
+    @property
     def next_round(self) -> int:
-        return self.configuration.record.round + ROUNDS_AHEAD if self.begun else 0
+        return self.last_round + ROUNDS_AHEAD if self.begun else 0
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Returns when our first round may begin.

@@ -153,7 +153,7 @@ def of_job(verdict: Verdict) -> Diagnosis:
         return Diagnosis(EndCause.TIME_LIMIT, reason)
     if verdict.code == EXIT_USAGE:
         return Diagnosis(EndCause.USAGE, reason)
-    if "ended by SIG" in reason:
+    if "ended by SIG" in reason or "ended by hpclaunch stop" in reason:
         return Diagnosis(EndCause.USER, reason)
     if re.search(r"\blost\b|nodes? (?:is|are) left|the head on", reason):
         return Diagnosis(EndCause.LOST, reason)
