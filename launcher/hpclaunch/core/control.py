@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
-from .head.announcing import Announcer
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
 from .ledger.book import Book
-from .ledger.summing import Launch, account
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
 from .protocol.events import (
@@ -38,6 +37,9 @@ from .protocol.model import HEAD, Job, Phase, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
+
+if TYPE_CHECKING:
+    from .head.announcing import Announcer
 
 
 class Control:
@@ -297,11 +299,15 @@ class Control:
             self._announcer = None
             return []
         if self._announcer is None:
+            from .head.announcing import Announcer  # no other job's start pays for it
+
             self._announcer = Announcer()
         return [*self._announcer.note(head, keeper.last_end, lambda: self._goodput(now), now)]
 
     def _goodput(self, now: float) -> float:
         """While this agent led; `now` is time on the core's clock."""
+        from .ledger.summing import Launch, account  # no start of an agent pays for it
+
         book = self.book(self._clock.real(now))
         return 0.0 if book is None else account([Launch("", (book,))]).goodput
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
-_ADDRESS = re.compile(r"(?:\[(?P<six>[^\]]*)\]|(?P<four>[^:/]*)):(?P<port>\d+)")
+ADDRESS = r"(?:\[(?P<six>[^\]]*)\]|(?P<four>[^:/]*)):(?P<port>\d+)"
 MOST = 65535
 
 
@@ -24,7 +24,7 @@ def parse(text: str) -> MetricsTarget:
     """Raises ValueError, which says what is wrong."""
     if text.isascii() and text.isdigit():
         return MetricsTarget(port=_port(text))
-    if found := _ADDRESS.fullmatch(text):
+    if found := re.fullmatch(ADDRESS, text, re.ASCII):
         import ipaddress  # takes time, and is of use here only
 
         address = found["four"] if found["six"] is None else found["six"]
