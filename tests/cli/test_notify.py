@@ -53,7 +53,7 @@ def test_a_job_that_fails_once(tmp_path):
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("cat >> events; echo no >&2; exit 3", "the command of --notify ended with 3: no"),
+        ("cat >> events; echo no $$ >&2; exit 3", "the command of --notify ended with 3: no "),
         ("no-such-command", "the command of --notify ended with 127: "),
         ("kill -9 $$", "the command of --notify was killed by signal 9"),
     ],

@@ -28,7 +28,7 @@ class Notifying:
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
         self._dropped = 0
-        self._complaints: set[str] = set()  # as the user knows them
+        self._has_failed = False  # and the user knows
 
     def tell(self, notify: Notify) -> None:
         allocation, job = self._config.allocation, self._config.job
@@ -57,7 +57,7 @@ class Notifying:
                 self._client = NotifierClient(self._config.notify)
             except OSError as e:
                 self._waiting.clear()
-                self._complain(f"cannot be run: {e.strerror}")
+                self._fail(f"cannot be run: {e.strerror}")
                 return
             self._poller.register(self._client.fileno(), zmq.POLLIN)
         self._client.ask(event=self._waiting.popleft())
@@ -72,10 +72,10 @@ class Notifying:
         for reply in replies:
             self._is_busy = False
             if reply["why"]:
-                self._complain(reply["why"])
+                self._fail(reply["why"])
         if client.lost:  # another one runs it for the next event
             self._end()
-            self._complain("was killed")
+            self._fail("was killed")
         self._hand_over()
 
     def close(self) -> None:
@@ -99,10 +99,14 @@ class Notifying:
             self._client = None
         self._is_busy = False
 
+    def _fail(self, how: str) -> None:
+        """Said once: it may fail at every event, and never in the same words."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._complain(how)
+
     def _complain(self, what: str) -> None:
-        if what not in self._complaints:
-            self._complaints.add(what)
-            self._say(f"the command of --notify {plain(what)}")
+        self._say(f"the command of --notify {plain(what)}")
 
 
 def _readable(value: Detail) -> Detail:

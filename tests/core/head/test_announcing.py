@@ -142,7 +142,7 @@ def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
     assert [notify.topic for notify in rest] == [Topic.ROUND_BEGAN]
 
 
-def test_a_head_that_is_cut_off_tells_nothing():
+def test_of_two_heads_one_tells_that_it_has_taken_over():
     crew = training("n0 n1 n2", fewest=1)
     before = len(crew.told)
     crew.cut([0], [1, 2])
