@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -26,28 +27,36 @@ LIBRARIES = ("msgspec", "prometheus_client")
 
 
 class MetricsServiceClient(Helper):
-    def __init__(self, socket: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
-        """`socket`: at which the agent answers. `name`: of its file, if the target is a
+    def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
+        """`asked`: the socket at which the agent answers. `name`: of its file, if the target is a
         directory. `ranks`: also tell of each rank. Raises OSError.
         """
         specs = [find_spec(library) for library in LIBRARIES]
         paths = {str(Path(s.origin).parents[1]) for s in specs if s is not None and s.origin}
         settings = json.dumps({"target": asdict(target), "name": name, "ranks": ranks})
-        words = (str(os.getpid()), socket.hex(), settings)
+        words = (str(os.getpid()), asked.hex(), settings)
         super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
 
-    def finish(self, look: int, ledger: int) -> None:
-        """Have the last file written, from the last answers of the agent: descriptors."""
+    def finish(self, look: int, ledger: int, limit: float) -> list[dict[str, Any]]:
+        """Have the last file written, from the last answers of the agent: descriptors. Waits for
+        that, and returns what it says. Raises OSError, of which one is that it takes too long.
+        """
         self._lines.send({"op": "finish"}, [look, ledger])
+        self._socket.shutdown(socket.SHUT_WR)  # it ends then
+        self._socket.settimeout(limit)
+        said = []
+        while not self.lost:
+            said += self.receive()
+        return said
 
 
 class Metrics:
     """Nothing without --metrics, and then the process that tells them."""
 
     def __init__(
-        self, config: Config, socket: bytes, poller: zmq.Poller, say: Callable[[str], None]
+        self, config: Config, asked: bytes, poller: zmq.Poller, say: Callable[[str], None]
     ) -> None:
-        self._config, self._socket, self._poller, self._say = config, socket, poller, say
+        self._config, self._asked, self._poller, self._say = config, asked, poller, say
         self._client: MetricsServiceClient | None = None
         self._lost = 0
         if config.metrics is not None:
@@ -63,12 +72,12 @@ class Metrics:
     def _start(self) -> None:
         allocation = self._config.allocation
         name = f"hpclaunch-{allocation.name}-{allocation.label}.prom"
-        if not self._socket:
+        if not self._asked:
             self._complain("this kernel has no abstract sockets")
             return
         try:
             self._client = MetricsServiceClient(
-                self._socket, self._target, name, ranks=self._config.metrics_ranks
+                self._asked, self._target, name, ranks=self._config.metrics_ranks
             )
         except OSError as e:
             self._complain(e.strerror or str(e))
@@ -95,11 +104,12 @@ class Metrics:
         """The job is over: files are to say so. `last` makes the last answers to those who look."""
         if self._client is not None and not self._target.port and not self._client.lost:
             try:
-                self._client.finish(*last())
+                for reply in self._client.finish(*last(), END_LIMIT):
+                    self._complain(reply["why"])
+            except TimeoutError:
+                self._complain(f"it was not written within {END_LIMIT:g} s at the end of the job")
             except OSError:
-                return  # it was killed
-            self._client.end(END_LIMIT)
-            self._client = None
+                pass  # it was killed
 
     def close(self) -> None:
         if self._client is not None:

@@ -37,6 +37,7 @@ from hpclaunch.system.shared import packing
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
+ANSWER = 1.0  # seconds for an answer of the agent
 FRESH = 1.0  # seconds for which a snapshot is of use,
 LEDGER_FRESH = 5.0  # and a ledger
 AWAKE = 5.0  # seconds between two looks while somebody scrapes, so that agents go on telling,
@@ -73,14 +74,19 @@ class Known:
         with self._lock:
             now = time.monotonic()
             if now >= self._looked_at + FRESH:
-                self._looked_at = now
-                if data := ask(LOOK, [self._socket]).get(self._socket):
+                data = self._ask(LOOK)
+                self._looked_at = time.monotonic()
+                if data:
                     launch = packing.unpack(data, LaunchSnapshot)
                     if launch.job is not None and now >= self._summed_at + LEDGER_FRESH:
                         self._summed_at = now
-                        self._sum(ask(LEDGER, [self._socket]).get(self._socket, b""), launch.logs)
+                        self._sum(self._ask(LEDGER), launch.logs)
                     self._tell(launch)
             return self._families
+
+    def _ask(self, word: bytes) -> bytes:
+        """b"" without an answer."""
+        return ask(word, [self._socket], ANSWER).get(self._socket, b"")
 
     def end(self, look: bytes, ledger: bytes) -> None:
         """Take in what the agent says last."""
@@ -142,8 +148,15 @@ class MetricsService:
         poll = select.poll()
         poll.register(self.channel.fileno(), select.POLLIN)
         poll.register(self.known.scrapes, select.POLLIN)
+        wait = 0.0
         try:
             while True:
+                ready = dict(poll.poll(None if wait == math.inf else math.ceil(1000 * wait)))
+                if self.known.scrapes in ready:
+                    os.eventfd_read(self.known.scrapes)
+                if self.channel.fileno() in ready:  # first: perhaps nobody answers any more
+                    for _ in self.channel.read():
+                        self._finish()
                 now = time.monotonic()
                 if now >= self._try_at:
                     self._try_at = now + PERIOD
@@ -151,13 +164,7 @@ class MetricsService:
                 in_use = not self.target.port or now < self.known.used_at + IN_USE
                 if in_use:
                     self.known.newest()
-                wait = min(self._try_at - now, AWAKE if in_use else math.inf)
-                ready = dict(poll.poll(None if wait == math.inf else 1000 * max(0.0, wait) + 1))
-                if self.known.scrapes in ready:
-                    os.eventfd_read(self.known.scrapes)
-                if self.channel.fileno() in ready:
-                    for _ in self.channel.read():
-                        self._finish()
+                wait = max(0.0, min(self._try_at - now, AWAKE if in_use else math.inf))
         except AgentGoneError:
             if self.target.directory and not self.known.leads:
                 self._remove()
