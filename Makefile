@@ -70,6 +70,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/head_scale.py
 	$(BIN)/python bench/journal.py
 	$(BIN)/python bench/many_agents.py
+	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/restarts_never_hang.py
 
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any

@@ -14,8 +14,9 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import end, living, script, start, until
+from launching import end, free_port, living, script, start, until
 from nvml import LOST, Driver, Gpu
+from test_metrics import scraped
 
 from surroundings import SHORT, environment
 
@@ -218,3 +219,18 @@ def test_bad_words(machine, words, wrong):
     assert code == 2
     assert wrong in said
     assert "Traceback" not in said
+
+
+def test_metrics_name_a_gpu_as_dcgm_does(machine):
+    port = free_port()
+    machine.launch("--nproc=1", f"--metrics={port}")
+    machine.workers(1)
+
+    def told():
+        return (scraped(port) or {}).get("hpclaunch_gpu_memory_size_bytes")
+
+    (size,) = until(told)
+    labels = {name: size.labels[name] for name in ("gpu", "UUID", "Hostname")}
+    assert labels == {"gpu": "0", "UUID": nvml.uuid(0), "Hostname": os.uname().nodename}
+    assert size.value > 1 << 30
+    assert machine.end()[0] == 0

@@ -291,6 +291,7 @@ class TestParsing:
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
             *("progress", "replace_stragglers", "requeue", "max_requeues", "chain"),
+            *("metrics_ranks",),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),
             *("redirects", "tee", "local_ranks_filter", "log_line_prefix_template"),
             *("duplicate_stdout_filters", "duplicate_stderr_filters"),

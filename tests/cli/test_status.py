@@ -28,10 +28,17 @@ while not os.path.exists("over"):
 """
 
 
+WAITING = """\
+import os, time
+while not os.path.exists("over"):
+    time.sleep(0.02)
+"""
+
+
 class Stepping:
-    def __init__(self, directory, *options, args=()):
+    def __init__(self, directory, *options, args=(), text=STEPPING):
         self.directory = directory
-        self.process = start(*options, script(directory, STEPPING), *args, cwd=directory)
+        self.process = start(*options, script(directory, text), *args, cwd=directory)
 
     def told(self):
         """This launch, as `status --json` has it; there may be others on this machine."""
@@ -48,9 +55,18 @@ class Stepping:
         return self.process.returncode, out, err
 
 
+def waiting(directory, *options):
+    """One that makes no steps, and so is there sooner."""
+    return stepping(directory, "--cold", *options, text=WAITING)
+
+
+def runs(launch):
+    return launch["job"]["agents"][0]["ranks"]
+
+
 @contextmanager
-def stepping(directory, *options, args=()):
-    launch = Stepping(directory, *options, args=args)
+def stepping(directory, *options, **more):
+    launch = Stepping(directory, *options, **more)
     try:
         yield launch
     finally:

@@ -41,6 +41,7 @@ class Crew:
         self.now = 0.0
         self.agents: dict[int, Control] = {}  # those who are alive
         self.said: list[str] = []
+        self.told: list[effects.Notify] = []  # of which somebody is notified
         self.checkpoint: str | None = ""  # the newest; None: the search for it goes on
         self.older: list[str] = []  # the newest first
         self.unseen: dict[int, str] = {}  # agents that do not see one that is named like this
@@ -213,6 +214,8 @@ class Crew:
                 self._todo.append((i, events.WorkersGone()))
             case effects.Say(text=text):
                 self.said.append(text)
+            case effects.Notify():
+                self.told.append(effect)
             case effects.Exit(verdict=verdict):
                 self.verdicts[i] = verdict
                 self._leave(i)

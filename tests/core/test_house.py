@@ -60,7 +60,7 @@ ALLOWED = {
     "core.ledger": NOUNS,
     "core.source": NOUNS,
     "core.snapshot": NOUNS,
-    "core.views": NOUNS | {"core.snapshot"},
+    "core.views": NOUNS | {"core.snapshot", "core.ledger"},
     "core.head": NOUNS | RULES | {"core.snapshot"},
     "core.member": NOUNS | RULES,
     "core.control": NOUNS
@@ -74,7 +74,7 @@ ALLOWED = {
     },
     "core": set(),
     "system": CORE | {"system.shared", *OF_BOTH, "__init__"},
-    "agent": CORE | {"system", "system.shared"},
+    "agent": CORE | {"system", "system.shared", "worker.json_lines", "__init__"},
     "cli": CORE | {"system", "system.shared", "agent", "__init__"},
     "worker": set(),
     "progress": set(),

@@ -11,6 +11,7 @@ from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
 from ..system.lessons import NO_LESSON, Lesson
 from ..system.logs.log_directory import LogDirectory
+from ..system.metrics_target import MetricsTarget
 
 if TYPE_CHECKING:
     from ..core.health.findings import Finding
@@ -79,5 +80,8 @@ class Config:
     progress: bool  # the workers tell how far they have come
     streams: Streams  # which of the workers' output the console shows
     as_torchrun: bool  # started in its place: every failure is exit code 1
+    metrics: MetricsTarget | None  # where a monitoring system finds them
+    metrics_ranks: bool  # also those of each rank
+    notify: str  # a line for a shell, which is told of events; "": none
     trouble: Trouble | None  # why this agent cannot take part; the head tells the user
     notes: tuple[str, ...] = ()  # what the head says at the start

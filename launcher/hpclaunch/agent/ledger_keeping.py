@@ -38,12 +38,16 @@ class Ledger:
     def write(
         self, control: Control, service: LogServiceClient, now: float, *, over: bool = False
     ) -> None:
-        self._written_at, self._write_at = now, now + PERIOD
+        self._written_at, self._write_at = now, math.inf
+        if self._directory is not None and (text := self.text(control, now, over=over)):
+            service.keep(self._directory, {self._name: text})
+            self._write_at = now + PERIOD
+
+    def text(self, control: Control, now: float, *, over: bool = False) -> str:
+        """Of the file; "" if this agent does not lead."""
         book = control.book(now)
-        if book is None or self._directory is None:
-            self._write_at = math.inf
-            return
-        text = ledger_files.text(
+        if book is None:
+            return ""
+        return ledger_files.text(
             book, time.time() - now, launch=self._launch, allocated=self.allocated, over=over
         )
-        service.keep(self._directory, {self._name: text})

@@ -48,7 +48,9 @@ from .health_watch import HealthWatch
 from .joining import join
 from .last_words import LastWords
 from .ledger_keeping import Ledger
+from .metrics import Metrics
 from .native_stacks import NativeStacks
+from .notifying import Notifying
 from .output import Output
 from .resuming import Resuming
 from .viewing import Viewing
@@ -107,8 +109,11 @@ class Agent:
         self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
         self.end_watch = EndWatch(config.job, environ, self._poller)
         self.native_stacks = NativeStacks(self._poller)
-        self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
+        seen = (self.output, self.ledger, self.health, self._deliver)
+        self.viewing = Viewing(config, self.control, self._poller, *seen)
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
+        self.metrics = Metrics(config, self.viewing.name, self._poller, self.output.say)
+        self.notifying = Notifying(config, self._poller, self.output.say)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -154,6 +159,8 @@ class Agent:
                 ends.callback(self.end_watch.close)
                 ends.callback(self.native_stacks.close)
                 ends.callback(self.viewing.close)
+                ends.callback(self.metrics.close)
+                ends.callback(self.notifying.close)
 
     def _turn(self) -> None:
         service = self.output.service
@@ -220,6 +227,8 @@ class Agent:
         if self.channels is not None:
             self._deliver(*self.channels.receive(time.monotonic()))
             self._deliver(*self.channels.receive_lookups(ready))
+        self.metrics.receive(ready)
+        self.notifying.receive(ready)
         self.viewing.receive(ready)  # last: it is to see what has arrived
 
     def _deliver(self, *some: events.Event) -> None:
@@ -470,6 +479,8 @@ class Agent:
                 self.forkserver.kill()
             case effects.Say(text=text):
                 self.output.say(text)
+            case effects.Notify():
+                self.notifying.tell(effect)
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
@@ -558,6 +569,7 @@ class Agent:
         logs = self.config.logs
         self.viewing.keep()
         self.ledger.write(self.control, self.output.service, time.monotonic(), over=True)
+        self.metrics.finish(self.viewing.last)
         if verdict.code:
             where = "" if logs is None else str(logs.path)
             at_head = self.control.leads

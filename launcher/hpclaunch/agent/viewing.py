@@ -1,7 +1,7 @@
 """People who look at the job, or ask something of it: answered in a bounded share of the loop.
 
-A snapshot is made for all who look at about the same time. Making one takes a few milliseconds in a
-large job: the next one is made only after many times as long.
+An answer is made for all who ask at about the same time. Making a snapshot takes a few milliseconds
+in a large job: the next one is made only after many times as long.
 """
 
 from __future__ import annotations
@@ -17,21 +17,54 @@ import zmq
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.model import Request
-from ..core.snapshot.job_snapshot import LaunchSnapshot
+from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
 from .config import Config
+from .health_watch import HealthWatch
+from .ledger_keeping import Ledger
 from .output import Output
 
 if TYPE_CHECKING:
     from ..system.network.view_socket import ViewSocket
 
-FRESH = 0.25  # seconds for which a snapshot is of use to all who look
-SHARE = 0.02  # of the time of the loop, at most, for making snapshots
+FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
+LEDGER_FRESH = 2.0  # and a ledger
+SHARE = 0.02  # of the time of the loop, at most, for making either
 KEPT = 60.0  # seconds between two snapshots in the log directory
 PAUSE = 0.02  # seconds between two times that questions are read
 LOOKED = 1.0  # seconds between two events that say that somebody looks
 REQUESTS = {request.value.encode(): request for request in Request}
+
+
+class ViewFile:
+    """The file with an answer, which is made anew when it is too old for whoever asks."""
+
+    def __init__(self, make: Callable[[], bytes], fresh: float) -> None:
+        self._make, self._fresh = make, fresh
+        self._file = -1
+        self._until = -math.inf
+
+    def newest(self) -> int:
+        """Its descriptor."""
+        now = time.monotonic()
+        if now >= self._until:
+            self.make()
+            took = time.monotonic() - now
+            self._until = now + max(self._fresh, took / SHARE)
+        return self._file
+
+    def make(self) -> int:
+        from ..system.network.view_socket import file_of
+
+        self.close()
+        self._file = file_of(self._make())
+        return self._file
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class Viewing:
@@ -43,14 +76,17 @@ class Viewing:
         control: Control,
         poller: zmq.Poller,
         output: Output,
+        ledger: Ledger,
+        health: HealthWatch,
         deliver: Callable[[events.Event], None],
     ) -> None:
         self._config, self._control, self._output = config, control, output
+        self._ledger, self._health = ledger, health
         self._poller, self._deliver = poller, deliver
         self._began = time.monotonic()
         self._socket: ViewSocket | None = None
-        self._file = -1  # the last snapshot
-        self._fresh_until = -math.inf
+        self._snapshots = ViewFile(self._snapshot, FRESH)
+        self._ledgers = ViewFile(self._ledger_text, LEDGER_FRESH)
         self._read_at = math.inf  # when to read questions again, after some were read
         self._looked_at = -math.inf
         self._keep_at = self._began + KEPT
@@ -65,11 +101,16 @@ class Viewing:
             return  # nobody can look: no reason not to train
         self._poller.register(self._socket.fileno(), zmq.POLLIN)
 
+    @property
+    def name(self) -> bytes:
+        """Of the socket at which this agent answers; b"" if there is none."""
+        return b"" if self._socket is None else self._socket.name
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
-        if self._file >= 0:
-            os.close(self._file)
+        self._snapshots.close()
+        self._ledgers.close()
 
     def next_deadline(self) -> float:
         return min(self._read_at, self._keep_at if self._control.leads else math.inf)
@@ -94,9 +135,13 @@ class Viewing:
             return
         self._poller.unregister(self._socket.fileno())
         self._read_at = time.monotonic() + PAUSE
+        from ..system.network.view_socket import LEDGER
+
         for word, address in self._socket.receive():
             if request := REQUESTS.get(word):
                 self._request(request, address)
+            elif word == LEDGER:
+                self._socket.answer(address, self._ledgers.newest())
             else:
                 self._socket.answer(address, self._look())
 
@@ -114,21 +159,20 @@ class Viewing:
     def _look(self) -> int:
         """The file with a snapshot."""
         now = time.monotonic()
-        if now >= self._looked_at + LOOKED and self._control.leads:
+        if now >= self._looked_at + LOOKED:
             self._looked_at = now
-            self._deliver(events.LookedAt())
-        if now >= self._fresh_until:
-            self._make()
-            took = time.monotonic() - now
-            self._fresh_until = now + max(FRESH, took / SHARE)
-        return self._file
+            if self._control.leads:
+                self._deliver(events.LookedAt())
+            else:
+                self._health.ask_use()
+        return self._snapshots.newest()
 
-    def _make(self) -> None:
-        from ..system.network.view_socket import file_of
+    def last(self) -> tuple[int, int]:
+        """The last snapshot and the last ledger, when the job is over: descriptors."""
+        return self._snapshots.make(), self._ledgers.make()
 
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = file_of(self._snapshot())
+    def _ledger_text(self) -> bytes:
+        return self._ledger.text(self._control, time.monotonic()).encode()
 
     def _snapshot(self) -> bytes:
         config, control, now = self._config, self._control, time.monotonic()
@@ -143,5 +187,9 @@ class Viewing:
             age=now - self._began,
             job=control.snapshot(now),
             head=control.head_host,
+            gpus=tuple(
+                NodeGpu(gpu.index, gpu.uuid, use)
+                for gpu, use in zip(config.gpus, self._health.use, strict=False)
+            ),
         )
         return packing.pack(launch)

@@ -36,6 +36,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timi
 from hpclaunch.system.hosts import requeue
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
+from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.processes import affinity
 from hpclaunch.system.shared import open_file_limit
 
@@ -107,6 +108,9 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         progress=options.progress == "on",
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),
+        metrics=options.metrics,
+        metrics_ranks=options.metrics_ranks,
+        notify=options.notify or "",
         trouble=task.trouble,
         notes=tuple(notes),
     )
@@ -141,6 +145,7 @@ def _job(
         heads=_heads(where, fewest),
         notice_signal=options.notice_signal or 0,
         requeueing=_requeueing(options, environ),
+        notifies=bool(options.notify),
         first_round=0 if logs is None else logs.first_round,
         timing=Timing(
             join=rdzv_seconds(options, "join_timeout", DEFAULTS.join),
@@ -224,6 +229,8 @@ def _examine(
     try:
         task.program = program(options, environ)
         _check_checkpoint_dir(options.checkpoint_dir)
+        if where.index == HEAD:
+            _check_metrics(options.metrics)
         task.count = count_workers(
             options.nproc_per_node,
             where,
@@ -258,6 +265,17 @@ def _check_checkpoint_dir(directory: Path | None) -> None:
         raise UsageError(f"--checkpoint-dir {directory} is not a directory")
     if not os.access(directory, os.R_OK | os.X_OK):
         raise UsageError(f"cannot read the checkpoint directory {directory}: permission denied")
+
+
+def _check_metrics(target: MetricsTarget | None) -> None:
+    """A directory that is missing here is most likely a mistake. On another node it is the trouble
+    of that one, and no reason not to train.
+    """
+    if target is None or target.port:
+        return
+    directory = target.directory or os.path.dirname(target.file) or "."
+    if not os.path.isdir(directory):
+        raise UsageError(f"--metrics: there is no directory {directory}")
 
 
 def _allow_files(agents: int, workers: int) -> None:

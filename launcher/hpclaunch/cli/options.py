@@ -383,6 +383,26 @@ def _add_output(add: Callable[..., None]) -> None:
         "such as 500M or 10G: beyond it, the oldest part is dropped (default: no limit)",
     )
     add(
+        "--metrics",
+        type=values.metrics,
+        metavar="WHERE",
+        help="tell Prometheus of the job: PORT listens on loopback, ADDRESS:PORT elsewhere; "
+        "FILE.prom, or a directory with a / in its name, is for the textfile collector of "
+        "node_exporter (docs/metrics.md)",
+    )
+    add(
+        "--metrics-ranks",
+        action="store_true",
+        help="the metrics have what each rank does and uses, too",
+    )
+    add(
+        "--notify",
+        type=values.given,
+        metavar="COMMAND",
+        help="a line for the shell that is run for each event of the job, with the event as JSON "
+        "on its standard input (docs/notifications.md)",
+    )
+    add(
         "-r",
         "--redirects",
         default="0",

@@ -15,6 +15,8 @@ from pathlib import Path
 from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.model import GOES_ON, NOTICE_SIGNALS, Ending
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
+from hpclaunch.system import metrics_target
+from hpclaunch.system.metrics_target import MetricsTarget
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -147,6 +149,15 @@ def given(text: str) -> str | None:
 
 def directory(text: str) -> Path | None:
     return Path(text) if text else None
+
+
+def metrics(text: str) -> MetricsTarget | None:
+    if not text:
+        return None
+    try:
+        return metrics_target.parse(text)
+    except ValueError as e:
+        raise ArgumentTypeError(str(e)) from None
 
 
 def patterns(text: str) -> tuple[str, ...]:

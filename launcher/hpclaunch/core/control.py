@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
@@ -36,6 +37,9 @@ from .protocol.model import HEAD, Job, Phase, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
+
+if TYPE_CHECKING:
+    from .head.announcing import Announcer
 
 
 class Control:
@@ -66,6 +70,7 @@ class Control:
         self.member = Member(job, index, *own, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
+        self._announcer: Announcer | None = None  # the same, where somebody is to be told
         self._candidate: Candidate[Report] = Candidate(self.member.follower)
         self._clock = AwakeClock()
         self._ahead = ClockOffset()  # in real time, as the workers' times are
@@ -92,7 +97,10 @@ class Control:
 
     def snapshot(self, now: float) -> JobSnapshot | None:
         """The job at this moment; None if another agent leads."""
-        return None if self.head is None else self.head.snapshot(self._clock.awake(now))
+        if self.head is None:
+            return None
+        awake = self._clock.awake(now)
+        return replace(self.head.snapshot(awake), goodput=self._goodput(awake))
 
     def refusal(self, request: Request) -> str:
         """Why what the user asks for cannot be done now; "" if it can."""
@@ -129,6 +137,7 @@ class Control:
         self._deliver(self._update_standing(now), outside, now)
         self._deliver(self._ask_around(now), outside, now)
         self._keep_book(event, real)
+        outside += self._announce(now)
         if self._left is not None or self._is_over():
             self.exited = True
             verdict = self._left or self.member.verdict
@@ -282,6 +291,25 @@ class Control:
         if self._keeper is None:
             self._keeper = Bookkeeper(self.head, now)
         self._keeper.note(self.head, event, now, self._clock.missed)
+
+    def _announce(self, now: float) -> list[Effect]:
+        """What there is to tell by now. The keeper has noted the event before."""
+        head, keeper = self.head, self._keeper
+        if head is None or keeper is None or not self.job.notifies:
+            self._announcer = None
+            return []
+        if self._announcer is None:
+            from .head.announcing import Announcer  # no other job's start pays for it
+
+            self._announcer = Announcer()
+        return [*self._announcer.note(head, keeper.last_end, lambda: self._goodput(now), now)]
+
+    def _goodput(self, now: float) -> float:
+        """While this agent led; `now` is time on the core's clock."""
+        from .ledger.summing import Launch, account  # no start of an agent pays for it
+
+        book = self.book(self._clock.real(now))
+        return 0.0 if book is None else account([Launch("", (book,))]).goodput
 
     @property
     def book_changes(self) -> int:

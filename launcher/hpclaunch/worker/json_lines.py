@@ -65,6 +65,11 @@ class AgentChannel:
     def fileno(self) -> int:
         return self._lines.fileno()
 
+    @property
+    def descriptors(self) -> list[int]:
+        """That have come along with requests, for the caller to take out."""
+        return self._lines.descriptors
+
     def read(self) -> list[dict[str, Any]]:
         """The requests that have come; waits for some bytes."""
         try:

@@ -102,7 +102,9 @@ LAUNCHES = {
         a_job(an_agent(0, 2, 0), round=0, begun=12.0, resumed=""), name="local-20260101-120000-17"
     ),
     "two-ranks": a_launch(
-        a_job(an_agent(0, 1), an_agent(1, 1), pace=0.43, checkpoint=SAVED, end=11400.0)
+        a_job(
+            an_agent(0, 1), an_agent(1, 1), pace=0.43, checkpoint=SAVED, goodput=0.871, end=11400.0
+        )
     ),
     "gpus": a_launch(
         a_job(an_agent(0, 4, gpus=True, number=51204), pace=2.5, notice="given before step 1,210")
@@ -117,6 +119,8 @@ LAUNCHES = {
             restarts=1,
             past=PAST,
             straggler="rank 5 on n2",
+            goodput=0.9349,
+            term=1,
         )
     ),
     "1024-ranks": a_launch(

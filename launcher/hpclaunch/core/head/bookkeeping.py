@@ -96,6 +96,11 @@ class Bookkeeper:
         self._open(head, now)
         self.changes += 1
 
+    @property
+    def last_end(self) -> RoundEnd | None:
+        """Why the last round that ended early did so."""
+        return self._pages.ends[-1] if self._pages.ends else None
+
     def book(self, head: Head, now: float, missed: float) -> Book:
         """As it is now."""
         pages = Pages(list(self._pages.entries), list(self._pages.ends))

@@ -30,6 +30,7 @@ class HangWatch:
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
+        self.account = ""  # of the last hang, as the user is told it
         self.gather = 0  # the number of the evidence that is asked for; 0: none
         self._numbers = 0
         self._asked_at = math.inf
@@ -81,7 +82,9 @@ class HangWatch:
             )
         failure = _failure(current, judgement, now)
         current.failures[failure.rank] = failure
-        return [_say(*account)]
+        said = _say(*account)
+        self.account = said.text
+        return [said]
 
     def _has_answers(self, current: Round) -> bool:
         reports = [p.report for p in current.participants]

@@ -159,6 +159,16 @@ class Head:
         return elected and others_may and len(left) >= self._rendezvous.fewest
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether this agent certainly leads, or has led: not one that has just been elected."""
+        return self._takeover is None or self._takeover.is_confirmed
+
+    @property
+    def taken_over(self) -> Takeover | None:
+        """How this agent has begun to lead, if in place of a head that had begun rounds."""
+        return self._takeover if self._takeover is not None and self._takeover.begun else None
+
+    @property
     def is_short(self) -> bool:
         """Whether too few nodes are there for a round."""
         return self._rendezvous.is_short
@@ -304,6 +314,11 @@ class Head:
     @property
     def straggler(self) -> Straggler | None:
         return self._stragglers.named if self.stage is Stage.RUNNING else None
+
+    @property
+    def hang_account(self) -> str:
+        """Of the last hang that was judged."""
+        return self._hangs.account
 
     def refusal(self, request: Request) -> str:
         """Why it cannot be done now; "" if it can."""

@@ -69,6 +69,7 @@ class Notices:
         self.knows_end = False  # the workers have had notice of it
         self._given_at = math.inf  # the last notice, of the end or of a signal
         self._given_step = self._given_number = 0
+        self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._signals: deque[int] = deque()  # to be passed on
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
@@ -245,7 +246,8 @@ class Notices:
         self.knows_end = True
         where = f" before step {offer.step:,}" if self._given_step else ""
         left = max(0.0, self._end_at - now)
-        return [Say(f"the workers are given notice{where}: {self._what} in {left:.0f} s")]
+        self.given_account = f"the workers are given notice{where}: {self._what} in {left:.0f} s"
+        return [Say(self.given_account)]
 
     @property
     def _what(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..protocol.effects import Effect, Say
 from ..protocol.model import NO_RANK, Phase, Sample
@@ -23,6 +23,7 @@ SOON = 1.0  # seconds until the first one is tried, and again if the workers mak
 class Straggler:
     agent: int
     rank: int  # NO_RANK: several of this agent
+    account: str = field(default="", compare=False)  # as the user is told it
 
 
 class StragglerWatch:
@@ -87,8 +88,9 @@ class StragglerWatch:
         straggler = self._same()
         if self.named is not None or straggler is None or late is None:
             return said
-        self.named, self._without = straggler, 0
-        return [*said, Say(_account(_who(current, straggler), late, why))]
+        account = _account(_who(current, straggler), late, why)
+        self.named, self._without = replace(straggler, account=account), 0
+        return [*said, Say(account)]
 
     def _same(self) -> Straggler | None:
         """Whom the last samples all tell of, if they are enough."""

@@ -29,9 +29,8 @@ class Takeover:
         self.old_is_dead = election.old in election.dead
         there, here = (job.places[agent].host for agent in (election.old, roster.me))
         # Lines that are held back until a quorum has answered our orders; None: from then on.
-        self._held_back: list[Effect] | None = [
-            Say(f"the head on {there} was lost: {here} leads now")
-        ]
+        self.said = f"the head on {there} was lost: {here} leads now"
+        self._held_back: list[Effect] | None = [Say(self.said)]
         self.not_before = self._fill_roster(election, now)  # when our first round may begin
 
     @property
@@ -40,8 +39,18 @@ class Takeover:
         return self.configuration.record.round >= 0
 
     @property
+    def is_confirmed(self) -> bool:
+        """Whether a quorum has answered our orders."""
+        return self._held_back is None
+
+    @property
+    def last_round(self) -> int:
+        """The last one that is known."""
+        return self.configuration.record.round
+
+    @property
     def next_round(self) -> int:
-        return self.configuration.record.round + ROUNDS_AHEAD if self.begun else 0
+        return self.last_round + ROUNDS_AHEAD if self.begun else 0
 
     def _fill_roster(self, election: Election[Report], now: float) -> float:
         """Note what the voters know of each agent. Returns when our first round may begin.

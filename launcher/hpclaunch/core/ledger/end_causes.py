@@ -42,6 +42,12 @@ class EndCause(str, Enum):
     OTHER = "other"
 
 
+# With which a round can end; the others are of jobs.
+OF_ROUNDS = tuple(
+    cause for cause in EndCause if cause not in (EndCause.PREEMPTED, EndCause.USAGE, EndCause.DONE)
+)
+
+
 # In this order: what is said of a fault of the hardware or of memory, often beside an exception,
 # comes before the exception itself.
 WORDS = (

@@ -79,11 +79,11 @@ def report(launches: Sequence[Launch]) -> JobReport:
         total=sums.total,
         goodput=sums.goodput,
         steps_seen=sums.steps_seen,
-        ends=tuple(map(_told, round_ends(launches))),
+        ends=tuple(map(end_report, round_ends(launches))),
     )
 
 
-def _told(end: RoundEnd) -> EndReport:
+def end_report(end: RoundEnd) -> EndReport:
     found = of_round(end)
     by_worker = bool(end.failures) and found.cause not in OF_NODES
     first = end.failures[0] if by_worker else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .messages import Message
-from .model import Assignment, Look, StepNotice, Verdict
+from .model import Assignment, Look, StepNotice, Topic, Verdict
+
+Detail = str | int | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,16 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True)
+class Notify:
+    """Tell somebody who does not watch the job. Only where `Job.notifies` asks for it."""
+
+    topic: Topic
+    text: str
+    round: int
+    details: dict[str, Detail]  # what belongs to the topic
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The agent is done: tell the user the verdict and leave with its code."""
 
@@ -212,5 +224,6 @@ Effect = (
     | KillIdleWorkers
     | KillWorkers
     | Say
+    | Notify
     | Exit
 )

@@ -95,6 +95,7 @@ class JobSnapshot:
     past: tuple[PastRound, ...] = ()  # the newest last
     verdict: str = ""  # how the job ends
     code: int | None = None  # its exit code
+    goodput: float | None = None  # while this head has led; None if that is not told
     is_complete: bool = True  # all agents have told what somebody who looks asks for
 
     @property
@@ -128,6 +129,15 @@ def steps_of(agent: AgentSnapshot) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeGpu:
+    """A GPU of the agent that tells."""
+
+    index: int  # NVML's number
+    uuid: str
+    use: GpuUse
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSnapshot:
     """A launch, as one of its agents tells of it."""
 
@@ -142,4 +152,5 @@ class LaunchSnapshot:
     job: JobSnapshot | None  # None: the agent does not lead
     head: str = ""  # in that case the host of the one that does
     old: float | None = None  # seconds since then, if it is from a file and nobody answers
+    gpus: tuple[NodeGpu, ...] = ()  # of the agent that tells; () where nobody reads them
     format: int = FORMAT

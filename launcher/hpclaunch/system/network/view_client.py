@@ -30,14 +30,17 @@ def sockets() -> list[bytes]:
         return sorted({b"\0" + word[1:] for word in words if word.startswith(begin)})
 
 
-def ask(question: bytes, names: list[bytes]) -> dict[bytes, bytes]:
-    """The answers that came in time, by name: the bytes of their files."""
+def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
+    """The answers that came in time, by name: the bytes of their files. `within`: seconds, in place
+    of LIMIT.
+    """
+    within = LIMIT if within is None else within
     answers: dict[bytes, bytes] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         asking.bind(b"")  # the kernel chooses a name
-        limit = time.monotonic() + LIMIT
-        asking.settimeout(LIMIT)
+        limit = time.monotonic() + within
+        asking.settimeout(within)
         waiting = set()
         for name in names:
             with contextlib.suppress(OSError):  # it has ended, or does not read

@@ -7,6 +7,7 @@ nothing here waits, and nobody who asks keeps anything of the agent's open.
 
     a question                    its answer
     look                          the file has a LaunchSnapshot
+    ledger                        the file has a LedgerFile; "" if the agent does not lead
     stop, restart, notice         the file has why not: "" if it is done
 
 Who asks too much waits: the kernel keeps few datagrams, and the agent reads some at a time.
@@ -20,7 +21,7 @@ import os
 import socket
 import struct
 
-LOOK = b"look"
+LOOK, LEDGER = b"look", b"ledger"
 MOST = 16  # questions at a time
 _QUESTION = 64  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -47,7 +48,8 @@ class ViewSocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-            self._socket.bind(b"\0" + name_of(os.geteuid()) + os.urandom(8).hex().encode())
+            self.name = b"\0" + name_of(os.geteuid()) + os.urandom(8).hex().encode()
+            self._socket.bind(self.name)
         except OSError:
             self._socket.close()
             raise

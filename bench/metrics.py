@@ -1,0 +1,168 @@
+"""What it costs to be scraped: the time of a scrape, its bytes, and the CPU time of the agent.
+
+    python bench/metrics.py [--agents 1 1024] [--scrapes 9]
+
+The head is a simulated one, with 8 workers on each agent that tell all of themselves. It answers
+the real process that tells metrics, which answers real scrapes over HTTP: first without the metrics
+of each rank, then with them. Every scrape asks the head anew: its time contains that in which the
+head makes a snapshot. Of the head and the service, it is the CPU time for each scrape.
+"""
+
+import argparse
+import selectors
+import socket
+import statistics
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+
+import psutil
+from head_scale import WORKERS, Cluster
+
+from hpclaunch.agent.metrics import MetricsServiceClient
+from hpclaunch.core.head.bookkeeping import Bookkeeper
+from hpclaunch.core.ledger.book import MOST_ENTRIES, LedgerEntry
+from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
+from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.system.logs import ledger_files
+from hpclaunch.system.metrics_target import MetricsTarget
+from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
+from hpclaunch.system.shared import packing
+
+ACCEPT = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "identity"}
+APART = 1.05  # seconds between two scrapes: the head is asked at most once a second
+LIMIT = 60.0
+MIB = 1 << 20
+
+
+class Agent:
+    """Answers as a leading agent does, in a thread of its own; `spent` is CPU time of that."""
+
+    def __init__(self, agents: int) -> None:
+        self._cluster = cluster = Cluster(agents)
+        cluster.report()
+        cluster.start(0)
+        cluster.report(progress=Progress((400,), still=0.1, busy=True, limit=10.0))
+        for index, last in enumerate(cluster.reports):
+            ranks = range(WORKERS * index, WORKERS * (index + 1))
+            told = tuple(RankVitals(r, "step", 400, 0, 1.02, 3 << 30) for r in ranks)
+            cluster.reports[index] = replace(last, vitals=Vitals(1, told))
+        cluster.report()
+        self._keeper = Bookkeeper(cluster.head, 0.0)
+        self.socket = ViewSocket()
+        self.spent: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self.socket.close()
+
+    def _answer(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            while not self._over.is_set():
+                if not selector.select(0.1):
+                    continue
+                for word, address in self.socket.receive():
+                    began = time.thread_time()
+                    file = file_of(self._ledger() if word == LEDGER else self._snapshot())
+                    self.socket.answer(address, file)
+                    self.spent.append(time.thread_time() - began)
+
+    def _snapshot(self) -> bytes:
+        job = self._cluster.head.snapshot(self._cluster.now)
+        return packing.pack(
+            LaunchSnapshot("71.0", "71", "n0", 1, "train.py", "", time.time(), 60.0, job)
+        )
+
+    def _ledger(self) -> bytes:
+        """Of a job that was restarted as often as a book can tell."""
+        book = self._keeper.book(self._cluster.head, self._cluster.now, 0.0)
+        last = book.entries[-1]
+        earlier = [
+            LedgerEntry(at - 1.0, at, last.seats, last.spent, at, (at - 0.5, at), at - 0.7)
+            for at in range(1 - MOST_ENTRIES, 0)
+        ]
+        book = replace(book, begin=earlier[0].begin, entries=(*earlier, *book.entries))
+        return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=False).encode()
+
+
+def measure(agents: int, scrapes: int, *, ranks: bool) -> None:
+    """Print a line."""
+    port = free_port()
+    agent = Agent(agents)
+    client = MetricsServiceClient(agent.socket.name, MetricsTarget(port=port), "", ranks=ranks)
+    try:
+        scrape_patiently(port)
+        process = psutil.Process(client._process.pid)
+        times, size = [], 0
+        agent.spent.clear()
+        used = cpu(process)
+        for _ in range(scrapes):
+            time.sleep(APART)
+            began = time.perf_counter()
+            size = len(scrape(port))
+            times.append(time.perf_counter() - began)
+        service = (cpu(process) - used) / scrapes
+        print(
+            f"{agents:8}{'  with ranks' if ranks else '':12}"
+            f"{1000 * min(times):9.1f} ms{1000 * statistics.median(times):9.1f} ms"
+            f"{size:12,}{1000 * sum(agent.spent) / scrapes:11.1f} ms{1000 * service:11.1f} ms"
+            f"{process.memory_full_info().uss / MIB:10.1f} MiB",
+            flush=True,
+        )
+    finally:
+        client.abandon()
+        agent.close()
+
+
+def cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def scrape(port: int) -> bytes:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=ACCEPT)
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
+        return bytes(answer.read())
+
+
+def scrape_patiently(port: int) -> None:
+    """Once the process is there."""
+    limit = time.monotonic() + LIMIT
+    while True:
+        try:
+            scrape(port)
+            return
+        except urllib.error.URLError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 1024])
+    parser.add_argument("--scrapes", type=int, default=9)
+    args = parser.parse_args()
+    print(
+        f"{'agents':>8}{'':12}{'least':>12}{'median':>12}{'bytes':>12}{'the head':>14}"
+        f"{'the service':>14}{'memory':>14}"
+    )
+    for agents in args.agents:
+        for ranks in (False, True):
+            measure(agents, args.scrapes, ranks=ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The metrics of a job that was started with --metrics: how an agent starts the process that tells
+them (`metrics_service.py`), and what it hears of it. Where that process has trouble, the training
+goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from ..core.protocol.wording import plain
+from ..system.metrics_target import MetricsTarget
+from ..system.shared.helper import Helper
+from .config import Config
+
+END_LIMIT = 5.0  # seconds for the last file; a file system may stall
+MOST_LOST = 3  # processes that were killed, and replaced
+LIBRARIES = ("msgspec", "prometheus_client")
+
+
+class MetricsServiceClient(Helper):
+    def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
+        """`asked`: the socket at which the agent answers. `name`: of its file, if the target is a
+        directory. `ranks`: also tell of each rank. Raises OSError.
+        """
+        specs = [find_spec(library) for library in LIBRARIES]
+        paths = {str(Path(s.origin).parents[1]) for s in specs if s is not None and s.origin}
+        settings = json.dumps({"target": asdict(target), "name": name, "ranks": ranks})
+        words = (str(os.getpid()), asked.hex(), settings)
+        super().__init__("hpclaunch.agent.metrics_service", *words, paths=paths)
+
+    def finish(self, look: int, ledger: int, limit: float) -> list[dict[str, Any]]:
+        """Have the last file written, from the last answers of the agent: descriptors. Waits for
+        that, and returns what it says. Raises OSError, of which one is that it takes too long.
+        """
+        self._lines.send({"op": "finish"}, [look, ledger])
+        self._socket.shutdown(socket.SHUT_WR)  # it ends then
+        self._socket.settimeout(limit)
+        said = []
+        while not self.lost:
+            said += self.receive()
+        return said
+
+
+class Metrics:
+    """Nothing without --metrics, and then the process that tells them."""
+
+    def __init__(
+        self, config: Config, asked: bytes, poller: zmq.Poller, say: Callable[[str], None]
+    ) -> None:
+        self._config, self._asked, self._poller, self._say = config, asked, poller, say
+        self._client: MetricsServiceClient | None = None
+        self._lost = 0
+        if config.metrics is not None:
+            self._target = self._of_this_agent(config.metrics)
+            self._start()
+
+    def _of_this_agent(self, target: MetricsTarget) -> MetricsTarget:
+        """The agents of one node have ports in a row."""
+        places, index = self._config.job.places, self._config.allocation.index
+        here = [place.index for place in places if place.node == places[index].node]
+        return replace(target, port=target.port + here.index(index)) if target.port else target
+
+    def _start(self) -> None:
+        allocation = self._config.allocation
+        name = f"hpclaunch-{allocation.name}-{allocation.label}.prom"
+        if not self._asked:
+            self._complain("this kernel has no abstract sockets")
+            return
+        try:
+            self._client = MetricsServiceClient(
+                self._asked, self._target, name, ranks=self._config.metrics_ranks
+            )
+        except OSError as e:
+            self._complain(e.strerror or str(e))
+            return
+        self._poller.register(self._client.fileno(), zmq.POLLIN)
+
+    def receive(self, ready: Mapping[Any, int]) -> None:
+        client = self._client
+        if client is None or client.fileno() not in ready:
+            return
+        for reply in client.receive():
+            self._complain(reply["why"])
+        if client.lost:
+            self._poller.unregister(client.fileno())
+            client.end(0.0)
+            self._client = None
+            self._lost += 1
+            if self._lost > MOST_LOST:
+                self._complain("the process that tells them ends again and again")
+            else:
+                self._start()
+
+    def finish(self, last: Callable[[], tuple[int, int]]) -> None:
+        """The job is over: files are to say so. `last` makes the last answers to those who look."""
+        if self._client is not None and not self._target.port and not self._client.lost:
+            try:
+                for reply in self._client.finish(*last(), END_LIMIT):
+                    self._complain(reply["why"])
+            except TimeoutError:
+                self._complain(f"it was not written within {END_LIMIT:g} s at the end of the job")
+            except OSError:
+                pass  # it was killed
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.abandon()
+            self._client = None
+
+    def _complain(self, why: str) -> None:
+        target = self._target
+        where = target.file or target.directory or f"port {target.port} of {target.address}"
+        host = self._config.job.places[self._config.allocation.index].host
+        self._say(f"no metrics of {host} for now: {plain(where)}: {why}")

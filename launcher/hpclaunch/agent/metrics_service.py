@@ -1,0 +1,233 @@
+"""The process that tells monitoring of the job: over HTTP, or in files.
+
+It asks its agent as `hpclaunch status` does, at most once a second, however often it is scraped. So
+scrapes cost the agent no more than somebody who looks, and it need not know of them.
+
+    from the agent                                  to the agent
+    {"op": "finish"}, with the last answers         {"event": "complaint", "why": W}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hpclaunch import __version__
+from hpclaunch.core.ledger.book import Book
+from hpclaunch.core.ledger.job_report import JobReport, report
+from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.core.views.job_metrics import MetricFamily, job_metrics
+from hpclaunch.system.exposition import Exposition
+from hpclaunch.system.logs import ledger_files
+from hpclaunch.system.metrics_target import MetricsTarget
+from hpclaunch.system.network.view_client import ask
+from hpclaunch.system.network.view_socket import LEDGER, LOOK
+from hpclaunch.system.shared import packing
+from hpclaunch.system.shared.prctl import die_with
+from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+
+ANSWER = 1.0  # seconds for an answer of the agent
+FRESH = 1.0  # seconds for which a snapshot is of use,
+LEDGER_FRESH = 5.0  # and a ledger
+AWAKE = 5.0  # seconds between two looks while somebody scrapes, so that agents go on telling,
+IN_USE = 120.0  # which is for so long after the last scrape
+PERIOD = 15.0  # seconds between two times that a file is written, or a port is tried
+OLD = 3600.0  # seconds after which another launch's file counts as left behind
+
+
+class Known:
+    """All that is told, from the answers of the agent. Its methods may be called in any thread."""
+
+    def __init__(self, socket: bytes, *, ranks: bool) -> None:
+        self._socket, self._ranks = socket, ranks
+        self._lock = threading.Lock()
+        self._families: list[MetricFamily] = []
+        self._looked_at = self._summed_at = -math.inf
+        self._report: JobReport | None = None
+        self._ended: Counter[str] = Counter()  # rounds, by cause
+        self._last_ended = -1  # the last of these
+        # By the term in which this agent leads: the books of those that have led before
+        self._earlier: dict[int, tuple[Book, ...]] = {0: ()}
+        self._reading: set[int] = set()  # for which terms these are being read
+        self.leads = False
+        self.used_at = -math.inf  # the last scrape
+        self.scrapes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after one
+
+    def scraped(self) -> list[MetricFamily]:
+        self.used_at = time.monotonic()
+        os.eventfd_write(self.scrapes, 1)
+        return self.newest()
+
+    def newest(self) -> list[MetricFamily]:
+        """Of an agent that does not answer, what was so before: the snapshot's time says when."""
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._looked_at + FRESH:
+                data = self._ask(LOOK)
+                self._looked_at = time.monotonic()
+                if data:
+                    launch = packing.unpack(data, LaunchSnapshot)
+                    if launch.job is not None and now >= self._summed_at + LEDGER_FRESH:
+                        self._summed_at = now
+                        self._sum(self._ask(LEDGER), launch.logs)
+                    self._tell(launch)
+            return self._families
+
+    def _ask(self, word: bytes) -> bytes:
+        """b"" without an answer."""
+        return ask(word, [self._socket], ANSWER).get(self._socket, b"")
+
+    def end(self, look: bytes, ledger: bytes) -> None:
+        """Take in what the agent says last."""
+        with self._lock:
+            launch = packing.unpack(look, LaunchSnapshot)
+            self._sum(ledger, launch.logs, is_last=True)
+            self._tell(launch)
+            self._looked_at = math.inf
+
+    def _tell(self, launch: LaunchSnapshot) -> None:
+        self.leads = launch.job is not None
+        self._families = job_metrics(
+            launch, self._report, self._ended, __version__, ranks=self._ranks
+        )
+
+    def _sum(self, ledger: bytes, logs: str, *, is_last: bool = False) -> None:
+        if not ledger:  # another agent leads by now
+            return
+        file = msgspec.json.decode(ledger, type=ledger_files.LedgerFile)
+        term = file.book.term
+        if term not in self._earlier and not is_last:
+            self._report = None  # until they are there
+            if term not in self._reading:
+                self._reading.add(term)
+                wanted = (Path(logs), file.launch, term)
+                threading.Thread(target=self._read_earlier, args=wanted, daemon=True).start()
+            return
+        books = (*self._earlier.get(term, ()), file.book)
+        self._report = report([Launch(file.launch, books, file.allocated, file.over)])
+        for end in self._report.ends:  # of which a book keeps the newest
+            if end.round > self._last_ended:
+                self._last_ended = end.round
+                self._ended[end.cause] += 1
+
+    def _read_earlier(self, logs: Path, name: str, term: int) -> None:
+        """What the heads before this one have written. The file system may stall."""
+        try:
+            launches, _ = ledger_files.read(logs)
+        except OSError:  # perhaps it can be read the next time
+            self._reading.discard(term)
+            return
+        books = (book for each in launches if each.name == name for book in each.books)
+        self._earlier[term] = tuple(book for book in books if book.term < term)
+        self._summed_at = -math.inf
+
+
+@dataclass(slots=True)
+class MetricsService:
+    channel: AgentChannel
+    known: Known
+    target: MetricsTarget
+    name: str  # of this agent's file in a directory
+    exposition: Exposition
+    _complaints: set[str] = field(default_factory=set)  # as the user knows them
+    _try_at: float = -math.inf  # when to listen, or to write
+
+    def run(self) -> None:
+        """Until the agent is gone."""
+        poll = select.poll()
+        poll.register(self.channel.fileno(), select.POLLIN)
+        poll.register(self.known.scrapes, select.POLLIN)
+        wait = 0.0
+        try:
+            while True:
+                ready = dict(poll.poll(None if wait == math.inf else math.ceil(1000 * wait)))
+                if self.known.scrapes in ready:
+                    os.eventfd_read(self.known.scrapes)
+                if self.channel.fileno() in ready:  # first: perhaps nobody answers any more
+                    for _ in self.channel.read():
+                        self._finish()
+                now = time.monotonic()
+                if now >= self._try_at:
+                    self._try_at = now + PERIOD
+                    self._try()
+                in_use = not self.target.port or now < self.known.used_at + IN_USE
+                if in_use:
+                    self.known.newest()
+                wait = max(0.0, min(self._try_at - now, AWAKE if in_use else math.inf))
+        except AgentGoneError:
+            if self.target.directory and not self.known.leads:
+                self._remove()
+
+    def _try(self) -> None:
+        """Once the port listens, there is nothing to do any more."""
+        try:
+            if self.target.port:
+                self.exposition.serve(self.target.address, self.target.port)
+                self._try_at = math.inf
+            else:
+                self._write()
+        except OSError as e:
+            self._complain(e.strerror or str(e))
+
+    def _finish(self) -> None:
+        """The job is over, and nobody answers any more."""
+        look, ledger = self.channel.descriptors
+        with open(look, "rb") as a, open(ledger, "rb") as b:
+            a.seek(0)
+            b.seek(0)
+            self.known.end(a.read(), b.read())
+        self._try()
+
+    def _complain(self, why: str) -> None:
+        if why not in self._complaints:
+            self._complaints.add(why)
+            self.channel.tell("complaint", why=why)
+
+    # Files
+
+    def _write(self) -> None:
+        """Raises OSError."""
+        is_known = bool(self.known.newest())
+        if is_known and (self.known.leads or self.target.directory):
+            self.exposition.write(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.target.file or os.path.join(self.target.directory, self.name))
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._file)
+
+    def clean_up(self) -> None:
+        """Remove what this user's earlier launches have left in the directory."""
+        with contextlib.suppress(OSError):
+            for file in Path(self.target.directory).glob("hpclaunch-*.prom"):
+                found = file.lstat()
+                if found.st_uid == os.geteuid() and found.st_mtime < time.time() - OLD:
+                    file.unlink()
+
+
+def main(fd: str, _blocked: str, agent: str, socket: str, wanted: str) -> None:
+    """`socket`: of the agent, in hexadecimal; `wanted`: see MetricsServiceClient."""
+    if not die_with(int(agent)):
+        return
+    settings = json.loads(wanted)
+    known = Known(bytes.fromhex(socket), ranks=settings["ranks"])
+    exposition = Exposition(known.scraped)
+    target = MetricsTarget(**settings["target"])
+    service = MetricsService(AgentChannel(fd), known, target, settings["name"], exposition)
+    if target.directory:
+        service.clean_up()
+    service.run()

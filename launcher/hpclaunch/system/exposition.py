@@ -1,0 +1,94 @@
+"""Metrics as text, over HTTP or for a file, with prometheus_client. Only the process that tells
+metrics imports this: the library takes longer to import than an agent takes to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socketserver import TCPServer
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from hpclaunch.core.views.job_metrics import MetricFamily, MetricKind
+from hpclaunch.worker import private_files
+
+READABLE = 0o644
+SILENT = 10.0  # seconds, after which a connection that asks nothing is closed
+SUFFIXES = {MetricKind.GAUGE: "", MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
+
+
+class Exposition(Collector):
+    """`families` is called for each scrape, in a thread of that scrape."""
+
+    def __init__(self, families: Callable[[], list[MetricFamily]]) -> None:
+        self._families = families
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        """None: which ones there are depends on the job."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families():
+            metric = Metric(family.name, family.help, family.kind.value, family.unit)
+            name = family.name + SUFFIXES[family.kind]
+            for sample in family.samples:
+                metric.add_sample(name, sample.labels, sample.value)
+            yield metric
+
+    def serve(self, address: str, port: int) -> None:
+        """From now on, in other threads. Raises OSError."""
+        app = make_wsgi_app(self._registry)
+        is_six = ipaddress.ip_address(address).version == 6
+        kind = _SixServer if is_six else _Server
+        server = make_server(address, port, app, kind, handler_class=_Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def write(self, file: Path) -> None:
+        """For node_exporter, which reads the older of the two formats, never half a file, and as
+        another user. Raises OSError.
+        """
+        new = file.with_name(f".{file.name}.{os.urandom(4).hex()}")
+        fd = private_files.open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with open(fd, "wb") as f:
+                f.write(generate_latest(self._registry))
+                os.fchmod(f.fileno(), READABLE)
+            os.replace(new, file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(new)
+            raise
+
+
+class _Server(ThreadingWSGIServer):
+    def server_bind(self) -> None:
+        """Without the look-up of this host's name, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+        self.setup_environ()
+
+    def handle_error(self, *_: object) -> None:
+        """Somebody has gone away: nobody has to know."""
+
+
+class _SixServer(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENT
+
+    def log_message(self, *_: object) -> None:
+        """The console belongs to the training."""

@@ -1,0 +1,156 @@
+"""What the process that tells metrics makes of its agent's answers."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from hpclaunch.agent.metrics_service import FRESH, Known
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.protocol.stages import Stage
+from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
+from hpclaunch.system.logs import ledger_files
+from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
+from hpclaunch.system.shared import packing
+
+LIMIT = 60.0
+JOB = JobSnapshot(
+    stage=Stage.RENDEZVOUS,
+    entered=1.0,
+    head="n1",
+    term=0,
+    round=1,
+    begun=None,
+    is_preflight=False,
+    resumed="",
+    fewest=1,
+    most=1,
+    restarts=2,
+    max_restarts=3,
+    agents=(),
+)
+LAUNCH = LaunchSnapshot("71.0", "71", "n1", 1, "train.py", "", 1.7e9, 60.0, JOB)
+
+
+def a_book(*entries, term=0, ends=()):
+    return Book(term, entries[0].begin, entries[-1].end, entries, ends)
+
+
+def spent(begin, end, category, number=None):
+    trained = (begin, end) if category is Category.TRAINING else None
+    return LedgerEntry(begin, end, 1.0, {category: end - begin}, number, trained)
+
+
+def text(book):
+    return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=False)
+
+
+class Agent:
+    """Answers with what it is given; `asked` are the questions that have come."""
+
+    def __init__(self):
+        self.socket = ViewSocket()
+        self.launch = LAUNCH
+        self.book = None
+        self.asked = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+        self.socket.close()
+
+    def _answer(self):
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            while not self._over.is_set():
+                if not selector.select(0.05):
+                    continue
+                for word, address in self.socket.receive():
+                    self.asked.append(word)
+                    ledger = b"" if self.book is None else text(self.book).encode()
+                    self.socket.answer(
+                        address, file_of(ledger if word == LEDGER else packing.pack(self.launch))
+                    )
+
+
+@contextmanager
+def an_agent():
+    agent = Agent()
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def value(families, name, **labels):
+    found = [s for f in families if f.name == f"hpclaunch_{name}" for s in f.samples]
+    return next((s.value for s in found if labels.items() <= s.labels.items()), None)
+
+
+def until(known, condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition(families := known.scraped()):
+        assert time.monotonic() < deadline
+    return families
+
+
+def test_an_agent_is_asked_at_most_once_a_second_however_many_scrape():
+    with an_agent() as agent:
+        known = Known(agent.socket.name, ranks=False)
+        began = time.monotonic()
+        threads = [
+            threading.Thread(target=lambda: [known.scraped() for _ in range(50)]) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        most = 1 + (time.monotonic() - began) / FRESH
+        assert 1 <= agent.asked.count(b"look") <= most
+        assert 1 <= agent.asked.count(LEDGER) <= most
+        assert value(known.scraped(), "leads") == 1
+
+
+def test_the_books_of_earlier_heads_come_from_the_log_directory(tmp_path):
+    first = a_book(spent(100, 200, Category.TRAINING, 0), ends=())
+    (tmp_path / ledger_files.name("0", 1e9)).write_text(text(first))
+    other = ledger_files.text(first, 0.0, launch="70.0", allocated=None, over=False)
+    (tmp_path / ledger_files.name("9", 1e9)).write_text(other)
+    with an_agent() as agent:
+        agent.launch = replace(LAUNCH, logs=str(tmp_path))
+        agent.book = a_book(spent(210, 240, Category.RESTART), term=1)
+        known = Known(agent.socket.name, ranks=False)
+        families = until(known, lambda found: value(found, "goodput_ratio") is not None)
+    assert value(families, "seat_seconds", category="training") == pytest.approx(100)
+    assert value(families, "seat_seconds", category="restart") == pytest.approx(30)
+    assert value(families, "seat_seconds", category="failure detection") == pytest.approx(10)
+    assert value(families, "begin_timestamp_seconds") == pytest.approx(100)
+
+
+def test_ends_of_rounds_are_counted_although_a_book_forgets_old_ones():
+    entry = spent(0, 10, Category.TRAINING, 0)
+    ends = [RoundEnd(n, float(n), float(n), ("growth",)) for n in range(5)]
+    look = packing.pack(LAUNCH)
+    known = Known(b"nobody", ranks=False)
+    for told in (ends[:3], ends[1:4], ends[3:]):
+        known.end(look, text(a_book(entry, ends=tuple(told))).encode())
+    assert value(known.scraped(), "round_ends", cause="more nodes") == 5
+
+
+def test_an_agent_that_is_gone_is_told_of_as_it_was():
+    with an_agent() as agent:
+        known = Known(agent.socket.name, ranks=False)
+        before = until(known, lambda found: value(found, "leads") == 1)
+    known._looked_at = -math.inf
+    after = known.scraped()
+    assert value(after, "snapshot_timestamp_seconds") == 1.7e9
+    assert value(after, "round") == value(before, "round") == 1

@@ -1,0 +1,96 @@
+"""--notify on one machine: a command that is told of events, and what it may do to a job."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import psutil
+import pytest
+from launching import hpclaunch, living, script, until
+from test_status import runs, waiting
+
+FAILS_ONCE = """\
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("a bad batch")
+"""
+
+
+def events(directory):
+    file = directory / "events"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def test_a_job_that_fails_once(tmp_path):
+    job = script(tmp_path, FAILS_ONCE)
+    done = hpclaunch("--cold", "--notify", "cat >> events", "--nproc", 2, job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "--notify" not in done.stderr
+    told = events(tmp_path)
+    assert [event["event"] for event in told] == [
+        "round_began",
+        "round_ended",
+        "round_began",
+        "job_over",
+    ]
+    for event in told:
+        assert event["format"] == 1
+        assert event["job"].startswith("local-")
+        assert event["slurm_id"] == ""
+        assert event["host"]
+        assert event["time"] > 1.7e9
+        assert event["text"]
+    _, ended, _, over = told
+    assert ended["cause"] == "exception"
+    assert ended["detail"] == "ValueError: a bad batch"
+    assert ended["text"] in done.stderr
+    assert (over["result"], over["exit_code"], over["restarts"]) == ("finished", 0, 1)
+    assert 0 <= over["goodput"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("cat >> events; echo no $$ >&2; exit 3", "the command of --notify ended with 3: no "),
+        ("no-such-command", "the command of --notify ended with 127: "),
+        ("kill -9 $$", "the command of --notify was killed by signal 9"),
+    ],
+)
+def test_a_command_that_fails_is_complained_of_once(tmp_path, command, complaint):
+    job = script(tmp_path, FAILS_ONCE)
+    done = hpclaunch("--cold", "--notify", command, job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the command of --notify") == done.stderr.count(complaint) == 1
+
+
+def test_a_command_that_hangs_holds_up_neither_training_nor_the_end_for_long(tmp_path):
+    command = "echo $$ >> pids; sleep 1000"
+    with waiting(tmp_path, "--notify", command) as run:
+        run.until_told(runs)
+        assert run.told()["job"]["round"] == 0
+        code, _, err = run.ends()
+        assert code == 0
+        assert "the command of --notify took longer than 10 s at the end of the job" in err
+        assert "was too slow for 1 event" in err
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        until(lambda: not living(pids))
+
+
+def test_a_command_dies_with_its_launcher(tmp_path):
+    with waiting(tmp_path, "--notify", "echo $$ >> pids; exec sleep 1000") as run:
+        until((tmp_path / "pids").exists)
+        until(lambda: (tmp_path / "pids").read_text().strip())
+        run.process.send_signal(signal.SIGKILL)
+        run.process.communicate()
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        until(lambda: not living(pids))
+
+
+def test_without_the_option_there_is_no_such_process(tmp_path):
+    with waiting(tmp_path) as run:
+        run.until_told(runs)
+        children = psutil.Process(run.process.pid).children()
+        assert not [c for c in children if "hpclaunch.system.notifier" in c.cmdline()]
+        assert run.ends()[0] == 0

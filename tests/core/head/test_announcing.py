@@ -1,0 +1,211 @@
+"""Stories of what somebody is told of a job who does not watch it."""
+
+from __future__ import annotations
+
+import pytest
+from crew import Crew
+from story import seen
+from test_hang_watch import stand_still
+from test_hang_watch import training as about_to_hang
+from test_notices import SETTINGS, leave
+from test_straggler_watch import keep_pace, make_steps
+from test_straggler_watch import training as keeping_pace
+
+from hpclaunch.core.protocol.events import (
+    Diagnosed,
+    HealthFound,
+    Requested,
+    WorkerExited,
+)
+from hpclaunch.core.protocol.model import Ending, Request, Requeueing, Topic
+
+
+def training(hosts="n0 n1", **settings):
+    """Two workers on each."""
+    crew = Crew(hosts, **{"notifies": True} | settings)
+    crew.start(*range(len(hosts.split())))
+    crew.until(2.0)
+    return crew
+
+
+def topics(crew):
+    return [notify.topic for notify in crew.told]
+
+
+def last(crew, topic):
+    return next(notify for notify in reversed(crew.told) if notify.topic is topic)
+
+
+def fail(crew, agent=1, tail="ValueError: no"):
+    crew.tell(agent, WorkerExited(2 * agent, 1, 0, tail))
+    crew.until(crew.now + 2.0)
+
+
+def test_nothing_is_told_unless_somebody_asks_for_it():
+    crew = training(notifies=False)
+    fail(crew)
+    leave(crew)
+    assert len(crew.verdicts) == 2
+    assert crew.told == []
+
+
+def test_a_job_from_its_begin_to_its_end():
+    crew = training()
+    (began,) = crew.told
+    assert (began.topic, began.round) == (Topic.ROUND_BEGAN, 0)
+    assert began.text == "round 0 begins: 2 nodes, 4 ranks"
+    assert began.details == {"nodes": 2, "ranks": 4}
+    leave(crew)
+    (_, over) = crew.told
+    assert over.topic is Topic.JOB_OVER
+    assert over.text == "all workers ended with 0 (exit code 0)"
+    assert 0 <= over.details.pop("goodput") <= 1
+    assert over.details == {
+        "result": "finished",
+        "exit_code": 0,
+        "cause": "done",
+        "restarts": 0,
+    }
+
+
+def test_a_failure_is_told_with_its_cause_before_the_next_round():
+    crew = training()
+    crew.checkpoint = "/c/7.pt"
+    fail(crew)
+    assert topics(crew)[1:] == [Topic.ROUND_ENDED, Topic.ROUND_BEGAN]
+    ended, began = crew.told[1:]
+    assert (ended.round, ended.text) == (0, "rank 2 on n1 exited with code 1")
+    assert ended.details == {
+        "cause": "exception",
+        "node": "n1",
+        "rank": 2,
+        "exit_code": 1,
+        "detail": "ValueError: no",
+    }
+    assert (began.round, began.details["checkpoint"]) == (1, "/c/7.pt")
+
+
+def test_a_restart_that_the_user_asks_for():
+    crew = training()
+    crew.tell(0, Requested(Request.RESTART))
+    crew.until(4.0)
+    ended = last(crew, Topic.ROUND_ENDED)
+    assert ended.details == {"cause": "user"}
+    assert ended.text == "the user has asked for a restart"
+    crew.tell(0, Requested(Request.STOP))
+    crew.until(6.0)
+    over = last(crew, Topic.JOB_OVER)
+    assert (over.details["result"], over.details["exit_code"]) == ("stopped", 143)
+
+
+def test_failures_one_after_the_other_are_a_storm():
+    crew = training(max_restarts=100)
+    for number in range(7):
+        crew.checkpoint = f"/c/{number}.pt"
+        fail(crew, tail=f"ValueError: {number}")
+        crew.until(crew.now + 40.0)
+    storms = [notify for notify in crew.told if notify.topic is Topic.RESTART_STORM]
+    assert [storm.round for storm in storms] == [2, 5]
+    assert storms[0].text.startswith("3 rounds have failed within ")
+    assert storms[0].text.endswith(" s, the last one: rank 2 on n1 exited with code 1")
+
+
+def test_failures_that_are_far_apart_are_none():
+    crew = training(max_restarts=100)
+    for number in range(4):
+        crew.checkpoint = f"/c/{number}.pt"
+        fail(crew, tail=f"ValueError: {number}")
+        crew.until(crew.now + 400.0)
+    assert Topic.RESTART_STORM not in topics(crew)
+
+
+def test_a_lost_node_and_the_last_spare():
+    crew = training("n0 n1 n2", fewest=2, most=2)
+    crew.kill(1)
+    crew.until(6.0)
+    ended = last(crew, Topic.ROUND_ENDED)
+    assert ended.details == {"cause": "node lost"}
+    assert ended.text == "the agent on n1 was lost: it has died, says its host"
+    exhausted = last(crew, Topic.SPARES_EXHAUSTED)
+    assert exhausted.text == "no spare is left: the next node that is lost will not be replaced"
+    assert topics(crew).count(Topic.SPARES_EXHAUSTED) == 1
+
+
+def test_another_head_tells_that_it_leads_once_a_quorum_follows_it():
+    crew = training("n0 n1 n2", fewest=2)
+    crew.kill(0)
+    crew.until(10.0)
+    _, ended, *rest = crew.told
+    assert ended.topic is Topic.ROUND_ENDED
+    assert ended.details == {"cause": "node lost"}
+    assert (ended.round, ended.text) == (0, "the head on n0 was lost: n1 leads now")
+    assert [notify.topic for notify in rest] == [Topic.ROUND_BEGAN]
+
+
+def test_of_two_heads_one_tells_that_it_has_taken_over():
+    crew = training("n0 n1 n2", fewest=1)
+    before = len(crew.told)
+    crew.cut([0], [1, 2])
+    crew.until(30.0)
+    assert [n.text for n in crew.told[before:] if "the head on" in n.text] == [
+        "the head on n0 was lost: n1 leads now"
+    ]
+
+
+def test_a_cordoned_node_is_told_once():
+    crew = training("n0 n1 n2", fewest=2)
+    crew.tell(2, HealthFound("GPU 1 ECC: 3 uncorrected memory errors"))
+    crew.until(8.0)
+    crew.tell(0, Diagnosed(""))
+    (cordoned,) = [notify for notify in crew.told if notify.topic is Topic.NODE_CORDONED]
+    assert cordoned.text == "n2 is cordoned: GPU 1 ECC: 3 uncorrected memory errors"
+    assert cordoned.details["node"] == "n2"
+    assert cordoned.details["reason"] == "GPU 1 ECC: 3 uncorrected memory errors"
+
+
+def test_a_hang_is_told_as_on_the_console():
+    crew = about_to_hang(notifies=True)
+    stand_still(crew, 11.0)
+    hang = last(crew, Topic.HANG)
+    assert hang.details == {"node": "n1", "rank": 3}
+    assert hang.text in crew.said
+    assert hang.text.startswith("no step for 10 s: the workers hang")
+    assert topics(crew)[1:] == [Topic.HANG, Topic.ROUND_ENDED, Topic.ROUND_BEGAN]
+    assert last(crew, Topic.ROUND_ENDED).details["cause"] == "hang"
+
+
+def test_a_straggler_is_told_as_on_the_console():
+    crew = keeping_pace(notifies=True)
+    keep_pace(crew, 1)
+    make_steps(crew, 40.0)
+    (straggler,) = [notify for notify in crew.told if notify.topic is Topic.STRAGGLER]
+    assert straggler.details == {"node": "n1"}
+    assert straggler.text in crew.said
+
+
+def near_the_end(**settings):
+    crew = Crew("n0 n1", **SETTINGS | {"notifies": True} | settings)
+    crew.ends_at = 1000.0
+    crew.steps = dict.fromkeys((0, 1), (100, 100))
+    crew.start(0, 1)
+    crew.until(2.0)
+    for agent in (0, 1):
+        crew.tell(agent, seen(steps=(100, 100)))
+    return crew
+
+
+def test_notice_is_told_once_in_a_round():
+    crew = near_the_end()
+    crew.until(960.0)
+    (notice,) = [notify for notify in crew.told if notify.topic is Topic.NOTICE]
+    assert notice.text in crew.said
+    assert notice.details["seconds_left"] == pytest.approx(50, abs=2)
+
+
+def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
+    crew = near_the_end(requeueing=Requeueing(on=(Ending.TIME_LIMIT,), most=9))
+    crew.until(1000.0)
+    requeued = crew.told[-1]
+    assert requeued.topic is Topic.JOB_REQUEUED
+    assert requeued.details["result"] == "time-limit"
+    assert Topic.JOB_OVER not in topics(crew)

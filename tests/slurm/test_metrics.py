@@ -1,0 +1,161 @@
+"""--metrics and --notify in a job on several nodes, and when its head is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as older
+
+from .cluster import Cluster, eventually
+from .conftest import AGENT, SCRIPTS
+
+PORT = 9400
+STEPPING = """\
+import os, time
+import torch
+
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+while not os.path.exists("over"):
+    optimizer.step()
+    time.sleep(0.05)
+"""
+WAITING = """\
+import os, time
+while not os.path.exists("over"):
+    time.sleep(0.05)
+"""
+SCRAPE = """\
+import sys, urllib.request
+accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+url = f"http://{sys.argv[1]}:{sys.argv[2]}/metrics"
+try:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
+        print(answer.read().decode())
+except OSError:
+    pass
+"""
+Metrics = dict[tuple[str, ...], float]
+
+
+def scraped(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
+    """What the agent on this host tells; {} if nobody answers."""
+    text = cluster.on(host, ["python", "-", at, str(port)], stdin=SCRAPE)
+    return values(openmetrics(text.rstrip("\n") + "\n")) if text.strip() else {}
+
+
+def written(file: Path) -> Metrics:
+    return values(older(file.read_text()))
+
+
+def values(families: Iterable[Metric]) -> Metrics:
+    """{(name, labels but for those of the launch): value}"""
+    found = {}
+    for family in families:
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
+            found[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
+    return found
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    file = directory / "events"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def names(told: Sequence[dict[str, Any]]) -> list[str]:
+    return [event["event"] for event in told]
+
+
+def test_another_agent_takes_over(cluster: Cluster, tmp_path: Path) -> None:
+    """The ports stay where they are, and the book and the notifications go on."""
+    script = tmp_path / "stepping.py"
+    script.write_text(STEPPING)
+    options = f"--nnodes 1:2 --metrics {PORT} --notify 'cat >> events'"
+    body = f"srun --no-kill {SCRIPTS}/agent.sh --nproc 2 {options} {script}"
+    job = cluster.sbatch(body, directory=tmp_path, nodes=2)
+    before: Metrics = {}
+
+    def trains() -> bool:
+        before.update(scraped(cluster, "n1"))
+        return before.get(("round_steps",), 0) > 0 and before.get(("goodput_ratio",), 0) > 0
+
+    eventually("its steps", trains, timeout=90.0)
+    assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 2, 4)
+    other = scraped(cluster, "n2")
+    assert other.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
+    assert other["leads",] == 0
+    assert scraped(cluster, "n1", at="n2") == {}  # it is on loopback
+
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    after: Metrics = {}
+
+    def leads() -> bool:
+        after.update(scraped(cluster, "n2"))
+        trained = after.get(("seat_seconds", "training"), 0.0)
+        return after.get(("leads",)) == 1 and trained >= before["seat_seconds", "training"]
+
+    eventually("the metrics of the job on the other node", leads)
+    assert (after["nodes", "running"], after["nodes", "lost"], after["world_size",]) == (1, 1, 2)
+    assert after["begin_timestamp_seconds",] == pytest.approx(
+        before["begin_timestamp_seconds",], abs=2
+    )
+    assert scraped(cluster, "n1") == {}
+    (tmp_path / "over").touch()
+    job.wait()
+    told = events(tmp_path)
+    assert names(told) == ["round_began", "round_ended", "round_began", "job_over"]
+    assert [event["host"] for event in told] == ["n1", "n2", "n2", "n2"]
+    assert told[1]["text"] == "the head on n1 was lost: n2 leads now"
+    assert told[1]["cause"] == "node lost"
+    assert {event["slurm_id"] for event in told} == {str(job.id)}
+
+
+def test_files_of_all_nodes(cluster: Cluster) -> None:
+    """Of a user who is not root."""
+    directory = cluster.directory_of("nobody")
+    textfile = directory / "textfile"
+    textfile.mkdir()
+    os.chown(textfile, directory.stat().st_uid, directory.stat().st_gid)
+    script = directory / "waiting.py"
+    script.write_text(WAITING)
+    body = f"srun {SCRIPTS}/agent.sh --cold --nproc 1 --metrics {textfile} {script}"
+    job = cluster.sbatch(body, directory=directory, nodes=2, user="nobody")
+    first, second = (textfile / f"hpclaunch-{job.id}.0-{n}.prom" for n in (0, 1))
+    eventually("both files", lambda: first.exists() and second.exists(), timeout=60.0)
+    assert first.stat().st_mode & 0o777 == 0o644
+    assert written(second)["leads",] == 0
+    (directory / "over").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert os.listdir(textfile) == [first.name]
+    last = written(first)
+    assert (last["over",], last["exit_code",]) == (1, 0)
+
+
+def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    options = f"--cold --nproc 1 --metrics 0.0.0.0:{PORT}"
+    body = f"srun --ntasks=2 {SCRIPTS}/agent.sh {options} {script}"
+    tasks = ("--ntasks-per-node=2",)
+    job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=tasks)
+    found: list[Metrics] = []
+
+    def both() -> bool:
+        found[:] = [scraped(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
+        return all(found)
+
+    eventually("both ports, from another host", both, timeout=60.0)
+    assert [metrics["leads",] for metrics in found] == [1, 0]
+    (tmp_path / "over").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "no metrics" not in ended.output
