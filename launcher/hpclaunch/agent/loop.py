@@ -45,6 +45,7 @@ from .config import Config
 from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
+from .history_keeping import VITALS, History
 from .joining import join
 from .last_words import LastWords
 from .ledger_keeping import Ledger
@@ -106,6 +107,7 @@ class Agent:
         self.end_watch = EndWatch(config.job, environ, self._poller)
         self.native_stacks = NativeStacks(self._poller)
         self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
+        self.history = History(config, self.control, self._look_for_history)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -160,7 +162,8 @@ class Agent:
         if journal >= 0:
             self._poller.register(journal, zmq.POLLOUT)
         parts = (self.control, self.last_words, self.health, self.resuming, self.viewing)
-        deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
+        deadlines = (part.next_deadline() for part in (*parts, self.history))
+        deadline = min(self._disk_until, *deadlines)
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
         wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
@@ -182,7 +185,9 @@ class Agent:
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         self.ledger.allocated = self.end_watch.began
-        self.ledger.keep(self.control, self.output.service, time.monotonic())
+        now = time.monotonic()
+        self.ledger.keep(self.control, self.output.service, now)
+        self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.journal.flush()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
@@ -303,6 +308,9 @@ class Agent:
                 self._deliver(events.SampleTaken(sample))
             case {"event": "vitals", "number": number, "ranks": ranks}:
                 told = tuple(RankVitals(**rank) for rank in ranks)
+                if number == VITALS:
+                    self.history.heard(told)
+                    return
                 self._deliver(events.VitalsTaken(number, told, self.health.use))
             case {"event": "offered", "number": number, "steps": steps, **more}:
                 found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
@@ -461,6 +469,12 @@ class Agent:
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _look_for_history(self) -> None:
+        self.health.ask_use()
+        self.forkserver.vitals(VITALS)
+        if self.control.leads:
+            self.resuming.ask_newest()
 
     def _make_notice_file(self) -> None:
         """Once all workers have taken it: one that looks for the file has come to the step."""

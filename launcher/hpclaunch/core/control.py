@@ -7,12 +7,14 @@ agent sends to itself is delivered here, at once and in order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
+from .history.moment import WorkersMoment
 from .ledger.book import Book
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
@@ -32,7 +34,7 @@ from .protocol.events import (
     TroubleFound,
 )
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, Job, Phase, Request, Trouble, Verdict
+from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
@@ -93,6 +95,14 @@ class Control:
     def snapshot(self, now: float) -> JobSnapshot | None:
         """The job at this moment; None if another agent leads."""
         return None if self.head is None else self.head.snapshot(self._clock.awake(now))
+
+    def workers_moment(
+        self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
+    ) -> WorkersMoment | None:
+        """Of the round that this agent has taken part in last; None before its first, and of one
+        that measures the nodes. With what was just found out about its workers, if that was asked.
+        """
+        return self.member.work.moment(self._clock.awake(now), vitals, gpus)
 
     def refusal(self, request: Request) -> str:
         """Why what the user asks for cannot be done now; "" if it can."""

@@ -9,7 +9,10 @@ prepares anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..hangs.suspicion import Suspicion
+from ..history.moment import WorkersMoment, of_workers
 from ..protocol.effects import (
     CheckHealth,
     Effect,
@@ -46,11 +49,13 @@ from ..protocol.model import (
     Doing,
     Evidence,
     Goal,
+    GpuUse,
     Job,
     NoticeAnswer,
     Phase,
     Place,
     Progress,
+    RankVitals,
     Sample,
     Trouble,
     Verdict,
@@ -119,6 +124,19 @@ class WorkerGroup:
     @property
     def vitals(self) -> Vitals | None:
         return self._vitals if self.phase is Phase.RUNNING else None
+
+    def moment(
+        self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
+    ) -> WorkersMoment | None:
+        """See `Control.workers_moment`."""
+        part = self.part
+        if part is None or part.preflight:
+            return None
+        progress = self._suspicion.report()
+        *spent, elapsed = self.spending.report(now)
+        steps = () if progress is None else progress.steps
+        own = (part.first_rank, part.nproc, elapsed / 1000, tuple(spent), steps)
+        return of_workers(*own, vitals, gpus)
 
     @property
     def notice(self) -> NoticeAnswer | None:
