@@ -44,7 +44,6 @@ class GpusMoment:
     used: int  # bytes of their memory
     total: int
     temperature: int  # of the hottest, in degrees Celsius
-    power: float  # watts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class WorkersMoment:
     spent: Spent  # in these; the last number is what they do now
     steps: int  # in this round, of the rank that is furthest
     step: int = 0  # the same as the script counts; 0 if it does not say
-    cpu: float = 0.0  # CPUs used
     memory: int = 0  # bytes that are resident; 0 if nobody has looked
     largest: int = 0  # of one of them
     gpus: GpusMoment | None = None
@@ -113,7 +111,6 @@ def of_workers(
         spent,
         steps=max((*steps, *(worker.steps for worker in vitals)), default=0),
         step=max((worker.step for worker in vitals), default=0),
-        cpu=round(sum(worker.cpu for worker in vitals), 2),
         memory=sum(memory),
         largest=max(memory, default=0),
         gpus=_of_gpus(gpus) if gpus else None,
@@ -129,7 +126,6 @@ def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
         used=sum(gpu.used for gpu in gpus),
         total=sum(gpu.total for gpu in gpus),
         temperature=max(gpu.temperature for gpu in gpus),
-        power=round(sum(gpu.power for gpu in gpus), 1),
     )
 
 

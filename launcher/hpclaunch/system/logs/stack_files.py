@@ -1,0 +1,39 @@
+"""Where workers were when they hung: `round-N/evidence/rank-R.txt` of the log directories."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hpclaunch.core.views.job_page import HangStacks
+from hpclaunch.worker import private_files
+
+ROUNDS = re.compile(r"round-(\d{1,6})")
+STACKS = re.compile(r"rank-(\d+)(?:\.native)?\.txt")
+MOST_FILES = 8  # of a round: those of its first ranks
+MOST_BYTES = 16_000  # of a file
+
+
+def read(directory: Path) -> list[HangStacks]:
+    """Of all rounds that have some and can be read. Raises OSError for the directory itself."""
+    found = []
+    for entry in sorted(os.listdir(directory)):
+        if (number := ROUNDS.fullmatch(entry)) is None:
+            continue
+        where = directory / entry / "evidence"
+        try:
+            names = [name for name in os.listdir(where) if STACKS.fullmatch(name)]
+            names.sort(key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+            files = tuple((name, _text(where / name)) for name in names[:MOST_FILES])
+            if files:
+                written = os.lstat(where / names[0]).st_mtime
+                found.append(HangStacks(int(number[1]), written, str(where), files))
+        except OSError:
+            continue
+    return found
+
+
+def _text(file: Path) -> str:
+    with open(file, "rb", opener=private_files.open_file) as f:
+        return f.read(MOST_BYTES).decode(errors="replace")
