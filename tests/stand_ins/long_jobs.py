@@ -6,9 +6,9 @@ import random
 
 from hpclaunch.core.history.moment import (
     AgentHistory,
+    AgentMoment,
     GpusMoment,
     JobMoment,
-    Moment,
     SavedMoment,
     WorkersMoment,
 )
@@ -43,14 +43,14 @@ def a_launch(
     moments: int = 40,
     over: bool = True,
 ) -> tuple[Launch, list[AgentHistory]]:
-    """Of rounds that are equally long; each but the last one fails on some rank. An agent notes
-    `moments` in each. A spare is there besides the nodes.
+    """Of rounds that are equally long; each but the last one fails on some rank. The head notes
+    `moments` in each, and the others ten times fewer. A spare is there besides the nodes.
     """
     chance = random.Random(7)
     seats = float(nodes * per_node)
     hosts = [host.format(i + 1) for i in range(nodes + 1)]
     entries, ends = [], []
-    noted: list[list[Moment]] = [[] for _ in hosts]
+    noted: list[list[AgentMoment]] = [[] for _ in hosts]
     states = f"{nodes}RS"
     at = begin
     for number in range(rounds):
@@ -67,10 +67,10 @@ def a_launch(
         entries.append(LedgerEntry(at, end, seats + per_node, spent, number, trained, saved))
         for i in range(moments):
             now = at + length * (i + 0.5) / moments
-            for index in range(nodes):
+            for index in range(nodes if i % 10 == 0 or i + 1 == moments else 1):
                 noted[index].append(_moment(index, number, now, at, length, per_node, gpus=gpus))
             job = JobMoment(states, "", SavedMoment(now - 3, number * 1000 + i, GIB))
-            noted[0][-1] = Moment(now, number, noted[0][-1].workers, job)
+            noted[0][-1] = AgentMoment(now, number, noted[0][-1].workers, job)
         if number + 1 < rounds:
             rank = chance.randrange(nodes * per_node)
             failure = a_failure(number, rank, hosts[rank // per_node], end - 1.0, tail)
@@ -80,7 +80,7 @@ def a_launch(
             end += 2.0
         at = end
     named = JobMoment(f"{nodes}PA", hosts=tuple(hosts))
-    noted[0].insert(0, Moment(begin, -1, None, named))
+    noted[0].insert(0, AgentMoment(begin, -1, None, named))
     histories = [
         AgentHistory(name, index, each, tuple(moments))
         for index, (each, moments) in enumerate(zip(hosts, noted, strict=True))
@@ -93,7 +93,7 @@ def a_launch(
 
 def _moment(
     index: int, number: int, now: float, begin: float, length: float, per_node: int, *, gpus: bool
-) -> Moment:
+) -> AgentMoment:
     elapsed = now - begin
     left, spent = elapsed, [0] * Doing.NOTHING
     for doing, share in ((Doing.IMPORTS, 0.05), (Doing.LOADING, 0.05), (Doing.TRAINING, 1.0)):
@@ -113,4 +113,4 @@ def _moment(
         largest=4 * GIB,
         gpus=use if gpus else None,
     )
-    return Moment(now, number, workers)
+    return AgentMoment(now, number, workers)

@@ -23,7 +23,7 @@ MOST_CHANGES = 2000  # that are noted at once; later ones with the next moment
 VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
 
 
-class History:
+class HistoryKeeping:
     """`ask` has the workers and the GPUs looked at, and the newest checkpoint if this agent leads.
     What they tell comes with `heard`, and with the arguments of `keep`.
     """
@@ -98,6 +98,6 @@ class History:
         if snapshot is not None:
             job = moment.of_job(snapshot, saved, is_first=not self._is_named)
             self._is_named = True
-        noted = moment.Moment(round(time.time(), 2), control.member.round, workers, job)
+        noted = moment.AgentMoment(round(time.time(), 2), control.member.round, workers, job)
         assert self._directory is not None, "the caller has looked"
         service.append(self._directory, self._name, text + history_files.line(noted))

@@ -45,7 +45,7 @@ from .config import Config
 from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
-from .history_keeping import VITALS, History
+from .history_keeping import VITALS, HistoryKeeping
 from .joining import join
 from .last_words import LastWords
 from .ledger_keeping import Ledger
@@ -107,7 +107,7 @@ class Agent:
         self.end_watch = EndWatch(config.job, environ, self._poller)
         self.native_stacks = NativeStacks(self._poller)
         self.viewing = Viewing(config, self.control, self._poller, self.output, self._deliver)
-        self.history = History(config, self.control, self._look_for_history)
+        self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service

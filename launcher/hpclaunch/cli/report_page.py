@@ -21,7 +21,6 @@ from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.views.job_page import JobPage, job_page
 from hpclaunch.system.logs import history_files, stack_files
-from hpclaunch.worker import private_files
 
 if TYPE_CHECKING:
     from hpclaunch.core.history.moment import AgentHistory
@@ -46,8 +45,8 @@ def write_file(
     page = job_page(report, launches, histories, stacks, _local, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with open(private_files.open_file(file, flags), "wb") as f:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(file, flags, 0o600), "wb") as f:  # as private as the logs
             f.write(data)
     except OSError as e:
         raise UsageError(f"cannot write {file}: {e.strerror or e}") from e

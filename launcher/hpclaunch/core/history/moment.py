@@ -79,7 +79,7 @@ class JobMoment:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class AgentMoment:
     at: float  # seconds since the epoch
     round: int
     workers: WorkersMoment | None = None
@@ -87,8 +87,8 @@ class Moment:
 
 
 def period(age: float, agents: int) -> float:
-    """Seconds until the next moment of an agent of this age. A job of an hour has some 400, one of
-    a day 1,000, and each day after that adds 300.
+    """Seconds until the next moment of an agent of this age. A job of an hour has some 450, one of
+    a day 1,100, and each day after that adds 288.
     """
     return min(LONGEST, max(SHORTEST, agents / AGENTS, age / PER_AGE))
 
@@ -162,4 +162,4 @@ class AgentHistory:
     launch: str
     index: int
     host: str
-    moments: tuple[Moment, ...]
+    moments: tuple[AgentMoment, ...]

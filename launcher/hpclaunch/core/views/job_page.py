@@ -19,7 +19,7 @@ from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
 from . import page_lanes as lanes
 from .text_style import DAY, duration
-from .time_axis import LocalTime, Tick, TimeAxis, ahead
+from .time_axis import UNITS, AxisTick, LocalTime, TimeAxis, ahead
 
 TICKS = 5
 MOST_ENDS = 100  # of rounds: the first one, and the last ones
@@ -151,7 +151,7 @@ class JobPage:
     begin: float
     end: float
     offset: int  # seconds by which the local time is ahead of UTC
-    ticks: tuple[Tick, ...]
+    ticks: tuple[AxisTick, ...]
     time_line: TimeLine
     charts: tuple[Chart, ...]
     gpu_charts: tuple[Chart, ...]
@@ -183,7 +183,7 @@ def job_page(
     axis = TimeAxis(report.begin, max(end, report.end, report.begin + 1))
     clock = _Clock(local, with_date=axis.length > 20 * 3600)
     ends = round_ends(launches)
-    rows = _lanes(launches, histories)
+    rows = _lanes(launches, histories, axis)
     points = curves.gathered(histories, axis)
     happened = _happened(report.ends, ends, histories)
     return JobPage(
@@ -361,7 +361,9 @@ def _hosts(histories: Iterable[AgentHistory]) -> dict[int, str]:
 # The time line
 
 
-def _lanes(launches: Sequence[Launch], histories: Sequence[AgentHistory]) -> list[lanes.Lane]:
+def _lanes(
+    launches: Sequence[Launch], histories: Sequence[AgentHistory], axis: TimeAxis
+) -> list[lanes.Lane]:
     by_host = defaultdict[str, list[lanes.Bar]](list)
     by_rank: dict[int, tuple[str, list[lanes.Bar]]] = {}
     is_stable = True  # each rank has had one host
@@ -378,7 +380,7 @@ def _lanes(launches: Sequence[Launch], histories: Sequence[AgentHistory]) -> lis
             seen = states[index] if index < len(states) else []
             moments = sorted((m for h in own[index] for m in h.moments), key=lambda m: m.at)
             history = AgentHistory(launch.name, index, host, tuple(moments))
-            bars = lanes.agent_bars(history, seen, rounds, launch.until)
+            bars = lanes.agent_bars(history, seen, rounds, launch.until, axis.length / UNITS)
             of_host[host].append(bars)
             ranks = {
                 rank
@@ -393,8 +395,7 @@ def _lanes(launches: Sequence[Launch], histories: Sequence[AgentHistory]) -> lis
             is_stable = is_stable and len(ranks) <= lanes.FEW_RANKS
         for host, of_agents in of_host.items():
             by_host[host] += lanes.most(of_agents)
-    is_whole = {host for host, _ in by_rank.values()} == set(by_host)
-    return lanes.lanes(by_host, by_rank if is_stable and is_whole else {})
+    return lanes.lanes(by_host, by_rank if is_stable else {})
 
 
 def _time_line(

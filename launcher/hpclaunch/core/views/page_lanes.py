@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from ..history.moment import AgentHistory, Moment, states_of
+from ..history.moment import AgentHistory, AgentMoment, states_of
 from ..ledger.book import Category, LedgerEntry
 from ..ledger.round_shares import CATEGORIES
 from ..protocol.model import Doing
@@ -19,6 +19,7 @@ from .time_axis import UNITS, TimeAxis
 FEW_RANKS = 16  # that have a lane each; of more, each node has one
 MOST_LANES = 96  # of more nodes, several that follow each other share one
 MOST_BARS = 12_000  # on a page: of more, the shortest are put together
+FOLDS = 4  # bars that become one, where there are too many, for a first try
 
 # In the order in which a round goes through them; what goes on beside them is not among them.
 IN_ORDER = (
@@ -89,11 +90,13 @@ def agent_bars(
     states: Sequence[tuple[float, AgentState]],
     rounds: Mapping[int, tuple[float, float]],
     until: float,
+    least: float,
 ) -> list[Bar]:
     """`states` are those that the heads have seen of it, in order; `rounds` is from when to when
-    each round was, and `until` when the launch was over.
+    each round was, and `until` when the launch was over. What workers saved in less than `least`
+    seconds is left out.
     """
-    own = defaultdict[int, list[Moment]](list)
+    own = defaultdict[int, list[AgentMoment]](list)
     for moment in history.moments:
         if moment.workers is not None:
             own[moment.round].append(moment)
@@ -102,16 +105,17 @@ def agent_bars(
     for number, moments in sorted(own.items()):
         end = rounds.get(number, (0.0, until))[1]
         gone = next((at for at in lost if moments[0].at < at < end), end)
-        working += _round_bars(moments, min(gone, until))
+        working += _round_bars(moments, min(gone, until), least)
+    ends = [*(at for at, _ in states[1:]), until]
     idle = [
-        Bar(at, next_at, OF_STATE[state])
-        for (at, state), next_at in zip(states, [*(at for at, _ in states[1:]), until], strict=True)
-        if state in OF_STATE and at < next_at
+        Bar(at, end, OF_STATE[state])
+        for (at, state), end in zip(states, ends, strict=False)
+        if state in OF_STATE and at < end
     ]
     return sorted([*_between(idle, working), *working], key=lambda bar: bar.begin)
 
 
-def _round_bars(moments: Sequence[Moment], end: float) -> list[Bar]:
+def _round_bars(moments: Sequence[AgentMoment], end: float, least: float) -> list[Bar]:
     """What the workers of an agent did in a round."""
     last = moments[-1]
     assert last.workers is not None, "the caller has looked"
@@ -129,23 +133,25 @@ def _round_bars(moments: Sequence[Moment], end: float) -> list[Bar]:
             found.append(Bar(at, until, CATEGORIES[each]))
             at = until
     if at < over:
-        saves = [Bar(max(at, s.begin), min(over, s.end), s.category) for s in _saves(moments)]
+        saves = [
+            Bar(max(at, s.begin), min(over, s.end), s.category) for s in _saves(moments, least)
+        ]
         saves = [bar for bar in saves if bar.begin < bar.end]
         found += [*_between([Bar(at, over, Category.TRAINING)], saves), *saves]
     return [*found, Bar(over, end, Category.END)] if over < end else found
 
 
-def _saves(moments: Sequence[Moment]) -> list[Bar]:
+def _saves(moments: Sequence[AgentMoment], least: float) -> list[Bar]:
     """As long as they took; that they have ended is known by the next moment."""
     found = []
     for one, other in pairwise(moments):
         seconds = (_saving(other) - _saving(one)) / 1000
-        if seconds > 0:
+        if seconds > 0 and seconds >= least:
             found.append(Bar(max(one.at, other.at - seconds), other.at, Category.SAVING))
     return found
 
 
-def _saving(moment: Moment) -> int:
+def _saving(moment: AgentMoment) -> int:
     spent = () if moment.workers is None else moment.workers.spent
     return spent[Doing.SAVING] if len(spent) > Doing.SAVING else 0
 
@@ -190,18 +196,19 @@ def states_seen(histories: Iterable[AgentHistory]) -> list[list[tuple[float, Age
 def lanes(
     by_host: Mapping[str, Sequence[Bar]], by_rank: Mapping[int, tuple[str, Sequence[Bar]]]
 ) -> list[Lane]:
-    """A lane for each of a few ranks, and else for each node. `by_rank` has the host and the bars
-    of each rank, or is empty if ranks have changed their hosts.
+    """A lane for each of a few ranks, and for each node that has none of them; or for all nodes.
+    `by_rank` has the host and the bars of each rank, or is empty if ranks have changed their hosts.
     """
-    if by_rank and len(by_rank) <= FEW_RANKS:
-        return [
-            Lane(f"rank {rank}", tuple(bars), frozenset([host]), rank)
-            for rank, (host, bars) in sorted(by_rank.items())
-        ]
-    hosts = list(by_host)
+    few = by_rank if len(by_rank) <= FEW_RANKS else {}
+    found = [
+        Lane(f"rank {rank}", tuple(bars), frozenset([host]), rank)
+        for rank, (host, bars) in sorted(few.items())
+    ]
+    with_ranks = {host for host, _ in few.values()}
+    hosts = [host for host in by_host if host not in with_ranks]
     size = max(1, math.ceil(len(hosts) / MOST_LANES))
     groups = [hosts[i : i + size] for i in range(0, len(hosts), size)]
-    return [
+    return found + [
         Lane(
             group[0] if len(group) == 1 else f"{group[0]} … {group[-1]}",
             tuple(most([by_host[host] for host in group])),
@@ -238,7 +245,9 @@ def strokes(rows: Sequence[tuple[float, Sequence[Bar]]], axis: TimeAxis) -> dict
     """Bars as paths of SVG, one for each category; `rows` are (y, bars). Where there are too many,
     those that follow each other closely are drawn as what takes most of their time.
     """
-    width = 1
+    width, number = 1, sum(len(bars) for _, bars in rows)
+    while number > width * FOLDS * MOST_BARS:
+        width *= 2
     while True:
         runs = [(y, _runs(bars, axis, width)) for y, bars in rows]
         if width >= UNITS or sum(len(each) for _, each in runs) <= MOST_BARS:
@@ -255,10 +264,12 @@ def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[tuple[Categor
     """(category, from, to) in units: what takes the most of each column of this width."""
     columns: dict[int, dict[Category, float]] = {}
     found: list[tuple[Category, int, int]] = []
+    units = UNITS / width
     for bar in bars:
-        x, until = UNITS * axis.share(bar.begin) / width, UNITS * axis.share(bar.end) / width
-        first, last = int(x), min(int(until), UNITS // width)
-        for column in {first, last}:  # in between, there is nothing else
+        x, until = units * axis.share(bar.begin), units * axis.share(bar.end)
+        first = min(int(x), int(units) - 1)
+        last = max(first, math.ceil(until) - 1)
+        for column in (first,) if first == last else (first, last):  # nothing else is in between
             within = min(until, column + 1) - max(x, column)
             of = columns.setdefault(column, {})
             of[bar.category] = of.get(bar.category, 0.0) + within

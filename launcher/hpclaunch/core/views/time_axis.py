@@ -18,7 +18,7 @@ LocalTime = Callable[[float, str], str]  # writes a time in the form of strftime
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class AxisTick:
     percent: str  # of the width
     label: str
 
@@ -44,7 +44,7 @@ class TimeAxis:
     def percent(self, at: float) -> str:
         return percent(self.share(at))
 
-    def ticks(self, local: LocalTime, most: int) -> list[Tick]:
+    def ticks(self, local: LocalTime, most: int) -> list[AxisTick]:
         """At most so many, at round times of the clock."""
         step = next((step for step in STEPS if self.length / step <= most), STEPS[-1])
         offset = ahead(self.begin, local)
@@ -53,7 +53,7 @@ class TimeAxis:
         times = [first + i * step for i in range(max(0, min(count, most)))]
         form = "%b %d" if step >= DAY else "%H:%M" if step >= MINUTE else "%H:%M:%S"
         whole = [at for at in times if 0.03 < self.share(at) < 0.97]  # or its name is cut off
-        return [Tick(self.percent(at), local(at, form)) for at in whole]
+        return [AxisTick(self.percent(at), local(at, form)) for at in whole]
 
 
 def ahead(at: float, local: LocalTime) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.history.moment import AgentHistory, Moment
+from hpclaunch.core.history.moment import AgentHistory, AgentMoment
 from hpclaunch.worker import private_files
 
 from ..shared import packing
@@ -44,7 +44,7 @@ def title(launch: str, index: int, host: str) -> str:
     return _line(HistoryTitle(FORMAT, __version__, launch, index, host))
 
 
-def line(moment: Moment) -> str:
+def line(moment: AgentMoment) -> str:
     return _line(moment)
 
 
@@ -77,7 +77,7 @@ def _history(lines: list[bytes]) -> AgentHistory | None:
         return None
     for each in lines[1:]:
         try:
-            moments.append(packing.unpack(each, Moment))
+            moments.append(packing.unpack(each, AgentMoment))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # cut off: by a full disk, or a node that was lost
     moments.sort(key=lambda moment: moment.at)

@@ -23,8 +23,8 @@ def read(directory: Path) -> list[HangStacks]:
             continue
         where = directory / entry / "evidence"
         try:
-            names = [name for name in os.listdir(where) if STACKS.fullmatch(name)]
-            names.sort(key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+            matches = filter(None, map(STACKS.fullmatch, os.listdir(where)))
+            names = [name for _, name in sorted((int(m[1]), m[0]) for m in matches)]
             files = tuple((name, _text(where / name)) for name in names[:MOST_FILES])
             if files:
                 written = os.lstat(where / names[0]).st_mtime
