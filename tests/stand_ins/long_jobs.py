@@ -109,6 +109,7 @@ def _moment(
         elapsed,
         (*spent, now_doing.value),
         steps=max(0, round(8 * (elapsed - 0.1 * length))),
+        seen=elapsed,
         memory=per_node * (3 * GIB + round(elapsed) * 1000),
         largest=4 * GIB,
         gpus=use if gpus else None,

@@ -26,7 +26,7 @@ MOMENTS = (
     AgentMoment(
         20.5,
         0,
-        WorkersMoment(0, 2, 9.5, (1, 2, 3, 4, 5, 6, 4), 7, 8, 9, 10, GPUS),
+        WorkersMoment(0, 2, 9.5, (1, 2, 3, 4, 5, 6, 4), 7, 8.5, 8, 9, 10, GPUS),
         JobMoment("RL", "rank 1 on n1", SavedMoment(15.0, None, 3)),
     ),
 )

@@ -66,20 +66,20 @@ def test_a_job_of_weeks_notes_a_bounded_number(age, most):
 def test_workers_and_gpus_together():
     vitals = [RankVitals(rank, "step", 7, 1007 + rank, 1.0, 100 + rank) for rank in (4, 5)]
     gpus = [GpuUse(0.5, 10, 80, 60, 300.0), GpuUse(1.0, 30, 80, 71, 300.0)]
-    moment = of_workers(4, 2, 12.3456, (0, 1, 2, 3, 4, 5, 4), (6,), vitals, gpus)
+    moment = of_workers(4, 2, 12.3456, (0, 1, 2, 3, 4, 5, 4), (6,), 9.0, vitals, gpus)
     assert (moment.first, moment.count, moment.elapsed) == (4, 2, 12.35)
-    assert (moment.steps, moment.step) == (7, 1012)
+    assert (moment.steps, moment.seen, moment.step) == (6, 9.0, 1012)
     assert (moment.memory, moment.largest) == (209, 105)
     assert moment.gpus == GpusMoment(2, 0.75, 0.5, 40, 160, 71)
 
 
 def test_gpus_that_do_not_tell():
-    gpus = of_workers(0, 1, 1.0, (), (), (), [GpuUse(None, 10, 80, 60, 300.0)]).gpus
+    gpus = of_workers(0, 1, 1.0, (), (), 0.0, (), [GpuUse(None, 10, 80, 60, 300.0)]).gpus
     assert gpus == GpusMoment(1, None, None, 10, 80, 60)
 
 
 def test_nobody_has_looked():
-    moment = of_workers(0, 2, 1.0, (), (8, 9))
+    moment = of_workers(0, 2, 1.0, (), (8, 9), 0.5)
     assert (moment.steps, moment.memory, moment.gpus) == (9, 0, None)
 
 

@@ -14,9 +14,7 @@ TRAINS, OVER = (0, 0, 0, 0, 0, 0, 4), (0, 0, 0, 0, 0, 0, 6)
 
 def noted(*steps, round=0, spent=TRAINS, memory=0, first=0):  # noqa: A002 - the field's name
     return [
-        AgentMoment(
-            at, round, WorkersMoment(first, 2, at, spent, made, memory=memory, largest=memory)
-        )
+        AgentMoment(at, round, WorkersMoment(first, 2, at, spent, made, at, 0, memory, memory))
         for at, made in steps
     ]
 
@@ -50,6 +48,15 @@ def test_each_round_is_a_piece_of_its_own_and_ends_with_its_workers():
         *noted((20, 1), (30, 11), round=1),
     ]
     assert curves.step_rates([history(*moments)]) == [[(10, 2.0)], [(30, 1.0)]]
+
+
+def test_workers_were_seen_some_time_before():
+    """And for two moments only once."""
+    made = [(10.0, 5, 4.0), (15.0, 15, 9.0), (16.0, 15, 9.0), (20.0, 25, 14.0)]
+    moments = [
+        AgentMoment(at, 0, WorkersMoment(0, 2, at, TRAINS, steps, seen)) for at, steps, seen in made
+    ]
+    assert curves.step_rates([history(*moments)]) == [[(9.0, 2.0), (14.0, 2.0)]]
 
 
 def test_only_the_agent_of_rank_0_counts_its_steps():

@@ -40,7 +40,7 @@ def told(bars):
 
 
 def a_moment(at, elapsed, *spent, round=0, first=0, count=2):  # noqa: A002 - the field's name
-    workers = WorkersMoment(first, count, elapsed, spent, steps=0)
+    workers = WorkersMoment(first, count, elapsed, spent, steps=0, seen=elapsed)
     return AgentMoment(at, round, workers)
 
 

@@ -9,7 +9,6 @@
   const body = document.body.dataset;
   const begin = Number(body.begin), length = Number(body.end) - begin, offset = Number(body.offset);
   const zooms = [...document.querySelectorAll("svg.zoom")];
-  const axes = [...document.querySelectorAll(".axis")];
   const range = document.getElementById("range");
   let scale = 1, left = 0; // how many times as large, and which share of the whole is at the left
 
@@ -22,9 +21,8 @@
     return step >= 60 ? minutes : `${minutes}:${two(date.getUTCSeconds())}`;
   }
 
-  function ticks() {
+  function ticks(width) {
     const from = begin + left * length, shown = length / scale;
-    const width = axes.length ? axes[0].getBoundingClientRect().width : 600;
     const most = Math.max(2, Math.floor(width / 90));
     const step = STEPS.find((each) => shown / each <= most) || STEPS[STEPS.length - 1];
     const found = [];
@@ -50,12 +48,12 @@
       zoom.setAttribute("x", `${-100 * left * scale}%`);
       zoom.setAttribute("width", `${100 * scale}%`);
     }
-    const found = ticks();
-    for (const group of document.querySelectorAll(".ticks")) {
-      group.replaceChildren(...found.map(([x, text]) => make("text", { x, y: 14 }, text)));
-    }
-    for (const group of document.querySelectorAll(".grid")) {
-      group.replaceChildren(...found.map(([x]) => make("line", { x1: x, x2: x, y1: 0, y2: "100%" })));
+    for (const group of document.querySelectorAll(".ticks, .grid")) {
+      const found = ticks(group.closest(".plot").getBoundingClientRect().width);
+      const made = group.matches(".ticks")
+        ? found.map(([x, text]) => make("text", { x, y: 14 }, text))
+        : found.map(([x]) => make("line", { x1: x, x2: x, y1: 0, y2: "100%" }));
+      group.replaceChildren(...made);
     }
     const from = begin + left * length;
     range.textContent = `${clock(from, 1)} to ${clock(from + length / scale, 1)}`;

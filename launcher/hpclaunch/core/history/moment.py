@@ -55,6 +55,7 @@ class WorkersMoment:
     elapsed: float  # seconds since the round began here
     spent: Spent  # in these; the last number is what they do now
     steps: int  # in this round, of the rank that is furthest
+    seen: float  # when these were seen, in seconds since the round began here
     step: int = 0  # the same as the script counts; 0 if it does not say
     memory: int = 0  # bytes that are resident; 0 if nobody has looked
     largest: int = 0  # of one of them
@@ -99,6 +100,7 @@ def of_workers(
     elapsed: float,
     spent: Spent,
     steps: Sequence[int],
+    seen: float,
     vitals: Sequence[RankVitals] = (),
     gpus: Sequence[GpuUse] = (),
 ) -> WorkersMoment:
@@ -109,7 +111,8 @@ def of_workers(
         count,
         round(elapsed, 2),
         spent,
-        steps=max((*steps, *(worker.steps for worker in vitals)), default=0),
+        steps=max(steps, default=0),
+        seen=round(seen, 2),
         step=max((worker.step for worker in vitals), default=0),
         memory=sum(memory),
         largest=max(memory, default=0),

@@ -93,6 +93,7 @@ class WorkerGroup:
         self._evidence: Evidence | None = None  # what an order has asked for
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
+        self._seen_at = 0.0  # when the workers were seen last
         self._gathering = 0  # the number of the evidence that was asked for last
         self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
@@ -135,7 +136,9 @@ class WorkerGroup:
         progress = self._suspicion.report()
         *spent, elapsed = self.spending.report(now)
         steps = () if progress is None else progress.steps
-        own = (part.first_rank, part.nproc, elapsed / 1000, tuple(spent), steps)
+        lasted = elapsed / 1000
+        seen = (steps, max(0.0, lasted - (now - self._seen_at)))
+        own = (part.first_rank, part.nproc, lasted, tuple(spent), *seen)
         return of_workers(*own, vitals, gpus)
 
     @property
@@ -167,6 +170,7 @@ class WorkerGroup:
                 return self._store_ended(event, now)
             case WorkersSeen():
                 self._suspicion.saw(event)
+                self._seen_at = now
                 self.spending.saw(event.spent, Doing(event.doing + 1), now)
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)

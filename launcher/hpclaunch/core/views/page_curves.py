@@ -15,7 +15,8 @@ from .time_axis import TimeAxis
 
 HEIGHT = 1000  # units of a drawing
 MOST_POINTS = 400  # of a curve
-LEAST = 15.0  # seconds over which steps are counted: an agent hears of them twice a second
+LEAST = 15.0  # seconds over which steps are counted: an agent hears of them every five
+SAME = 1.0  # seconds: of two moments that are not further apart, workers were seen once
 GAP = 3  # times as long as moments are apart: nothing was noted in between
 FEWEST = 10.0  # seconds that are put together for one point
 
@@ -97,8 +98,12 @@ def step_rates(histories: Iterable[AgentHistory]) -> Curve:
     for history in histories:
         moments = [m for m in history.moments if m.workers is not None and m.workers.first == 0]
         for _, same in groupby(moments, key=lambda m: m.round):
-            steps = [(m.at, m.workers.steps) for m in same if m.workers and _train(m.workers)]
-            if piece := _rates(steps):
+            steps = {
+                m.at - m.workers.elapsed + m.workers.seen: m.workers.steps
+                for m in same
+                if m.workers and _train(m.workers)
+            }
+            if piece := _rates(list(steps.items())):
                 found.append(piece)
     return sorted(found, key=lambda piece: piece[0][0])
 
@@ -116,7 +121,7 @@ def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
         while made[i + 1][0] <= at - LEAST:
             i += 1
         since, before = made[i]
-        if at > since:
+        if at > since + SAME:
             found.append((at, (number - before) / (at - since)))
     return found
 
