@@ -93,11 +93,11 @@ class HistoryKeeping:
         if not self._is_titled:  # now that this agent has its place
             host = self._places[control.index].host
             text = history_files.title(self._launch, control.index, host)
-            self._is_titled = True
         job, snapshot = None, control.snapshot(time.monotonic())
         if snapshot is not None:
             job = moment.of_job(snapshot, saved, is_first=not self._is_named)
-            self._is_named = True
         noted = moment.AgentMoment(round(time.time(), 2), control.member.round, workers, job)
         assert self._directory is not None, "the caller has looked"
-        service.append(self._directory, self._name, text + history_files.line(noted))
+        if service.append(self._directory, self._name, text + history_files.line(noted)):
+            self._is_titled = True
+            self._is_named = self._is_named or job is not None

@@ -27,8 +27,8 @@
     const step = STEPS.find((each) => shown / each <= most) || STEPS[STEPS.length - 1];
     const found = [];
     for (let at = Math.ceil((from + offset) / step) * step - offset; at <= from + shown; at += step) {
-      const place = (at - from) / shown; // a label at the edge would be cut off
-      const label = 0.03 < place && place < 0.97 ? clock(at, step) : "";
+      const place = width * (at - from) / shown; // a label at the edge would be cut off
+      const label = 32 < place && place < width - 32 ? clock(at, step) : "";
       found.push([`${100 * (at - begin) / length}%`, label]);
     }
     return found;

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .text_style import DAY, HOUR, MINUTE
 
 UNITS = 20_000  # of a drawing, from its left to its right
+EDGE = 0.06  # of the width: the name of a time that is nearer to the end would be cut off
 STEPS = (
     *(1, 2, 5, 10, 15, 30),
     *(MINUTE * n for n in (1, 2, 5, 10, 15, 30)),
@@ -52,7 +53,7 @@ class TimeAxis:
         count = int((self.end - first) // step) + 1
         times = [first + i * step for i in range(max(0, min(count, most)))]
         form = "%b %d" if step >= DAY else "%H:%M" if step >= MINUTE else "%H:%M:%S"
-        whole = [at for at in times if 0.03 < self.share(at) < 0.97]  # or its name is cut off
+        whole = [at for at in times if EDGE < self.share(at) < 1 - EDGE]
         return [AxisTick(self.percent(at), local(at, form)) for at in whole]
 
 
