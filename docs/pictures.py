@@ -32,7 +32,7 @@ HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 EPOCHS = 30
 KILLS = {9: 1, 20: 2}  # epochs, each with the rank that is killed once it is saved
 LOOKED_AT = 24  # the epoch in which the screen is taken
-WINDOW = 1280, 1000  # pixels
+WINDOW = 1280, 870  # pixels
 SCREEN = 96, 18  # columns, lines
 FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)  # which rich would load from elsewhere
 

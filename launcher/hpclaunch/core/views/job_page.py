@@ -256,8 +256,8 @@ def _facts(
     )
     yield Fact("Time", seat_time(report.end - report.begin), f"{begin} to {until}")
     seats = count(round(report.seats), report.seat)
-    nodes = plain(some(report.nodes, NODES))
-    yield Fact("Size", seats, f"{count(len(report.nodes), 'node')}: {nodes}")
+    names = f": {plain(some(report.nodes, NODES))}" if report.nodes else ""
+    yield Fact("Size", seats, f"{count(len(report.nodes), 'node')}{names}")
     rounds = count(report.rounds, "round")
     launches = f"{len(report.launches)} launches" if len(report.launches) > 1 else ""
     restarts = count(report.restarts, "restart")
@@ -310,11 +310,11 @@ def _happened(
     for saved in _saves(histories):
         step = "" if saved.step is None else f" of step {saved.step:,}"
         found.append(_Happening(saved.at, "save", f"a checkpoint{step} is complete"))
-    by_launch = _by_launch(histories)
-    for of_launch in by_launch.values():
+    for of_launch in _by_launch(histories).values():
         found += _of_nodes(of_launch)
         found += _of_stragglers(of_launch)
-    return sorted(found, key=lambda happening: happening.at)
+    # A node may have several agents, of which the same is told.
+    return sorted(dict.fromkeys(found), key=lambda happening: happening.at)
 
 
 def _of_nodes(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
