@@ -91,7 +91,7 @@ def test_what_cannot_be_appended_is_told_once(tmp_path, capfd):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_stacks_are_those_of_the_first_ranks_and_bounded(tmp_path):
+def test_stacks_are_those_of_the_rank_at_fault_and_the_first_ones(tmp_path):
     where = tmp_path / "round-3" / "evidence"
     where.mkdir(parents=True)
     for rank in range(20):
@@ -99,11 +99,11 @@ def test_stacks_are_those_of_the_first_ranks_and_bounded(tmp_path):
     (where / "rank-1.native.txt").write_bytes(b"\xff native")
     (where / "rank-1.collectives.json").write_text("{}")
     (tmp_path / "round-4").mkdir()
-    (found,) = stack_files.read(tmp_path)
+    (found,) = stack_files.read(tmp_path, {3: 17})
     assert (found.round, found.where) == (3, str(where))
     names = [name for name, _ in found.files]
-    assert names[:3] == ["rank-0.txt", "rank-1.native.txt", "rank-1.txt"]
-    assert found.files[1][1] == "\ufffd native"
+    assert names[:4] == ["rank-17.txt", "rank-0.txt", "rank-1.native.txt", "rank-1.txt"]
+    assert found.files[2][1] == "\ufffd native"
     assert len(found.files) == stack_files.MOST_FILES
     assert max(len(text) for _, text in found.files) == stack_files.MOST_BYTES
     assert abs(found.at - time.time()) < LIMIT

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpclaunch import __version__
 from hpclaunch.core.ledger.job_report import JobReport
-from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.ledger.summing import Launch, round_ends
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.views.job_page import JobPage, job_page
 from hpclaunch.system.logs import history_files, stack_files
@@ -37,10 +37,11 @@ def write_file(
     histories: list[AgentHistory] = []
     stacks: list[HangStacks] = []
     names = {launch.name for launch in launches}
+    faulty = {end.round: end.failures[0].rank for end in round_ends(launches) if end.failures}
     for directory in directories:
         with contextlib.suppress(OSError):
             histories += [h for h in history_files.read(directory) if h.launch in names]
-            stacks += stack_files.read(directory)
+            stacks += stack_files.read(directory, faulty)
     logs = [str(directory) for directory in directories]
     page = job_page(report, launches, histories, stacks, _local, logs=logs, version=__version__)
     data = html(page).encode(errors="replace")

@@ -95,7 +95,8 @@ def test_a_running_job_lasts_until_the_newest_moment():
     at = book.until + 60
     newest = AgentMoment(at, 1, None, JobMoment("2RS"))
     histories[0] = replace(histories[0], moments=(*histories[0].moments, newest))
-    assert page_of([late], histories).end == at
+    length = at - launch.allocated
+    assert page_of([late], histories).end == at + pages.ROOM * length
 
 
 def test_nodes_that_are_lost_and_come_back():

@@ -37,6 +37,8 @@ FAMILIES = {
     "idle": curves.IDLE,
 }
 WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
+LEAST_LOSS = 0.05  # seconds: less is written as none
+ROOM = 0.007  # of the length of the job, behind its end: for marks that are there
 GIB = 1 << 30
 
 
@@ -180,7 +182,8 @@ def job_page(
     """`report` is that of the launches, and `histories` are those of their agents."""
     noted = [history.moments[-1].at for history in histories if history.moments]
     end = max(noted, default=report.end) if not report.over else report.end
-    axis = TimeAxis(report.begin, max(end, report.end, report.begin + 1))
+    end = max(end, report.end, report.begin + 1)
+    axis = TimeAxis(report.begin, end + ROOM * (end - report.begin))
     clock = _Clock(local, with_date=axis.length > 20 * 3600)
     ends = round_ends(launches)
     rows = _lanes(launches, histories, axis)
@@ -579,7 +582,7 @@ def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
     drawn = [
         Drawn(style, f"area-{style}", curves.area(times, upper, axis, top), seat_time(last), True)
         for style, upper, last in reversed(tops)
-        if last > 0
+        if last >= LEAST_LOSS
     ]
     return Chart(name[0].upper() + name[1:], seat_time(top), seat_time(top / 2), tuple(drawn))
 

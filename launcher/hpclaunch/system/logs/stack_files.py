@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpclaunch.core.views.job_page import HangStacks
@@ -11,12 +12,14 @@ from hpclaunch.worker import private_files
 
 ROUNDS = re.compile(r"round-(\d{1,6})")
 STACKS = re.compile(r"rank-(\d+)(?:\.native)?\.txt")
-MOST_FILES = 8  # of a round: those of its first ranks
+MOST_FILES = 8  # of a round: those of the rank at fault, and of the first ones
 MOST_BYTES = 16_000  # of a file
 
 
-def read(directory: Path) -> list[HangStacks]:
-    """Of all rounds that have some and can be read. Raises OSError for the directory itself."""
+def read(directory: Path, faulty: Mapping[int, int]) -> list[HangStacks]:
+    """Of all rounds that have some and can be read; `faulty` has the rank at fault of each round,
+    which comes first. Raises OSError for the directory itself.
+    """
     found = []
     for entry in sorted(os.listdir(directory)):
         if (number := ROUNDS.fullmatch(entry)) is None:
@@ -24,7 +27,9 @@ def read(directory: Path) -> list[HangStacks]:
         where = directory / entry / "evidence"
         try:
             matches = filter(None, map(STACKS.fullmatch, os.listdir(where)))
-            names = [name for _, name in sorted((int(m[1]), m[0]) for m in matches)]
+            first = faulty.get(int(number[1]))
+            ranks = sorted((int(m[1]) != first, int(m[1]), m[0]) for m in matches)
+            names = [name for _, _, name in ranks]
             files = tuple((name, _text(where / name)) for name in names[:MOST_FILES])
             if files:
                 written = os.lstat(where / names[0]).st_mtime
