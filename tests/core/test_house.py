@@ -41,7 +41,7 @@ PURE = {
 # What each room may import of the package.
 PARTS = (
     *("protocol", "consensus", "placement", "health", "hangs", "stragglers", "ledger", "source"),
-    *("snapshot", "views", "head", "member", "control"),
+    *("snapshot", "history", "views", "head", "member", "control"),
 )
 CORE = {f"core.{part}" for part in PARTS}
 NOUNS = {"core.protocol"}
@@ -60,15 +60,17 @@ ALLOWED = {
     "core.ledger": NOUNS,
     "core.source": NOUNS,
     "core.snapshot": NOUNS,
-    "core.views": NOUNS | {"core.snapshot", "core.ledger"},
+    "core.history": NOUNS | {"core.snapshot"},
+    "core.views": NOUNS | {"core.snapshot", "core.history", "core.ledger"},
     "core.head": NOUNS | RULES | {"core.snapshot"},
-    "core.member": NOUNS | RULES,
+    "core.member": NOUNS | RULES | {"core.history"},
     "core.control": NOUNS
     | {
         "core.consensus",
         "core.snapshot",
         "core.stragglers",
         "core.ledger",
+        "core.history",
         "core.head",
         "core.member",
     },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import stat
 from pathlib import Path
@@ -86,3 +87,12 @@ def test_another_head_loses_no_second(cluster: Cluster, launch: Launch) -> None:
     assert told["seconds"]["training"] > 2 * 120 * 0.1
     assert told["seconds"]["lost or cordoned"] > 0
     assert len(list(logs(job).glob("ledger-*.json"))) == 2
+    histories = list(logs(job).glob("history-*.jsonl"))
+    assert len(histories) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in histories} == {0o600}
+    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --html page.html"
+    cluster.on("n4", ["sh", "-c", command])
+    page = (job.directory / "page.html").read_text()
+    for said in ("n1 is lost", ">n3</text>"):
+        assert said in page
+    assert re.search(r"a checkpoint of step \d+ is complete", page)

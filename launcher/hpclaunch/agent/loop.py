@@ -45,6 +45,7 @@ from .config import Config
 from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
 from .health_watch import HealthWatch
+from .history_keeping import VITALS, HistoryKeeping
 from .joining import join
 from .last_words import LastWords
 from .ledger_keeping import Ledger
@@ -114,6 +115,7 @@ class Agent:
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
         self.metrics = Metrics(config, self.viewing.name, self._poller, self.output.say)
         self.notifying = Notifying(config, self._poller, self.output.say)
+        self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -177,6 +179,7 @@ class Agent:
             self.viewing,
             self.waiting,
             self.ledger,
+            self.history,
         )
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
@@ -200,8 +203,10 @@ class Agent:
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         self.ledger.allocated = self.end_watch.began
-        self.ledger.keep(self.control, self.output.service, time.monotonic())
-        self.waiting.update(time.monotonic())
+        now = time.monotonic()
+        self.ledger.keep(self.control, self.output.service, now)
+        self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
+        self.waiting.update(now)
         self.journal.flush()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
@@ -324,6 +329,9 @@ class Agent:
                 self._deliver(events.SampleTaken(sample))
             case {"event": "vitals", "number": number, "ranks": ranks}:
                 told = tuple(RankVitals(**rank) for rank in ranks)
+                if number == VITALS:
+                    self.history.heard(told)
+                    return
                 self._deliver(events.VitalsTaken(number, told, self.health.use))
             case {"event": "offered", "number": number, "steps": steps, **more}:
                 found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
@@ -484,6 +492,12 @@ class Agent:
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
+
+    def _look_for_history(self) -> None:
+        self.health.ask_use()
+        self.forkserver.vitals(VITALS)
+        if self.control.leads:
+            self.resuming.ask_newest()
 
     def _make_notice_file(self) -> None:
         """Once all workers have taken it: one that looks for the file has come to the step."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import zmq
 
+from ..core.history.moment import SavedMoment
 from ..core.protocol import events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
@@ -24,6 +25,7 @@ from ..system.checkpoints import READS
 from ..system.checkpoints.client import (
     CheckpointServiceClient,
     Failed,
+    FoundCheckpoint,
     Looked,
     Reply,
     Searched,
@@ -69,6 +71,8 @@ class Resuming:
         self._look_at = math.inf  # when to look again
         self._seen: Seen | None = None
         self._rounds: Rounds = ()
+        self._newest_number = 0  # of the newest request for it
+        self.newest: SavedMoment | None = None  # the newest complete checkpoint, told last
 
     def close(self) -> None:
         if self._service is not None:
@@ -156,6 +160,14 @@ class Resuming:
         service.look(self._number, look, local=self._local)
         return []
 
+    def ask_newest(self) -> None:
+        """For the history: `newest` has it once it is told. Whatever else is asked comes first."""
+        if self._service is None or not self._settings or self._search_number or self._look_number:
+            return
+        self._number += 1
+        self._newest_number = self._number
+        self._service.search(self._number, self._rounds, {})
+
     def _served(self) -> CheckpointServiceClient:
         """The process that searches, started if there is none. Raises OSError."""
         if self._service is None:
@@ -217,6 +229,8 @@ class Resuming:
         match reply:
             case Failed(id=number, why=why) if number == self._search_number:
                 return [self._failed(why)]
+            case Searched(id=number, found=(*_, last)) if number == self._newest_number:
+                self._note_newest(last)
             case Searched(id=number) if number == self._search_number:
                 self._look_at_disk(reply.disk)
                 return [self._chosen(reply)]
@@ -232,6 +246,10 @@ class Resuming:
                 )
         return []  # an answer to an old request, or just a sign of life
 
+    def _note_newest(self, last: FoundCheckpoint) -> None:
+        if last.lacks is None and last.time:
+            self.newest = SavedMoment(last.time / 1e9, last.step, last.size)
+
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:
         seen = Seen(look.mark, look.share, missing, damage)
         if seen == self._seen:
@@ -243,6 +261,8 @@ class Resuming:
         self._search_number = 0
         found = searched.found
         newest = found[-1] if found and found[-1].lacks is None else None
+        if newest is not None:
+            self._note_newest(newest)
         loud = [f for f in found if f.lacks and not (f.quiet and newest)]
         passed_over = tuple(f"{f.name}: {f.lacks}" for f in loud)
         if newest is None:

@@ -4,6 +4,7 @@
     hpclaunch report 4711         all launches of a Slurm job
     hpclaunch report 4711.0       one of them
     hpclaunch report DIR          a log directory
+    hpclaunch report --html FILE  as a page for a browser, with everything over time
 
 It reads files in the log directory only, while the job runs and after its
 end. Where there are no GPUs, each worker counts as one.
@@ -35,7 +36,9 @@ def prepare_parser(parser: Parser) -> None:
         metavar="JOB|DIR",
         help="a Slurm job's id, the name of a launch, or a log directory",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print JSON, for other programs")
+    how.add_argument("--html", metavar="FILE", help="write a page, which needs no other file")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
@@ -49,6 +52,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     made = report(launches)
     if options.json:
         write(ledger_files.to_json(made) + "\n")
+    elif options.html is not None:
+        from . import report_page
+
+        report_page.write_file(options.html, made, launches, directories)
     else:
         logs = str(directories[-1])
         write("\n".join(map(harmless, text(made, logs, time.localtime))) + "\n")

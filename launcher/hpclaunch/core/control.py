@@ -7,6 +7,7 @@ agent sends to itself is delivered here, at once and in order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
+from .history.moment import WorkersMoment
 from .ledger.book import Book
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
@@ -33,7 +35,7 @@ from .protocol.events import (
     TroubleFound,
 )
 from .protocol.messages import Hint, Order, Report
-from .protocol.model import HEAD, Job, Phase, Request, Trouble, Verdict
+from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
 from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
@@ -101,6 +103,14 @@ class Control:
             return None
         awake = self._clock.awake(now)
         return replace(self.head.snapshot(awake), goodput=self._goodput(awake))
+
+    def workers_moment(
+        self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
+    ) -> WorkersMoment | None:
+        """Of the round that this agent has taken part in last; None before its first, and of one
+        that measures the nodes. With what was just found out about its workers, if that was asked.
+        """
+        return self.member.work.moment(self._clock.awake(now), vitals, gpus)
 
     def refusal(self, request: Request) -> str:
         """Why what the user asks for cannot be done now; "" if it can."""

@@ -70,7 +70,7 @@ def entries_of(books: Sequence[Book]) -> list[LedgerEntry]:
     return _rewound(found)
 
 
-def account(launches: Sequence[Launch]) -> Account:
+def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
     """Of a job that may have been requeued, or was launched several times. Where launches follow
     one another, the time before and between them is the job script's.
     """
@@ -84,7 +84,12 @@ def account(launches: Sequence[Launch]) -> Account:
             since = max(since, last_end)
             found += _script(since, entries[0])
         found += entries
-    found = _rewound(found)
+    return _rewound(found)
+
+
+def account(launches: Sequence[Launch]) -> Account:
+    """Of all entries of a job."""
+    found = job_entries(launches)
     spent = sums(entry.spent for entry in found)
     steps_seen = spent.get(Category.TRAINING, 0.0) + spent.get(Category.REDONE, 0.0) > 0
     if not steps_seen:

@@ -9,7 +9,10 @@ prepares anew.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..hangs.suspicion import Suspicion
+from ..history.moment import WorkersMoment, of_workers
 from ..protocol.effects import (
     CheckHealth,
     Effect,
@@ -46,11 +49,13 @@ from ..protocol.model import (
     Doing,
     Evidence,
     Goal,
+    GpuUse,
     Job,
     NoticeAnswer,
     Phase,
     Place,
     Progress,
+    RankVitals,
     Sample,
     Trouble,
     Verdict,
@@ -88,6 +93,7 @@ class WorkerGroup:
         self._evidence: Evidence | None = None  # what an order has asked for
         self.readiness = Readiness(job)
         self._suspicion = Suspicion(job.timing)
+        self._seen_at = 0.0  # when the workers were seen last
         self._gathering = 0  # the number of the evidence that was asked for last
         self._sample: Sample | None = None  # what an order has asked for
         self._sampling = 0  # the number of the sample that was asked for last
@@ -120,6 +126,21 @@ class WorkerGroup:
     def vitals(self) -> Vitals | None:
         return self._vitals if self.phase is Phase.RUNNING else None
 
+    def moment(
+        self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
+    ) -> WorkersMoment | None:
+        """See `Control.workers_moment`."""
+        part = self.part
+        if part is None or part.preflight:
+            return None
+        progress = self._suspicion.report()
+        *spent, elapsed = self.spending.report(now)
+        steps = () if progress is None else progress.steps
+        lasted = elapsed / 1000
+        seen = (steps, max(0.0, lasted - (now - self._seen_at)))
+        own = (part.first_rank, part.nproc, lasted, tuple(spent), *seen)
+        return of_workers(*own, vitals, gpus)
+
     @property
     def notice(self) -> NoticeAnswer | None:
         return self._offers.answer
@@ -149,6 +170,7 @@ class WorkerGroup:
                 return self._store_ended(event, now)
             case WorkersSeen():
                 self._suspicion.saw(event)
+                self._seen_at = now
                 self.spending.saw(event.spent, Doing(event.doing + 1), now)
             case EvidenceGathered(number=number, ranks=ranks) if number == self._gathering:
                 self._evidence = Evidence(number, ranks)

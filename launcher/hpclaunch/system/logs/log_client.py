@@ -137,6 +137,15 @@ class LogServiceClient(Helper):
         """Write these texts to files there."""
         self.ask(op="keep", directory=str(directory), files=files)
 
+    def append(self, directory: Path, name: str, text: str) -> bool:
+        """Write these lines to the end of a file there; False if they are dropped, because the
+        directory has stalled.
+        """
+        if len(self._waiting) > MOST:
+            return False
+        self.ask(op="append", directory=str(directory), name=name, text=text)
+        return True
+
     def report(self, directory: Path, launch: str) -> None:
         """Write the report of this launch to a file there, from what is kept there by then."""
         self.ask(op="report", directory=str(directory), launch=launch)

@@ -15,6 +15,8 @@ before; nothing waits for a console.
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "keep", "directory": PATH,
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
+    {"op": "append", "directory": PATH,
+        "name": NAME, "text": T}      the history
     {"op": "say", "text": T}
     {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
@@ -192,10 +194,25 @@ class LogService:
                     f.write(text.encode(errors="surrogateescape"))
                 os.replace(new, file)
         except OSError as e:
-            why = f"{e.strerror or e}: {e.filename or directory}"
-            if why not in self._unkept:  # the ledger is written again and again
-                self._unkept.add(why)
-                self._say(f"cannot write {', '.join(files)}: {why}")
+            self._complain_of_files(e, directory, ", ".join(files))
+
+    def _append(self, directory: str, name: str, text: str) -> None:
+        """Whole lines, in a line of their own even if a full disk has cut off the last one."""
+        try:
+            private_files.make_directory(directory)
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            with open(private_files.open_file(Path(directory) / name, flags), "r+b", 0) as f:
+                end = f.seek(0, os.SEEK_END)
+                is_cut_off = end > 0 and os.pread(f.fileno(), 1, end - 1) != b"\n"
+                f.write(b"\n" * is_cut_off + text.encode(errors="surrogateescape"))
+        except OSError as e:
+            self._complain_of_files(e, directory, name)
+
+    def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
+        why = f"{error.strerror or error}: {error.filename or directory}"
+        if why not in self._unkept:  # the ledger is written again and again
+            self._unkept.add(why)
+            self._say(f"cannot write {names}: {why}")
 
     def _report(self, directory: str, launch: str) -> None:
         # Imported once a job is over: no job pays for it.

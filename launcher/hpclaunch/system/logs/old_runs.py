@@ -27,7 +27,7 @@ ROUNDS = re.compile(r"round-\d+")
 OTHERS = (FIRST, LOCK, STATUS)
 OURS = re.compile(
     r"rank-\d+\.(out|err)(\.\d+)?|rank-\d+\.error\.json|filtered-agent-\S+|store\.err(\.\d+)?"
-    r"|ledger-[\w.-]+\.json(\.new)?|report\.json(\.new)?"
+    r"|ledger-[\w.-]+\.json(\.new)?|report\.json(\.new)?|history-[\w.-]+\.jsonl"
     rf"|{NAMES.pattern}"
 )
 

@@ -1,0 +1,103 @@
+"""The history of an agent, to which the log service appends a moment now and then.
+
+Workers and GPUs are asked for it here, on this agent's own node, and neither through the head nor
+as events: what is noted decides nothing, and is none of the journal's news.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from ..core.control import Control
+from ..core.history import moment
+from ..core.protocol.model import GpuUse, Phase, RankVitals
+from ..system.logs import history_files
+from ..system.logs.log_client import LogServiceClient
+from .config import Config
+
+ASKS = 10.0  # seconds at least between two times that workers and GPUs are asked: that costs most
+ANSWER = 1.0  # seconds for those who are asked
+MOST_CHANGES = 2000  # that are noted at once; later ones with the next moment
+VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
+
+
+class HistoryKeeping:
+    """`ask` has the workers and the GPUs looked at, and the newest checkpoint if this agent leads.
+    What they tell comes with `heard`, and with the arguments of `keep`.
+    """
+
+    def __init__(self, config: Config, control: Control, ask: Callable[[], None]) -> None:
+        self._directory = None if config.logs is None else config.logs.path
+        self._name = history_files.name(config.allocation.label, time.time())
+        self._launch, self._places = config.allocation.name, config.job.places
+        self._control, self._ask = control, ask
+        self._began = time.monotonic()
+        self._due = self._began + moment.SHORTEST
+        self._ask_at, self._take_at = self._began, math.inf
+        self._vitals: Sequence[RankVitals] = ()
+        self._is_titled = self._is_named = False  # whose it is, and the job's hosts, are noted
+        self._round = (-1, False)  # that is noted: which, and whether its workers are there
+        self._changes = 0  # in the book, that are noted
+        self._left = MOST_CHANGES
+
+    def next_deadline(self) -> float:
+        return math.inf if self._directory is None else min(self._due, self._take_at)
+
+    def heard(self, vitals: Sequence[RankVitals]) -> None:
+        self._vitals = vitals
+
+    def keep(
+        self,
+        service: LogServiceClient,
+        now: float,
+        gpus: Sequence[GpuUse],
+        saved: moment.SavedMoment | None,
+    ) -> None:
+        """Call it after every turn of the loop. `gpus` and `saved` are what was told last."""
+        if self._directory is None:
+            return
+        leads, phase = self._control.leads, self._control.member.phase
+        here = phase in (Phase.RUNNING, Phase.STOPPING)
+        if now >= self._due:
+            self._due = now + moment.period(now - self._began, len(self._places))
+            if phase is Phase.RUNNING and now >= self._ask_at:
+                self._ask_at, self._take_at = now + ASKS - ANSWER, now + ANSWER
+                self._vitals = ()
+                self._ask()
+            elif phase is Phase.RUNNING or leads:
+                workers = self._control.workers_moment(now) if here else None
+                self._write(service, workers, saved)
+        if now >= self._take_at:
+            self._take_at = math.inf
+            if phase is Phase.RUNNING:
+                workers = self._control.workers_moment(now, self._vitals, gpus)
+                self._write(service, workers, saved)
+        is_gone = self._round == (self._control.member.round, True) and not here
+        seen = ((self._control.member.round, here), self._control.book_changes)
+        if seen != (self._round, self._changes):
+            self._round, self._changes = seen
+            if self._left and (leads or is_gone):
+                self._left -= 1
+                workers = self._control.workers_moment(now) if here or is_gone else None
+                self._write(service, workers, saved)
+
+    def _write(
+        self,
+        service: LogServiceClient,
+        workers: moment.WorkersMoment | None,
+        saved: moment.SavedMoment | None,
+    ) -> None:
+        control, text = self._control, ""
+        if not self._is_titled:  # now that this agent has its place
+            host = self._places[control.index].host
+            text = history_files.title(self._launch, control.index, host)
+        job, snapshot = None, control.snapshot(time.monotonic())
+        if snapshot is not None:
+            job = moment.of_job(snapshot, saved, is_first=not self._is_named)
+        noted = moment.AgentMoment(round(time.time(), 2), control.member.round, workers, job)
+        assert self._directory is not None, "the caller has looked"
+        if service.append(self._directory, self._name, text + history_files.line(noted)):
+            self._is_titled = True
+            self._is_named = self._is_named or job is not None

@@ -1,0 +1,88 @@
+"""`hpclaunch report --html FILE`: the template, filled in and written down.
+
+A page loads nothing, and runs no script but its own: what workers have written is only ever text.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpclaunch import __version__
+from hpclaunch.core.ledger.job_report import JobReport
+from hpclaunch.core.ledger.summing import Launch, round_ends
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.views.job_page import JobPage, job_page
+from hpclaunch.system.logs import history_files, stack_files
+
+if TYPE_CHECKING:
+    from hpclaunch.core.history.moment import AgentHistory
+    from hpclaunch.core.views.job_page import HangStacks
+
+PAGE = "report.html"
+TEMPLATES = "page"
+
+
+def write_file(
+    file: str, report: JobReport, launches: Sequence[Launch], directories: Sequence[Path]
+) -> None:
+    """Raises UsageError."""
+    histories: list[AgentHistory] = []
+    stacks: list[HangStacks] = []
+    names = {launch.name for launch in launches}
+    faulty = {end.round: end.failures[0].rank for end in round_ends(launches) if end.failures}
+    for directory in directories:
+        with contextlib.suppress(OSError):
+            histories += [h for h in history_files.read(directory) if h.launch in names]
+            stacks += stack_files.read(directory, faulty)
+    logs = [str(directory) for directory in directories]
+    page = job_page(report, launches, histories, stacks, _local, logs=logs, version=__version__)
+    data = html(page).encode(errors="replace")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with open(os.open(file, flags, 0o600), "wb") as f:  # as private as the logs
+            f.write(data)
+    except OSError as e:
+        raise UsageError(f"cannot write {file}: {e.strerror or e}") from e
+
+
+def html(page: JobPage) -> str:
+    # Imported here: no launch and no other command pays for it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(__package__, TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # Given to the template as they are: the page's policy names their checksums.
+    style, script = _source("report.css"), _source("report.js")
+    return environment.get_template(PAGE).render(
+        page=page,
+        style=style,
+        script=script,
+        style_hash=_checksum(style),
+        script_hash=_checksum(script),
+    )
+
+
+def _source(name: str) -> str:
+    return files(__package__).joinpath(TEMPLATES, name).read_text()
+
+
+def _checksum(text: str) -> str:
+    """As a Content-Security-Policy has it."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _local(at: float, form: str) -> str:
+    return time.strftime(form, time.localtime(at))

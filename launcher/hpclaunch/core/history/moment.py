@@ -1,0 +1,168 @@
+"""A moment of an agent: how its own workers are, and while it leads, how the job is.
+
+Each agent notes its own: nothing of it crosses the network, and it outlives a change of heads. It
+is noted every `period` seconds, and when a round or the state of a node changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ..protocol.model import GpuUse, RankVitals, Spent
+from ..snapshot.job_snapshot import AgentState, JobSnapshot
+
+SHORTEST, LONGEST = 5.0, 300.0  # seconds between two moments
+PER_AGE = 200  # moments: a job that is as old as that many periods has the next longer one
+AGENTS = 16  # that may write to the log directory in one second
+
+LETTERS = {
+    AgentState.ABSENT: "A",
+    AgentState.PREPARING: "P",
+    AgentState.READY: "Y",
+    AgentState.RUNNING: "R",
+    AgentState.STOPPING: "T",
+    AgentState.DONE: "D",
+    AgentState.SPARE: "S",
+    AgentState.CORDONED: "C",
+    AgentState.LOST: "L",
+    AgentState.LEFT: "E",
+}
+STATES = {letter: state for state, letter in LETTERS.items()}
+RUN = re.compile(r"(\d*)([A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class GpusMoment:
+    """The GPUs of an agent's task, all together."""
+
+    count: int
+    busy: float | None  # the mean; None if they do not tell
+    idlest: float | None
+    used: int  # bytes of their memory
+    total: int
+    temperature: int  # of the hottest, in degrees Celsius
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersMoment:
+    """The workers of an agent in a round."""
+
+    first: int  # rank
+    count: int
+    elapsed: float  # seconds since the round began here
+    spent: Spent  # in these; the last number is what they do now
+    steps: int  # in this round, of the rank that is furthest
+    seen: float  # when these were seen, in seconds since the round began here
+    step: int = 0  # the same as the script counts; 0 if it does not say
+    memory: int = 0  # bytes that are resident; 0 if nobody has looked
+    largest: int = 0  # of one of them
+    gpus: GpusMoment | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMoment:
+    """The newest complete checkpoint."""
+
+    at: float  # seconds since the epoch
+    step: int | None
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class JobMoment:
+    states: str  # of all agents in their order, each a letter, or a number of equal ones: "62R2S"
+    straggler: str = ""  # whom the others wait for
+    saved: SavedMoment | None = None
+    hosts: tuple[str, ...] = ()  # of all agents; only the first time
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMoment:
+    at: float  # seconds since the epoch
+    round: int
+    workers: WorkersMoment | None = None
+    job: JobMoment | None = None  # None: another agent leads
+
+
+def period(age: float, agents: int) -> float:
+    """Seconds until the next moment of an agent of this age. A job of an hour has some 450, one of
+    a day 1,100, and each day after that adds 288.
+    """
+    return min(LONGEST, max(SHORTEST, agents / AGENTS, age / PER_AGE))
+
+
+def of_workers(
+    first: int,
+    count: int,
+    elapsed: float,
+    spent: Spent,
+    steps: Sequence[int],
+    seen: float,
+    vitals: Sequence[RankVitals] = (),
+    gpus: Sequence[GpuUse] = (),
+) -> WorkersMoment:
+    """`vitals` and `gpus` are () if nobody has looked."""
+    memory = [worker.memory for worker in vitals]
+    return WorkersMoment(
+        first,
+        count,
+        round(elapsed, 2),
+        spent,
+        steps=max(steps, default=0),
+        seen=round(seen, 2),
+        step=max((worker.step for worker in vitals), default=0),
+        memory=sum(memory),
+        largest=max(memory, default=0),
+        gpus=_of_gpus(gpus) if gpus else None,
+    )
+
+
+def _of_gpus(gpus: Sequence[GpuUse]) -> GpusMoment:
+    busy = [gpu.busy for gpu in gpus if gpu.busy is not None]
+    return GpusMoment(
+        len(gpus),
+        busy=round(sum(busy) / len(busy), 3) if busy else None,
+        idlest=min(busy) if busy else None,
+        used=sum(gpu.used for gpu in gpus),
+        total=sum(gpu.total for gpu in gpus),
+        temperature=max(gpu.temperature for gpu in gpus),
+    )
+
+
+def of_job(snapshot: JobSnapshot, saved: SavedMoment | None, *, is_first: bool) -> JobMoment:
+    """`is_first`: of the agent that notes it."""
+    return JobMoment(
+        states=written(agent.state for agent in snapshot.agents),
+        straggler=snapshot.straggler,
+        saved=saved,
+        hosts=tuple(agent.host for agent in snapshot.agents) if is_first else (),
+    )
+
+
+def written(states: Iterable[AgentState]) -> str:
+    """States one after the other; `states_of` reads them."""
+    runs = ((letter, len(list(same))) for letter, same in groupby(map(LETTERS.__getitem__, states)))
+    return "".join(letter if length == 1 else f"{length}{letter}" for letter, length in runs)
+
+
+def states_of(text: str) -> list[AgentState]:
+    """Letters without a meaning are left out: they are of another version."""
+    return [
+        STATES[letter]
+        for length, letter in RUN.findall(text)
+        for _ in range(int(length or 1))
+        if letter in STATES
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentHistory:
+    """The moments of one agent in one launch, in the order of time."""
+
+    launch: str
+    index: int
+    host: str
+    moments: tuple[AgentMoment, ...]

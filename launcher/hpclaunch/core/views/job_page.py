@@ -1,0 +1,684 @@
+"""The page of a job: all that it shows, and where, as values that a template writes down.
+
+Texts in it may be hostile: the template escapes them. They have no control characters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
+from ..ledger.book import Category, RoundEnd
+from ..ledger.end_causes import EndCause
+from ..ledger.job_report import EndReport, JobReport
+from ..ledger.summing import Launch, entries_of, job_entries, round_ends
+from ..protocol.wording import count, harmless, plain, signal_name, some
+from ..snapshot.job_snapshot import AgentState
+from . import page_curves as curves
+from . import page_lanes as lanes
+from .text_style import DAY, duration
+from .time_axis import UNITS, AxisTick, LocalTime, TimeAxis, ahead
+
+TICKS = 5
+MOST_ENDS = 100  # of rounds: the first one, and the last ones
+MOST_TEXT = 200_000  # characters of output and stacks on a page
+MOST_MARKS = 400  # of a kind: those at nearly the same place are one
+MOST_EVENTS = 200
+ROW, GAP = 14, 4  # pixels of a lane, and between two
+NARROW_ROW, NARROW_GAP = 8, 2  # of more lanes than WIDE
+WIDE = 24
+NODES = 6
+FAMILIES = {
+    "useful": (Category.TRAINING,),
+    "overhead": curves.OVERHEAD,
+    "faults": curves.FAULTS,
+    "idle": curves.IDLE,
+}
+WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
+LEAST_LOSS = 0.05  # seconds: less is written as none
+ROOM = 0.007  # of the length of the job, behind its end: for marks that are there
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class HangStacks:
+    """Where workers were when they hung, as it was found out in a round."""
+
+    round: int
+    at: float  # seconds since the epoch
+    where: str
+    files: tuple[tuple[str, str], ...]  # names and texts
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at one time. `y` is that of a lane; None: of the job."""
+
+    kind: str  # "fault", "change", "save", "node" or "straggler"
+    percent: str
+    text: str
+    y: float | None = None
+    link: str = ""  # to where more is said of it
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSpan:
+    number: int
+    left: str  # percent, as all of these
+    width: str
+    middle: str
+    is_wide: bool  # there is room for its number
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLine:
+    rounds: tuple[RoundSpan, ...]
+    job: Mapping[str, str]  # paths, by the names of categories
+    lanes: int
+    of_ranks: bool  # the lanes are ranks, not nodes
+    labels: tuple[tuple[str, float], ...]  # names of lanes, with where they are: as many as fit
+    bars: Mapping[str, str]  # paths of all lanes
+    thickness: int  # of a bar
+    height: int
+    marks: tuple[Mark, ...]
+    categories: tuple[str, ...]  # that are to be seen
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A curve or an area of a chart."""
+
+    name: str
+    style: str
+    path: str
+    last: str  # how it ends, or what is most of it
+    is_area: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    name: str
+    top: str  # the upper end of its scale; the lower one is 0
+    half: str
+    drawn: tuple[Drawn, ...]  # () if there is nothing to show
+    empty: str = ""  # what is said then
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    category: str
+    family: str
+    spent: str
+    share: str  # as it is read
+    left: str  # as SVG takes it
+    width: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndCard:
+    """Why a round ended, with what tells so."""
+
+    anchor: str
+    when: str
+    round: int
+    cause: str
+    who: str
+    text: str
+    is_wanted: bool  # no fault
+    facts: tuple[str, ...]
+    evidence: tuple[str, ...]
+    tail: str
+    consequences: tuple[str, ...]
+    stacks: tuple[tuple[str, str], ...]
+    stacks_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    name: str
+    state: str  # "done", "failed" or "running"
+    result: str
+    reason: str
+    facts: tuple[Fact, ...]
+    begin: float
+    end: float
+    offset: int  # seconds by which the local time is ahead of UTC
+    ticks: tuple[AxisTick, ...]
+    time_line: TimeLine
+    charts: tuple[Chart, ...]
+    gpu_charts: tuple[Chart, ...]
+    ledger: tuple[LedgerRow, ...]
+    total: str
+    seat: str
+    steps_seen: bool
+    ends: tuple[EndCard, ...]
+    ends_left_out: int
+    events: tuple[tuple[str, str, str], ...]  # when, what kind, and what it was
+    events_left_out: int
+    logs: tuple[str, ...]
+    version: str
+
+
+def job_page(
+    report: JobReport,
+    launches: Sequence[Launch],
+    histories: Sequence[AgentHistory],
+    stacks: Sequence[HangStacks],
+    local: LocalTime,
+    *,
+    logs: Sequence[str],
+    version: str,
+) -> JobPage:
+    """`report` is that of the launches, and `histories` are those of their agents."""
+    noted = [history.moments[-1].at for history in histories if history.moments]
+    end = max(noted, default=report.end) if not report.over else report.end
+    end = max(end, report.end, report.begin + 1)
+    axis = TimeAxis(report.begin, end + ROOM * (end - report.begin))
+    clock = _Clock(local, with_date=axis.length > 20 * 3600)
+    ends = round_ends(launches)
+    rows = _lanes(launches, histories, axis)
+    points = curves.gathered(histories, axis)
+    happened = _happened(report.ends, ends, histories)
+    return JobPage(
+        name=plain(some(report.launches, 3)),
+        state="running" if not report.over else "failed" if report.code else "done",
+        result=_result(report),
+        reason=plain(report.reason) if report.over and report.code else "",
+        facts=tuple(_facts(report, histories, local)),
+        begin=axis.begin,
+        end=axis.end,
+        offset=ahead(axis.begin, local),
+        ticks=tuple(axis.ticks(local, TICKS)),
+        time_line=_time_line(launches, rows, happened, axis),
+        charts=_charts(report, launches, histories, points, axis),
+        gpu_charts=_gpu_charts(points, axis),
+        ledger=tuple(_ledger(report)),
+        total=seat_time(report.total),
+        seat=report.seat,
+        steps_seen=report.steps_seen,
+        ends=tuple(_cards(report.ends, stacks, clock)),
+        ends_left_out=max(0, len(report.ends) - MOST_ENDS),
+        events=tuple((clock.at(h.at), h.kind, h.text) for h in happened[-MOST_EVENTS:]),
+        events_left_out=max(0, len(happened) - MOST_EVENTS),
+        logs=tuple(map(harmless, logs)),
+        version=version,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    local: LocalTime
+    with_date: bool
+
+    def at(self, when: float) -> str:
+        form = "%b %d %H:%M:%S" if self.with_date else "%H:%M:%S"
+        return self.local(when, form)
+
+
+def seat_time(seconds: float) -> str:
+    """Write a time, to a tenth of a second where it is short."""
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def share(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+# The head
+
+
+def _result(report: JobReport) -> str:
+    if not report.over:
+        return "not over, as far as is known"
+    if report.code == 0:
+        return "done"
+    return plain(f"failed: {report.cause}, exit code {report.code}")
+
+
+def _facts(
+    report: JobReport, histories: Sequence[AgentHistory], local: LocalTime
+) -> Iterable[Fact]:
+    form = "%Y-%m-%d %H:%M:%S"
+    begin, end = (local(at, form) for at in (report.begin, report.end))
+    is_one_day = begin[:10] == end[:10] and report.end - report.begin < DAY
+    until = end[11:] if is_one_day else end
+    yield Fact(
+        "Goodput",
+        share(report.goodput),
+        f"of all {report.seat} time was training that was not in vain",
+    )
+    yield Fact("Time", seat_time(report.end - report.begin), f"{begin} to {until}")
+    seats = count(round(report.seats), report.seat)
+    names = f": {plain(some(report.nodes, NODES))}" if report.nodes else ""
+    yield Fact("Size", seats, f"{count(len(report.nodes), 'node')}{names}")
+    rounds = count(report.rounds, "round")
+    launches = f"{len(report.launches)} launches" if len(report.launches) > 1 else ""
+    restarts = count(report.restarts, "restart")
+    yield Fact("Rounds", rounds, ", ".join(filter(None, [restarts, launches])))
+    if step := curves.farthest(histories):
+        yield Fact("Step", f"{step:,}", "the farthest that was seen")
+    if saved := _saves(histories):
+        last = saved[-1]
+        step_of = "" if last.step is None else f"step {last.step:,}"
+        ago = f"saved at {local(last.at, form)[11:]}"
+        yield Fact("Checkpoint", step_of or ago, ago if step_of else "")
+
+
+def _saves(histories: Iterable[AgentHistory]) -> list[SavedMoment]:
+    """The checkpoints that were the newest when somebody looked, each once, in order."""
+    jobs = (m.job for history in histories for m in history.moments if m.job is not None)
+    found = {job.saved.at: job.saved for job in jobs if job.saved is not None}
+    return [found[at] for at in sorted(found)]
+
+
+# What happened
+
+
+@dataclass(frozen=True, slots=True)
+class _Happening:
+    at: float
+    kind: str
+    text: str
+    host: str = ""
+    rank: int | None = None
+    link: str = ""
+
+
+def _happened(
+    told: Sequence[EndReport],
+    ends: Sequence[RoundEnd],
+    histories: Sequence[AgentHistory],
+) -> list[_Happening]:
+    """In the order of time."""
+    found = []
+    shown = set(_shown(len(told)))
+    for i, (report, end) in enumerate(zip(told, ends, strict=True)):
+        who = f", {report.who}" if report.who else ""
+        text = plain(f"round {report.round} ended: {report.cause}{who}")
+        kind = "change" if report.cause in WANTED else "fault"
+        first = end.failures[0] if report.who else None
+        host, rank = ("", None) if first is None else (first.host, first.rank)
+        link = f"end-{i}" if i in shown else ""
+        found.append(_Happening(report.at, kind, text, host, rank, link))
+    for saved in _saves(histories):
+        step = "" if saved.step is None else f" of step {saved.step:,}"
+        found.append(_Happening(saved.at, "save", f"a checkpoint{step} is complete"))
+    for of_launch in _by_launch(histories).values():
+        found += _of_nodes(of_launch)
+        found += _of_stragglers(of_launch)
+    # A node may have several agents, of which the same is told.
+    return sorted(dict.fromkeys(found), key=lambda happening: happening.at)
+
+
+def _of_nodes(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
+    hosts = _hosts(histories)
+    for index, states in enumerate(lanes.states_seen(histories)):
+        host = hosts.get(index, f"agent {index}")
+        was_out = False
+        for at, state in states:
+            if state in (AgentState.LOST, AgentState.CORDONED):
+                yield _Happening(at, "node", plain(f"{host} is {state.value}"), host)
+            elif was_out:
+                yield _Happening(at, "node", plain(f"{host} is back"), host)
+            was_out = state in (AgentState.LOST, AgentState.CORDONED)
+
+
+def _of_stragglers(histories: Sequence[AgentHistory]) -> Iterable[_Happening]:
+    jobs = [(m.at, m.job) for history in histories for m in history.moments if m.job is not None]
+    last = ""
+    for at, job in sorted(jobs, key=lambda each: each[0]):
+        if job.straggler and job.straggler != last:
+            host = job.straggler.rpartition(" ")[2]
+            text = plain(f"the others wait for {job.straggler}, step after step")
+            yield _Happening(at, "straggler", text, host)
+        last = job.straggler
+
+
+def _by_launch(histories: Iterable[AgentHistory]) -> dict[str, list[AgentHistory]]:
+    found = defaultdict[str, list[AgentHistory]](list)
+    for history in histories:
+        found[history.launch].append(history)
+    return found
+
+
+def _hosts(histories: Iterable[AgentHistory]) -> dict[int, str]:
+    """Of the agents of a launch."""
+    found = {history.index: history.host for history in histories}
+    for history in histories:
+        for moment in history.moments:
+            if moment.job is not None and moment.job.hosts:
+                found = {**dict(enumerate(moment.job.hosts)), **found}
+    return found
+
+
+# The time line
+
+
+def _lanes(
+    launches: Sequence[Launch], histories: Sequence[AgentHistory], axis: TimeAxis
+) -> list[lanes.Lane]:
+    by_host = defaultdict[str, list[lanes.Bar]](list)
+    by_rank: dict[int, tuple[str, list[lanes.Bar]]] = {}
+    is_stable = True  # each rank has had one host
+    of = _by_launch(histories)
+    for launch in launches:
+        entries = entries_of(launch.books)
+        rounds = {e.round: (e.begin, e.end) for e in entries if e.round is not None}
+        mine = of[launch.name]
+        states, own = lanes.states_seen(mine), defaultdict[int, list[AgentHistory]](list)
+        for history in mine:
+            own[history.index].append(history)
+        of_host = defaultdict[str, list[list[lanes.Bar]]](list)
+        for index, host in sorted(_hosts(mine).items()):
+            seen = states[index] if index < len(states) else []
+            moments = sorted((m for h in own[index] for m in h.moments), key=lambda m: m.at)
+            history = AgentHistory(launch.name, index, host, tuple(moments))
+            bars = lanes.agent_bars(history, seen, rounds, launch.until, axis.length / UNITS)
+            of_host[host].append(bars)
+            ranks = {
+                rank
+                for m in moments
+                if m.workers is not None
+                for rank in range(m.workers.first, m.workers.first + m.workers.count)
+            }
+            for rank in ranks if len(ranks) <= lanes.FEW_RANKS else ():
+                known, so_far = by_rank.setdefault(rank, (host, []))
+                is_stable = is_stable and known == host
+                so_far += bars
+            is_stable = is_stable and len(ranks) <= lanes.FEW_RANKS
+        for host, of_agents in of_host.items():
+            by_host[host] += lanes.most(of_agents)
+    return lanes.lanes(by_host, by_rank if is_stable else {})
+
+
+def _time_line(
+    launches: Sequence[Launch],
+    rows: Sequence[lanes.Lane],
+    happened: Sequence[_Happening],
+    axis: TimeAxis,
+) -> TimeLine:
+    wide = len(rows) <= WIDE
+    thickness, gap = (ROW, GAP) if wide else (NARROW_ROW, NARROW_GAP)
+    named = 1 if wide else 2  # of so many lanes, one
+    middles = [gap + thickness / 2 + i * (thickness + gap) for i in range(len(rows))]
+    of_job = lanes.job_bars(job_entries(launches))
+    bars = lanes.strokes([(y, r.bars) for y, r in zip(middles, rows, strict=True)], axis)
+    job = lanes.strokes([(1, of_job)], axis)
+    return TimeLine(
+        rounds=tuple(_rounds(launches, axis)),
+        job={category.value: path for category, path in job.items()},
+        lanes=len(rows),
+        of_ranks=any(row.rank is not None for row in rows),
+        labels=tuple((plain(r.name), y) for r, y in list(zip(rows, middles, strict=True))[::named]),
+        bars={category.value: path for category, path in bars.items()},
+        thickness=thickness,
+        height=len(rows) * (thickness + gap) + gap,
+        marks=tuple(_marks(happened, rows, middles, axis)),
+        categories=tuple(c.value for c in Category if c in bars or c in job),
+    )
+
+
+def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
+    for launch in launches:
+        for entry in entries_of(launch.books):
+            if entry.round is None:
+                continue
+            begin, end = axis.share(entry.begin), axis.share(entry.end)
+            text = f"round {entry.round}, {seat_time(entry.end - entry.begin)}"
+            yield RoundSpan(
+                entry.round,
+                left=axis.percent(entry.begin),
+                width=f"{100 * (end - begin):.3f}%",
+                middle=f"{50 * (begin + end):.3f}%",
+                is_wide=end - begin > 0.04,
+                text=text,
+            )
+
+
+def _marks(
+    happened: Sequence[_Happening],
+    rows: Sequence[lanes.Lane],
+    middles: Sequence[float],
+    axis: TimeAxis,
+) -> Iterable[Mark]:
+    """Of those of a kind at nearly the same place, the first."""
+    taken = set[tuple[str, int]]()
+    for happening in happened:
+        place = (happening.kind, int(MOST_MARKS * axis.share(happening.at)))
+        if place in taken:
+            continue
+        taken.add(place)
+        yield Mark(
+            happening.kind,
+            axis.percent(happening.at),
+            happening.text,
+            _y(happening, rows, middles),
+            happening.link,
+        )
+
+
+def _y(happening: _Happening, rows: Sequence[lanes.Lane], middles: Sequence[float]) -> float | None:
+    for row, y in zip(rows, middles, strict=True):
+        if row.rank is None and happening.host in row.hosts:
+            return y
+        if row.rank is not None and happening.host in row.hosts and row.rank == happening.rank:
+            return y
+    return None
+
+
+# Charts
+
+
+def _charts(
+    report: JobReport,
+    launches: Sequence[Launch],
+    histories: Sequence[AgentHistory],
+    points: Sequence[curves.Gathered],
+    axis: TimeAxis,
+) -> tuple[Chart, ...]:
+    rates = curves.step_rates(histories)
+    seen = curves.losses(job_entries(launches), steps_seen=report.steps_seen)
+    why = "no optimizer steps were seen" if not report.steps_seen else "it was not noted"
+    return (
+        _chart("Steps per second", axis, [("steps per second", "one", rates)], _number, why),
+        _goodput(seen, axis),
+        _lost(seen, axis, report.seat),
+        _chart(
+            "Memory of a rank",
+            axis,
+            [
+                ("mean", "one", curves.curve(points, _mean_memory, curves.mean)),
+                ("largest", "two", curves.curve(points, _largest, max)),
+            ],
+            _gib,
+            "it was not noted",
+        ),
+    )
+
+
+def _mean_memory(workers: WorkersMoment) -> float | None:
+    return workers.memory / workers.count if workers.memory else None
+
+
+def _largest(workers: WorkersMoment) -> float | None:
+    return workers.largest or None
+
+
+def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Chart, ...]:
+    """() without GPUs."""
+    busy = curves.curve(points, curves.of_gpus(lambda gpus: gpus.busy), curves.mean)
+    idlest = curves.curve(points, curves.of_gpus(lambda gpus: gpus.idlest), min)
+    used = curves.curve(points, curves.of_gpus(_memory_share), curves.mean)
+    hottest = curves.curve(points, curves.of_gpus(lambda gpus: float(gpus.temperature)), max)
+    if not used:
+        return ()
+    told = "these GPUs do not tell"
+    of_busy = [("mean", "one", busy), ("idlest", "two", idlest)]
+    return (
+        _chart("GPUs busy", axis, of_busy, _share, told, top=1.0),
+        _chart("GPU memory in use", axis, [("mean", "one", used)], _share, told, top=1.0),
+        _chart("Hottest GPU", axis, [("temperature", "one", hottest)], _celsius, told),
+    )
+
+
+def _memory_share(gpus: GpusMoment) -> float | None:
+    return gpus.used / gpus.total if gpus.total else None
+
+
+def _chart(
+    name: str,
+    axis: TimeAxis,
+    of: Sequence[tuple[str, str, curves.Curve]],
+    written: _Written,
+    empty: str,
+    top: float = 0.0,
+) -> Chart:
+    values = [value for _, _, curve in of for piece in curve for _, value in piece]
+    if not values:
+        return Chart(name, "", "", (), empty)
+    top = top or written.top(max(values))
+    drawn = [
+        Drawn(label, style, curves.line(curve, axis, top), f"last {written(curve[-1][-1][1])}")
+        for label, style, curve in of
+        if curve
+    ]
+    return Chart(name, written(top), written(top / 2), tuple(drawn))
+
+
+def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
+    points = [(loss.at, loss.goodput) for loss in seen[1:]]
+    last = share(points[-1][1]) if points else ""
+    path = curves.line([points], axis, 1.0)
+    return Chart("Goodput so far", "100 %", "50 %", (Drawn("goodput", "one", path, last),))
+
+
+def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
+    """One area upon the other; the highest is drawn first."""
+    name = f"{seat} time that was no training, so far"
+    times = [loss.at for loss in seen]
+    layers = [
+        ("faults", [loss.faults for loss in seen]),
+        ("overhead", [loss.overhead for loss in seen]),
+        ("idle", [loss.idle for loss in seen]),
+    ]
+    tops, below = [], [0.0] * len(seen)
+    for style, values in layers:
+        below = [lower + value for lower, value in zip(below, values, strict=True)]
+        tops.append((style, below, values[-1] if values else 0.0))
+    highest = max(below, default=0.0)
+    if highest <= 0:
+        return Chart(name, "", "", (), "nothing was lost")
+    top = curves.top_of(highest)
+    drawn = [
+        Drawn(style, f"area-{style}", curves.area(times, upper, axis, top), seat_time(last), True)
+        for style, upper, last in reversed(tops)
+        if last >= LEAST_LOSS
+    ]
+    return Chart(name[0].upper() + name[1:], seat_time(top), seat_time(top / 2), tuple(drawn))
+
+
+class _Written:
+    """How the values of a chart are written."""
+
+    def __init__(self, form: str, unit: str, factor: float = 1.0) -> None:
+        self._form, self._unit, self._factor = form, unit, factor
+
+    def __call__(self, value: float) -> str:
+        return f"{format(value * self._factor, self._form)}{self._unit}"
+
+    def top(self, highest: float) -> float:
+        """A value above it that is round as it is written."""
+        return curves.top_of(highest * self._factor) / self._factor
+
+
+_number = _Written(".3g", "")
+_gib = _Written(".3g", " GiB", 1 / GIB)
+_share = _Written(".0f", " %", 100)
+_celsius = _Written(".0f", " °C")
+
+
+# The ledger
+
+
+def _ledger(report: JobReport) -> Iterable[LedgerRow]:
+    """Family by family; what took no time is left out."""
+    left = 0.0
+    for family, categories in FAMILIES.items():
+        for category in categories:
+            seconds = report.seconds.get(category.value, 0.0)
+            if seconds <= 0 or not report.total:
+                continue
+            part = seconds / report.total
+            yield LedgerRow(
+                category.value,
+                family,
+                seat_time(seconds),
+                share(part),
+                left=f"{100 * left:.3f}%",
+                width=f"{100 * part:.3f}%",
+            )
+            left += part
+
+
+# Failures
+
+
+def _shown(number: int) -> list[int]:
+    """Which of so many ends are shown."""
+    if number <= MOST_ENDS:
+        return list(range(number))
+    return [0, *range(number - MOST_ENDS + 1, number)]
+
+
+def _cards(
+    ends: Sequence[EndReport], stacks: Sequence[HangStacks], clock: _Clock
+) -> Iterable[EndCard]:
+    room = MOST_TEXT
+    for i in _shown(len(ends)):
+        end = ends[i]
+        tail, room = _fitting(end.tail, room)
+        found = _stacks_of(end, stacks) if end.cause == EndCause.HANG.value else None
+        shown = []
+        for name, text in () if found is None else found.files:
+            fits, room = _fitting(text, room)
+            shown += [(plain(name), fits)] if fits else []
+        how = signal_name(end.signal) if end.signal else f"exit code {end.code}" if end.code else ""
+        late = end.seen - end.at
+        facts = [how, f"seen after {seat_time(late)}" if late >= 1 else ""]
+        yield EndCard(
+            anchor=f"end-{i}",
+            when=clock.at(end.at),
+            round=end.round,
+            cause=end.cause,
+            who=plain(end.who),
+            text=plain(end.text),
+            is_wanted=end.cause in WANTED,
+            facts=tuple(filter(None, facts)),
+            evidence=tuple(map(plain, end.evidence)),
+            tail=tail,
+            consequences=tuple(plain(each) for each in (*end.consequences, *end.lost) if each),
+            stacks=tuple(shown),
+            stacks_at="" if found is None else harmless(found.where),
+        )
+
+
+def _stacks_of(end: EndReport, stacks: Sequence[HangStacks]) -> HangStacks | None:
+    """Jobs that were launched several times have several rounds of one number."""
+    mine = [each for each in stacks if each.round == end.round]
+    return min(mine, key=lambda each: abs(each.at - end.seen), default=None)
+
+
+def _fitting(text: str, room: int) -> tuple[str, int]:
+    """The text, or "" if there is no room for it, and the room that is left."""
+    shown = "\n".join(map(harmless, text.splitlines()))
+    return (shown, room - len(shown)) if len(shown) <= room else ("", room)

@@ -1,0 +1,236 @@
+"""How figures of a job change with time, as curves of a page."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
+from ..ledger.book import Category, LedgerEntry, SeatSeconds
+from ..protocol.model import Doing
+from .time_axis import TimeAxis
+
+HEIGHT = 1000  # units of a drawing
+MOST_POINTS = 400  # of a curve
+LEAST = 15.0  # seconds over which steps are counted: an agent hears of them every five
+SAME = 1.0  # seconds: of two moments that are not further apart, workers were seen once
+GAP = 3  # times as long as moments are apart: nothing was noted in between
+FEWEST = 10.0  # seconds that are put together for one point
+
+OVERHEAD = (
+    *(Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING, Category.SAVING),
+)
+FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
+IDLE = (*(Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN),)
+
+# Of a round, in this order. The other categories go on beside it.
+BEFORE = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
+WHILE = (Category.TRAINING, Category.SAVING)
+AFTER = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.END)
+
+Point = tuple[float, float]  # time, value
+Curve = list[list[Point]]  # in pieces: between them, there is nothing to show
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Seat seconds so far that were no training, and the share of training."""
+
+    at: float
+    overhead: float
+    faults: float
+    idle: float
+    goodput: float
+
+
+def losses(entries: Iterable[LedgerEntry], *, steps_seen: bool) -> list[Loss]:
+    """At the end of each entry, and where the training of a round begins and ends. Without steps,
+    what comes after the rendezvous is training.
+    """
+    found: list[Loss] = []
+    overhead = faults = idle = total = training = 0.0
+    for entry in entries:
+        if not found:
+            found.append(Loss(entry.begin, 0.0, 0.0, 0.0, 0.0))
+        for at, spent in _parts(entry):
+            if not steps_seen:
+                loading = spent.pop(Category.LOADING, 0.0)
+                spent[Category.TRAINING] = spent.get(Category.TRAINING, 0.0) + loading
+            overhead += sum(spent.get(category, 0.0) for category in OVERHEAD)
+            faults += sum(spent.get(category, 0.0) for category in FAULTS)
+            idle += sum(spent.get(category, 0.0) for category in IDLE)
+            training += spent.get(Category.TRAINING, 0.0)
+            total += sum(spent.values())
+            goodput = training / total if total > 0 else 0.0
+            found.append(Loss(at, overhead, faults, idle, goodput))
+    return found
+
+
+def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
+    """What was spent until each of these times: before the training of a round, while it trained,
+    and after what is kept of it. What goes on beside it is spread evenly.
+    """
+    length = entry.end - entry.begin
+    if entry.trained is None or length <= 0:
+        return [(entry.end, dict(entry.spent))]
+    begin, end = (min(entry.end, max(entry.begin, at)) for at in entry.trained)
+    edges = (entry.begin, begin, end, entry.end)
+    parts: list[SeatSeconds] = [{}, {}, {}]
+    for category, seconds in entry.spent.items():
+        if category in BEFORE and begin > entry.begin:
+            parts[0][category] = seconds
+        elif category in WHILE and end > begin:
+            parts[1][category] = seconds
+        elif category in AFTER and entry.end > end:
+            parts[2][category] = seconds
+        else:
+            for part, (since, until) in zip(parts, pairwise(edges), strict=True):
+                part[category] = seconds * (until - since) / length
+    return list(zip(edges[1:], parts, strict=True))
+
+
+def step_rates(histories: Iterable[AgentHistory]) -> Curve:
+    """Steps in a second, of rank 0's agent, round by round."""
+    found: Curve = []
+    for history in histories:
+        moments = [m for m in history.moments if m.workers is not None and m.workers.first == 0]
+        for _, same in groupby(moments, key=lambda m: m.round):
+            steps = {
+                m.at - m.workers.elapsed + m.workers.seen: m.workers.steps
+                for m in same
+                if m.workers and _train(m.workers)
+            }
+            if piece := _rates(list(steps.items())):
+                found.append(piece)
+    return sorted(found, key=lambda piece: piece[0][0])
+
+
+def _train(workers: WorkersMoment) -> bool:
+    """They have not ended."""
+    return workers.spent[-1:] != (Doing.NOTHING,)
+
+
+def _rates(steps: Sequence[tuple[float, int]]) -> list[Point]:
+    """Since the first step of the round, or for longer rounds over the last seconds."""
+    made = [(at, number) for at, number in steps if number > 0]
+    found, i = list[Point](), 0
+    for at, number in made[1:]:
+        while made[i + 1][0] <= at - LEAST:
+            i += 1
+        since, before = made[i]
+        if at > since + SAME:
+            found.append((at, (number - before) / (at - since)))
+    return found
+
+
+def farthest(histories: Iterable[AgentHistory]) -> int:
+    """Step, as the script counts; 0 if it does not say."""
+    workers = (m.workers for history in histories for m in history.moments)
+    return max((w.step for w in workers if w is not None), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What agents noted at about the same time, for one point of a curve."""
+
+    at: float
+    apart: float  # seconds to the moments before
+    workers: tuple[WorkersMoment, ...]
+
+
+def gathered(histories: Iterable[AgentHistory], axis: TimeAxis) -> list[Gathered]:
+    """All moments at which workers or GPUs were looked at, in the order of time."""
+    width = max(FEWEST, axis.length / MOST_POINTS)
+    workers = defaultdict[int, list[WorkersMoment]](list)
+    apart = defaultdict[int, float](float)
+    for history in histories:
+        before = math.inf
+        for moment in history.moments:
+            seen = moment.workers
+            if seen is not None and (seen.memory or seen.gpus):
+                place = int((moment.at - axis.begin) // width)
+                workers[place].append(seen)
+                apart[place] = max(apart[place], moment.at - before)
+                before = moment.at
+    return [
+        Gathered(axis.begin + (i + 0.5) * width, max(width, apart[i]), tuple(workers[i]))
+        for i in sorted(workers)
+    ]
+
+
+def curve(
+    points: Iterable[Gathered],
+    value: Callable[[WorkersMoment], float | None],
+    together: Callable[[Sequence[float]], float],
+) -> Curve:
+    """Of one figure. Where nothing was noted for long, there is a gap."""
+    found: Curve = []
+    last = -math.inf
+    for point in points:
+        values = [each for workers in point.workers if (each := value(workers)) is not None]
+        if not values:
+            continue
+        if point.at - last > GAP * point.apart or not found:
+            found.append([])
+        found[-1].append((point.at, together(values)))
+        last = point.at
+    return found
+
+
+def of_gpus(value: Callable[[GpusMoment], float | None]) -> Callable[[WorkersMoment], float | None]:
+    return lambda workers: None if workers.gpus is None else value(workers.gpus)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# Drawings
+
+
+def top_of(highest: float) -> float:
+    """The upper end of a scale from 0: a round number that is not below the highest value."""
+    if highest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(highest))
+    return next(n * power for n in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if n * power >= highest * 0.999)
+
+
+def line(pieces: Curve, axis: TimeAxis, top: float) -> str:
+    """A path of SVG; a piece of one point is a dot."""
+    return "".join(
+        "M" + "L".join(_point(axis, at, value, top) for at, value in thinned(piece))
+        if len(piece) > 1
+        else f"M{_point(axis, *piece[0], top)}h1"
+        for piece in pieces
+        if piece
+    )
+
+
+def area(times: Sequence[float], upper: Sequence[float], axis: TimeAxis, top: float) -> str:
+    """What is below a line."""
+    if not times:
+        return ""
+    points = thinned(list(zip(times, upper, strict=True)))
+    edge = "L".join(_point(axis, at, value, top) for at, value in points)
+    return f"M{axis.x(points[0][0])} {HEIGHT}L{edge}L{axis.x(points[-1][0])} {HEIGHT}z"
+
+
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Of too many points, the highest and the lowest of each few that follow each other."""
+    if len(points) <= MOST_POINTS:
+        return list(points)
+    size = math.ceil(2 * len(points) / MOST_POINTS)
+    found = [points[0]]
+    for i in range(0, len(points), size):
+        few = points[i : i + size]
+        ends = {min(few, key=lambda p: p[1]), max(few, key=lambda p: p[1])}
+        found += sorted(ends)
+    return [*found, points[-1]]
+
+
+def _point(axis: TimeAxis, at: float, value: float, top: float) -> str:
+    return f"{axis.x(at)} {round(HEIGHT * (1 - min(1.0, value / top)))}"

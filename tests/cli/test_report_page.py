@@ -1,0 +1,221 @@
+"""hpclaunch report --html: what a browser shows of it, and what hostile output does there."""
+
+from __future__ import annotations
+
+import base64
+import stat
+import time
+
+import browser
+import pytest
+from launching import hpclaunch, script
+from long_jobs import BEGIN, a_launch
+
+from hpclaunch.cli.report_page import html
+from hpclaunch.core.ledger.job_report import report
+from hpclaunch.core.views.job_page import HangStacks, job_page
+from hpclaunch.system.logs import history_files, ledger_files
+
+HOSTILE = "</script></style><img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>"
+ZOOM = "document.querySelector('.drawing svg.zoom').getAttribute('width')"
+TEXT = "document.body.innerText"
+PAPER = "getComputedStyle(document.documentElement).backgroundColor"
+
+
+def local(at, form):
+    return time.strftime(form, time.gmtime(at))
+
+
+def a_page(launch, histories, stacks=(), logs=("hpclaunch-logs/71.0",)):
+    launches = [launch]
+    return job_page(
+        report(launches), launches, histories, stacks, local, logs=logs, version="1.2.3"
+    )
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    browser.require()
+    with browser.tab(tmp_path_factory.mktemp("browser")) as tab:
+        tab.resize(1280, 900)
+        yield tab
+
+
+def opened(tab, tmp_path, page, *, scripts=True):
+    file = tmp_path / "page.html"
+    file.write_text(html(page), errors="replace")
+    tab.errors.clear()
+    tab.requests.clear()
+    tab.prefer("light")
+    tab.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+    tab.open(file)
+    return file
+
+
+def test_what_is_shown_and_nothing_is_loaded(tab, tmp_path):
+    file = opened(tab, tmp_path, a_page(*a_launch(gpus=True)))
+    text = tab.value(TEXT)
+    for said in ("71.0", "done", "RuntimeError: CUDA error", "Hottest GPU", "steps done twice"):
+        assert said in text
+    assert "Traceback" not in text  # folded away
+    assert tab.requests == [file.as_uri()]
+    assert tab.errors == []
+
+
+def test_without_scripts_only_the_zoom_is_missing(tab, tmp_path):
+    opened(tab, tmp_path, a_page(*a_launch()), scripts=False)
+    tab.ask("Emulation.setScriptExecutionDisabled", value=False)
+    assert "RuntimeError: CUDA error" in tab.value(TEXT)
+    assert not tab.value("document.getElementById('tools').checkVisibility()")
+    assert tab.value("document.querySelectorAll('.axis text').length") > 3
+    assert tab.errors == []
+
+
+def test_keys_the_wheel_and_buttons_zoom(tab, tmp_path):
+    opened(tab, tmp_path, a_page(*a_launch()))
+    assert tab.value(ZOOM) == "100%"
+    before = tab.value("document.querySelector('.axis').textContent")
+    for _ in range(3):
+        tab.press("+")
+    assert float(tab.value(ZOOM).rstrip("%")) == pytest.approx(337.5)
+    assert tab.value("document.querySelector('.axis').textContent") != before
+    tab.press("ArrowRight")
+    moved = tab.value("document.querySelector('.drawing svg.zoom').getAttribute('x')")
+    assert float(moved.rstrip("%")) < -118
+    tab.press("0")
+    assert tab.value(ZOOM) == "100%"
+    place = {"x": 700, "y": tab.value("document.querySelector('.plot').getBoundingClientRect().y")}
+    place["y"] += 5
+    tab.ask("Input.dispatchMouseEvent", type="mouseWheel", deltaX=0, deltaY=-300, **place)
+    assert float(tab.value(ZOOM).rstrip("%")) > 200
+    tab.value("document.querySelector('[data-do=reset]').click()")
+    assert tab.value(ZOOM) == "100%"
+    assert tab.errors == []
+
+
+def test_dark_and_light(tab, tmp_path):
+    opened(tab, tmp_path, a_page(*a_launch()))
+    light = tab.value(PAPER)
+    tab.prefer("dark")
+    assert tab.value(PAPER) != light
+    tab.value("document.getElementById('theme').click()")
+    assert tab.value(PAPER) == light
+
+
+def test_it_can_be_printed(tab, tmp_path):
+    opened(tab, tmp_path, a_page(*a_launch()))
+    pdf = base64.b64decode(tab.ask("Page.printToPDF", printBackground=True)["data"])
+    assert pdf.startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+def test_nothing_is_wider_than_the_window(tab, tmp_path, width):
+    tab.resize(width, 900)
+    opened(tab, tmp_path, a_page(*a_launch(nodes=40, host="a-rather-long-name-of-a-node-{}")))
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    tab.resize(1280, 900)
+
+
+def test_hostile_text_is_only_text(tab, tmp_path):
+    launch, histories = a_launch(
+        HOSTILE, host=f"n{{}}{HOSTILE}", tail=f"ValueError: {HOSTILE}\x1b[2J"
+    )
+    stacks = [HangStacks(0, BEGIN, HOSTILE, ((HOSTILE, HOSTILE),))]
+    page = a_page(launch, histories, stacks, logs=(HOSTILE,))
+    opened(tab, tmp_path, page)
+    assert tab.value("document.images.length") == 0
+    assert tab.value("document.scripts.length") == 1
+    assert "owned" not in tab.value("document.title").replace(HOSTILE, "")
+    assert HOSTILE in tab.value(TEXT)
+    assert tab.errors == []
+    assert "\x1b" not in html(page)
+
+
+def test_512_ranks_and_10000_events_are_less_than_a_megabyte():
+    """Of failures, checkpoints and rounds."""
+    launch, histories = a_launch(nodes=64, per_node=8, rounds=100, moments=100, gpus=True)
+    written = html(a_page(launch, histories))
+    assert len(written.encode()) < 1_000_000
+    assert "520 GPUs" in written
+
+
+def test_a_log_directory(tmp_path):
+    """With what a node that was lost has left of its file."""
+    launch, histories = a_launch()
+    logs = tmp_path / "logs"
+    logs.mkdir(mode=0o700)
+    (book,) = launch.books
+    written = ledger_files.text(
+        book, 0.0, launch=launch.name, allocated=launch.allocated, over=True
+    )
+    (logs / "ledger-0-20260101T000000.json").write_text(written)
+    for history in histories:
+        lines = [history_files.title(history.launch, history.index, history.host)]
+        lines += map(history_files.line, history.moments)
+        (logs / history_files.name(str(history.index), BEGIN)).write_text(
+            "".join(lines) + '{"at":1'
+        )
+    done = hpclaunch("report", "logs", "--html", "page.html", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
+    shown = (tmp_path / "page.html").read_text()
+    assert "<dd>6 workers</dd>" in shown
+    assert "rank 3</text>" in shown
+    assert "default-src 'none'" in shown
+
+
+TRAINS = """
+import os, signal, sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+where = os.environ["HPCLAUNCH_CHECKPOINT"]
+begin = torch.load(where)["step"] if where else 0
+for step in range(begin, 60):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+    if step == 30 and os.environ["RANK"] == "0":
+        torch.save({"step": step}, "saved/new")
+        os.rename("saved/new", "saved/step-30.pt")
+    if step == 40 and not begin and os.environ["RANK"] == "1":
+        print("<img src=x onerror=alert(1)>", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
+    (tmp_path / "saved").mkdir()
+    options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", "saved")
+    done = hpclaunch(*options, script(tmp_path, TRAINS), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = hpclaunch("report", "--html", "page.html", cwd=tmp_path)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", "")
+    tab.errors.clear()
+    tab.open(tmp_path / "page.html")
+    tab.value("for (const each of document.querySelectorAll('details')) each.open = true")
+    text = tab.value(TEXT)
+    for said in ("killed · rank 1 on", "SIGKILL", "2 rounds", "1 restart", "rank 1", "step 30"):
+        assert said in text
+    assert "<img src=x onerror=alert(1)>" in text
+    assert "a checkpoint of step 30 is complete" in text
+    assert "steps per second" in text.lower()
+    assert tab.value("document.querySelectorAll('.curve-one').length") >= 4  # and their legends
+    assert tab.errors == []
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("--html", "nowhere/page.html"), "cannot write nowhere/page.html: No such file"),
+        (("--html", "."), "cannot write .: Is a directory"),
+        (("--html", "page.html", "--json"), "not allowed with argument"),
+    ],
+)
+def test_mistakes(tmp_path, args, complaint):
+    launch, _ = a_launch()
+    (book,) = launch.books
+    written = ledger_files.text(book, 0.0, launch=launch.name, allocated=None, over=True)
+    (tmp_path / "ledger-0-20260101T000000.json").write_text(written)
+    done = hpclaunch("report", ".", *args, cwd=tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr

@@ -1,0 +1,171 @@
+"""All that a page shows of a job, before it is written down."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from long_jobs import BEGIN, a_launch
+
+from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.job_report import report
+from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.model import Culprit, Failure
+from hpclaunch.core.views import job_page as pages
+from hpclaunch.core.views.job_page import HangStacks, job_page, seat_time
+
+
+def local(at, form):
+    return time.strftime(form, time.gmtime(at))
+
+
+def page_of(launches, histories, stacks=()):
+    return job_page(
+        report(launches), launches, histories, stacks, local, logs=["logs"], version="1.2.3"
+    )
+
+
+def facts(page):
+    return {fact.name: fact.value for fact in page.facts}
+
+
+def test_a_job_with_a_failure():
+    launch, histories = a_launch(gpus=True)
+    page = page_of([launch], histories)
+    assert (page.name, page.state, page.result) == ("71.0", "done", "done")
+    assert facts(page)["Time"] == "20 m 07 s"
+    assert facts(page)["Size"] == "6 GPUs"
+    assert facts(page)["Goodput"] == "53.3 %"
+    assert [row.family for row in page.ledger] == sorted(
+        [row.family for row in page.ledger], key=list(pages.FAMILIES).index
+    )
+    assert sum(float(row.width.rstrip("%")) for row in page.ledger) == pytest.approx(100, abs=0.01)
+    (card,) = page.ends
+    assert (card.cause, card.who) == ("GPU fault", "rank 2 on n2")
+    assert card.tail.startswith("Traceback")
+    line = page.time_line
+    assert [name for name, _ in line.labels] == ["rank 0", "rank 1", "rank 2", "rank 3", "n3"]
+    fault = next(mark for mark in line.marks if mark.kind == "fault")
+    assert fault.y == dict(line.labels)["rank 2"]
+    assert fault.link == card.anchor
+    assert [span.number for span in line.rounds] == [0, 1]
+    assert {chart.name: bool(chart.drawn) for chart in (*page.charts, *page.gpu_charts)} == {
+        "Steps per second": True,
+        "Goodput so far": True,
+        "GPU time that was no training, so far": True,
+        "Memory of a rank": True,
+        "GPUs busy": True,
+        "GPU memory in use": True,
+        "Hottest GPU": True,
+    }
+
+
+def test_without_a_history_the_ledger_is_shown():
+    launch, _ = a_launch()
+    page = page_of([launch], [])
+    assert page.time_line.lanes == 0
+    assert page.time_line.job["training"]
+    assert page.gpu_charts == ()
+    assert page.charts[0].empty
+
+
+def test_a_job_of_no_time():
+    book = Book(0, BEGIN, BEGIN, (LedgerEntry(BEGIN, BEGIN, 0.0, {}),))
+    page = page_of([Launch("71.0", (book,))], [])
+    assert (page.state, page.ledger, page.ends) == ("running", (), ())
+    assert page.end > page.begin
+
+
+def test_requeued_jobs_are_one():
+    first, noted = a_launch("71.0")
+    second, more = a_launch("71.1", begin=BEGIN + 5000)
+    page = page_of([first, second], [*noted, *more])
+    assert page.name == "71.0, 71.1"
+    assert [span.number for span in page.time_line.rounds] == [0, 1, 0, 1]
+    assert "job script" in page.time_line.job
+    assert len(page.ends) == 2
+
+
+def test_a_running_job_lasts_until_the_newest_moment():
+    launch, histories = a_launch(over=False)
+    (book,) = launch.books
+    late = replace(launch, books=(replace(book, until=book.until),))
+    at = book.until + 60
+    newest = AgentMoment(at, 1, None, JobMoment("2RS"))
+    histories[0] = replace(histories[0], moments=(*histories[0].moments, newest))
+    length = at - launch.allocated
+    assert page_of([late], histories).end == at + pages.ROOM * length
+
+
+def test_nodes_that_are_lost_and_come_back():
+    launch, _ = a_launch()
+    noted = [
+        AgentMoment(BEGIN + 1, 0, None, JobMoment("3R", hosts=("n1", "n2", "n3"))),
+        AgentMoment(BEGIN + 50, 0, None, JobMoment("RLR")),
+        AgentMoment(BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2")),
+    ]
+    page = page_of([launch], [AgentHistory("71.0", 0, "n1", tuple(noted))])
+    told = [(kind, text) for _, kind, text in page.events]
+    assert told[:3] == [
+        ("node", "n2 is lost"),
+        ("node", "n2 is back"),
+        ("straggler", "the others wait for rank 3 on n2, step after step"),
+    ]
+
+
+def test_stacks_of_a_hang_are_those_of_its_round_and_time():
+    launch, histories = a_launch()
+    (book,) = launch.books
+    (end,) = book.ends
+    hung = Failure(0, 3, "n2", 1, 0, end.at, "", culprit=Culprit.HANG)
+    book = replace(book, ends=(replace(end, failures=(hung,)),))
+    stacks = [
+        HangStacks(0, end.seen + 9000, "of another launch", (("rank-3.txt", "no"),)),
+        HangStacks(0, end.seen, "logs/round-0/evidence", (("rank-3.txt", "in all_reduce\x1b[2J"),)),
+    ]
+    (card,) = page_of([replace(launch, books=(book,))], histories, stacks).ends
+    assert card.cause == "hang"
+    assert card.stacks == (("rank-3.txt", "in all_reduce?[2J"),)
+    assert card.stacks_at == "logs/round-0/evidence"
+
+
+def test_many_ends_and_long_output_are_cut():
+    launch, histories = a_launch(rounds=300, moments=2, tail="x" * 4000)
+    page = page_of([launch], histories)
+    assert len(page.ends) == pages.MOST_ENDS
+    assert page.ends_left_out == 299 - pages.MOST_ENDS
+    assert [page.ends[0].round, page.ends[1].round, page.ends[-1].round] == [0, 200, 298]
+    assert sum(len(end.tail) for end in page.ends) <= pages.MOST_TEXT
+    assert len(page.events) == pages.MOST_EVENTS
+    marks = [mark for mark in page.time_line.marks if mark.kind == "save"]
+    assert len(marks) <= pages.MOST_MARKS + 1
+
+
+def test_nodes_have_lanes_where_ranks_are_many():
+    launch, histories = a_launch(nodes=30, per_node=4)
+    line = page_of([launch], histories).time_line
+    assert line.lanes == 31
+    assert not line.of_ranks
+    assert line.labels[1][0] == "n3"  # every second one is named
+
+
+def test_unprintable_names_are_made_harmless():
+    launch, histories = a_launch("71\x1b[2J", host="n{}\u202e")
+    page = page_of([launch], histories)
+    assert page.name == "71?[2J"
+    assert page.ends[0].who == "rank 2 on n2?"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (9.94, "9.9 s"), (61, "1 m 01 s"), (7800, "2 h 10 m")]
+)
+def test_times(seconds, text):
+    assert seat_time(seconds) == text
+
+
+def test_every_category_has_a_family():
+    """And one only."""
+    named = [category for family in pages.FAMILIES.values() for category in family]
+    assert sorted(named) == sorted(Category)

@@ -1,0 +1,117 @@
+"""The history of an agent, as a file that is only appended to; and stacks, as they are found."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+import pytest
+from serving import LIMIT
+
+from hpclaunch.core.history.moment import (
+    AgentHistory,
+    AgentMoment,
+    GpusMoment,
+    JobMoment,
+    SavedMoment,
+    WorkersMoment,
+)
+from hpclaunch.system.logs import history_files, old_runs, stack_files
+from hpclaunch.system.logs.log_client import LogServiceClient
+
+GPUS = GpusMoment(2, 0.5, None, 1, 2, 60)
+MOMENTS = (
+    AgentMoment(10.0, -1, None, JobMoment("2A", hosts=("n1", "n\udcff2"))),
+    AgentMoment(
+        20.5,
+        0,
+        WorkersMoment(0, 2, 9.5, (1, 2, 3, 4, 5, 6, 4), 7, 8.5, 8, 9, 10, GPUS),
+        JobMoment("RL", "rank 1 on n1", SavedMoment(15.0, None, 3)),
+    ),
+)
+HISTORY = AgentHistory("71.0", 3, "n\udcff2", MOMENTS)
+NAME = "history-3-20260101T000000.jsonl"
+
+
+def lines():
+    return [history_files.title("71.0", 3, "n\udcff2"), *map(history_files.line, MOMENTS)]
+
+
+def test_what_was_written_is_read(tmp_path):
+    (tmp_path / NAME).write_text("".join(lines()))
+    assert history_files.read(tmp_path) == [HISTORY]
+
+
+def test_a_line_that_is_cut_off_is_left_out(tmp_path):
+    one, two, three = lines()
+    (tmp_path / NAME).write_text(f"{one}{two}{three[:40]}\n{three}{three[:-9]}")
+    assert history_files.read(tmp_path) == [HISTORY]
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"format":2}\n', "[1]\n"])
+def test_what_is_no_history_is_left_out(tmp_path, text):
+    (tmp_path / NAME).write_text(text)
+    (tmp_path / "history-4-20260101T000000.jsonl").mkdir()
+    assert history_files.read(tmp_path) == []
+
+
+def test_files_have_names_that_pruning_knows():
+    name = history_files.name("n1.site", time.time())
+    assert history_files.FILES.fullmatch(name)
+    assert old_runs.OURS.fullmatch(name)
+
+
+def test_the_log_service_appends(tmp_path):
+    client = LogServiceClient()
+    for line in lines():
+        client.append(tmp_path, NAME, line)
+    client.close()
+    assert history_files.read(tmp_path) == [HISTORY]
+    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+
+
+def test_after_a_line_that_is_cut_off_the_next_one_is_whole(tmp_path, capfd):
+    one, two, three = lines()
+    (tmp_path / NAME).write_text(one + two + three[:20])
+    client = LogServiceClient()
+    client.append(tmp_path, NAME, three)
+    client.close()
+    assert history_files.read(tmp_path) == [HISTORY]
+
+
+def test_what_cannot_be_appended_is_told_once(tmp_path, capfd):
+    (tmp_path / NAME).symlink_to("elsewhere")
+    client = LogServiceClient()
+    for line in lines():
+        client.append(tmp_path, NAME, line)
+    client.close()
+    said = capfd.readouterr().err
+    assert said == f"hpclaunch: cannot write {NAME}: it is a link: {tmp_path / NAME}\n"
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_stacks_are_those_of_the_rank_at_fault_and_the_first_ones(tmp_path):
+    where = tmp_path / "round-3" / "evidence"
+    where.mkdir(parents=True)
+    for rank in range(20):
+        (where / f"rank-{rank}.txt").write_text(f"stack {rank}" + "x" * 100_000)
+    (where / "rank-1.native.txt").write_bytes(b"\xff native")
+    (where / "rank-1.collectives.json").write_text("{}")
+    (tmp_path / "round-4").mkdir()
+    (found,) = stack_files.read(tmp_path, {3: 17})
+    assert (found.round, found.where) == (3, str(where))
+    names = [name for name, _ in found.files]
+    assert names[:4] == ["rank-17.txt", "rank-0.txt", "rank-1.native.txt", "rank-1.txt"]
+    assert found.files[2][1] == "\ufffd native"
+    assert len(found.files) == stack_files.MOST_FILES
+    assert max(len(text) for _, text in found.files) == stack_files.MOST_BYTES
+    assert abs(found.at - time.time()) < LIMIT
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own")
+def test_another_users_file_is_not_read(tmp_path):
+    (tmp_path / NAME).write_text("".join(lines()))
+    os.chown(tmp_path / NAME, 65534, 65534)
+    os.chown(tmp_path, 0, 0)
+    assert history_files.read(tmp_path) == []
