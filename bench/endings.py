@@ -188,7 +188,7 @@ def group_of(
         except (AssertionError, OSError, ValueError) as e:
             return Told(same=False, twice=0, runs=0, together=False, wrong=f"{e}")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(len(begun)) as pool:  # one that is not looked at goes on and on
         struck = [
             pool.submit(strike, cluster, end, [begun[kind, end] for kind in kinds], rng)
             for end in ends
