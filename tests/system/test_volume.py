@@ -163,6 +163,23 @@ def test_the_console_shows_all_that_was_not_dropped(tmp_path_factory, steps, blo
         assert screen.data == lines(0, last)
 
 
+def test_an_index_takes_from_the_room_of_the_files(tmp_path):
+    """But not all that a file has kept, though the cuts make it grow."""
+    limit = 64 * SHORTEST
+    files, index = [tmp_path / f"rank-{rank}.out" for rank in (0, 1)], tmp_path / "index"
+    index.write_bytes(bytes(1000))
+    found = Volume()
+    found.follow(files, limit, index)
+    for file in files:
+        append(file, b"0123456\n" * limit)
+    found.cut()
+    append(index, bytes(100))
+    found.prune()
+    assert limit - 3 * SHORTEST < took(tmp_path) <= limit
+    assert all(kept(file).endswith(b"0123456\n") for file in files)
+    assert index.stat().st_size == 1100
+
+
 CHATTY = """
 import sys
 for n in range(40000):

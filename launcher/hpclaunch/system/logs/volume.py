@@ -79,15 +79,22 @@ class Volume:
         """
         return self._numbers[file]
 
+    @property
+    def _room(self) -> int:
+        """Bytes of the limit that are left for what may be cut or removed."""
+        return max(0, self._limit - sum(map(size, self._uncut)))
+
     def cut(self) -> list[Cut]:
         """Cut the files that have grown long."""
-        longest = self._limit // (2 * max(1, len(self._written)))
+        # An index is about to grow, by the cuts.
+        room = max(0, self._room - SHORTEST * len(self._uncut))
+        longest = room // (2 * max(1, len(self._written)))
         longest = max(SHORTEST, min(longest, LONGEST))
         cuts = []
         for file in self._written:
             try:
                 if file.stat().st_size > longest:
-                    cuts.append(_cut(file, self._limit // 2, self._numbers[file] + 1))
+                    cuts.append(_cut(file, room // 2, self._numbers[file] + 1))
                     self._numbers[file] += 1
             except OSError:
                 continue  # the next look may find it
@@ -99,8 +106,9 @@ class Volume:
         sizes = {file: size(file) for file in self._over}
         # Files that grow quickly take more than their half until they are cut: at the cost of
         # nothing that is kept.
-        grown = min(sum(map(size, (*self._written, *self._uncut))), self._limit // 2)
-        excess = sum(sizes.values()) + grown - self._limit
+        room = self._room
+        grown = min(sum(map(size, self._written)), room // 2)
+        excess = sum(sizes.values()) + grown - room
         if excess <= 0:
             return []
         removed = []
