@@ -66,6 +66,7 @@ class Crew:
         self.draining: tuple[str, ...] = ()
         self.requeues: bool | None = False  # Slurm starts it again if preempted; None: never
         self.saved_at: float | None = None  # when the newest checkpoint was
+        self.save_took = 0.0  # seconds
         self._leases: dict[int, float] = {}
         self._store: dict[int, tuple[int, str, int]] = {}  # of an agent's workers, with their round
         self._came: list[str] = []
@@ -168,7 +169,8 @@ class Crew:
                 step = int(number) if number.isdigit() else None
                 choice = events.CheckpointChosen(newest, passed_over, step=step)
                 age = None if self.saved_at is None else self.now - self.saved_at
-                self._todo.append((i, replace(choice, is_read=not self.reads, age=age)))
+                more = {"is_read": not self.reads, "age": age, "took": self.save_took}
+                self._todo.append((i, replace(choice, **more)))
             case effects.LookAt(look=look) if look is not None and i not in self.silent:
                 self.asked.append(look)
                 self._todo.append((i, events.CheckpointSeen(self._sees(i, look))))

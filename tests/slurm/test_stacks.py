@@ -103,7 +103,7 @@ def test_jobs_that_have_no_workers(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.sbatch("sleep 600", directory=tmp_path, nodes=2)
     eventually("its start", lambda: str(job.id) in cluster.on("ctl", ["squeue", "-h", "-tR"]))
     assert f"error: job {job.id} has no workers" in failing(cluster, str(job.id))
-    waiting = cluster.sbatch("sleep 600", directory=tmp_path, nodes=4)
+    waiting = cluster.sbatch("true", directory=tmp_path, options=["--begin=now+1hour"])
     assert f"cannot look at job {waiting.id}: it is PENDING" in failing(cluster, str(waiting.id))
     assert "cannot look at job 4711: slurm_load_jobs error: Invalid" in failing(cluster, "4711")
 

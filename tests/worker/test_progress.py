@@ -15,7 +15,7 @@ import pytest
 
 import hpclaunch
 from hpclaunch.agent.evidence import state_of
-from hpclaunch.worker.progress_watch import GATHERING, ProgressWatch
+from hpclaunch.worker.progress_watch import GATHERING, ProgressWatch, is_traced
 from hpclaunch.worker.site._hpclaunch_progress import PHASES, SIGNAL
 from surroundings import environment
 
@@ -591,6 +591,37 @@ stops()
     assert state.debugged
     assert state.place.startswith("train.py:")
     assert state.place.endswith(", stops")
+
+
+SEIZES = """
+import ctypes, sys, time
+PTRACE_SEIZE = 0x4206
+if ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    sys.exit("not allowed")
+print("there", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("name", "debugs"), [("gdb", True), ("py-spy", False)])
+def test_who_looks_at_a_worker_for_a_moment_debugs_nothing(tmp_path, name, debugs):
+    """The agent itself looks at workers that hang with py-spy, if there is one."""
+    (tmp_path / name).symlink_to(sys.executable)  # the kernel goes by this name
+    with contextlib.ExitStack() as ends:
+
+        def start(*command):
+            process = ends.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+            ends.callback(process.kill)
+            return process
+
+        looked_at = start("sleep", "1000")
+        assert not is_traced(looked_at.pid)
+        looker = start(tmp_path / name, "-I", "-S", "-c", SEIZES, str(looked_at.pid))
+        if looker.stdout.readline() != "there\n":
+            pytest.skip(f"ptrace: {looker.stderr.read()}")
+        assert is_traced(looked_at.pid) == debugs
 
 
 def test_few_descriptors(server, tmp_path):

@@ -179,6 +179,20 @@ def test_where_cgroups_tell_of_quotas(tmp_path, monkeypatch, lines, files):
     assert list(found.values()) == [1.5]
 
 
+def test_the_clock_of_the_cpu_that_a_worker_runs_on(program, tmp_path, monkeypatch):
+    """This machine may be a virtual one, whose kernel does not know it."""
+    monkeypatch.setattr(sampler, "CLOCK", f"{tmp_path}/{{}}")
+    cpu = sorted(os.sched_getaffinity(0))[-1]
+    pid = program(f"import os; os.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass")
+    taker = Sampler(Pace())
+    taker.begin()
+    sample(taker, 1, {0: pid})
+    (unknown,) = sample(taker, 2, {0: pid})["ranks"]
+    (tmp_path / str(cpu)).write_text("1200000\n")
+    (known,) = sample(taker, 3, {0: pid})["ranks"]
+    assert (unknown["clock"], known["clock"]) == (0.0, 1.2)
+
+
 def test_a_process_that_waits_for_storage(program, tmp_path):
     """The parent of a vfork() is in the same state as in fsync() on a slow disk."""
     os.mkfifo(tmp_path / "fifo")

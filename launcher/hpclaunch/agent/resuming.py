@@ -253,6 +253,7 @@ class Resuming:
             newest.identity,
             rule=f"{newest.format}, {newest.rule}",
             size=newest.size,
+            took=newest.took,
             time=newest.time,
             step=newest.step,
             scale=f"{newest.unit} {os.path.dirname(newest.path)}",

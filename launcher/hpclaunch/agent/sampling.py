@@ -12,7 +12,7 @@ from ..core.stragglers.medians import lower_median
 
 LONGEST = 60  # characters of a group's name
 MOST = 1 << 62  # a number, or a time in ns
-SHARES = ("cpu", "queued", "throttled", "blocked")
+USED = ("cpu", "queued", "throttled", "blocked", "clock")
 
 
 def sample_of(
@@ -28,7 +28,7 @@ def sample_of(
         blind=bool(ranks) and all(rank["blind"] for rank in ranks),
         arrivals=arrivals.together(traces, agents),
         loads=tuple(
-            Load(rank["rank"], **{name: round(rank[name], 3) for name in SHARES}) for rank in known
+            Load(rank["rank"], **{name: round(rank[name], 3) for name in USED}) for rank in known
         ),
         ways=tuple((address, round(delay, 6)) for address, delay in sorted(ways.items())),
     )

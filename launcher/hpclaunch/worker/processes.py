@@ -51,7 +51,8 @@ def descendants(spared):
     return found - {os.getpid()}
 
 
-STATE, PARENT, SESSION = 0, 1, 3  # fields of /proc/PID/stat after the name
+# Fields of /proc/PID/stat after the name.
+STATE, PARENT, SESSION, LAST_CPU = 0, 1, 3, 36
 
 
 def all_pids():

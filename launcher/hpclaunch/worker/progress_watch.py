@@ -37,6 +37,7 @@ ONE_BY_ONE = 0.02  # seconds for each of the others: their stacks go into one fi
 MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
+SAMPLER = b"py-spy"
 
 SAVE = page.PHASES.index("save")
 MACHINE = os.uname().machine
@@ -515,7 +516,9 @@ def _is_same(pid, fd, file):
 
 
 def is_traced(pid):
-    return bool(int(status_of(pid).get(b"TracerPid", b"0")))
+    """Whether a debugger has it. A sampler, which the agent may start, has it for moments only."""
+    tracer = int(status_of(pid).get(b"TracerPid", b"0"))
+    return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 
 
 def status_of(pid):

@@ -2,7 +2,7 @@
 they used, and how far the other nodes are.
 
 Most of it is the difference to the sample before. Whether a worker waits for storage is not counted
-by every kernel; so each sample looks at it some times.
+by every kernel, nor how fast its CPU runs; so each sample looks at them some times.
 """
 
 import math
@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from .connections import connections_of
-from .processes import STATE, stat
+from .processes import LAST_CPU, STATE, stat
 from .progress_watch import cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
@@ -20,6 +20,8 @@ TRAFFIC = (
     1 << 16
 )  # bytes since the last sample: on others, delays are old, or nobody waits for them
 NS = 1e9
+# In kHz. Virtual machines do not tell.
+CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
 # Where a cgroup tells for how long it was throttled: v2, and v1, by its line in /proc/PID/cgroup.
 CPU_STATS = {
     "": "/sys/fs/cgroup{}/cpu.stat",
@@ -38,6 +40,7 @@ class Sampler:
         self._looks = 0
         self._trees: Any = {}  # rank -> its processes, at the beginning of this sample
         self._blocked: Any = {}  # rank -> in how many looks it waited for storage
+        self._clocks: Any = {}  # rank -> the most of its CPU's in all looks
         self._before: Any = {}  # rank -> Used, at the last sample
         self._bytes: Any = {}  # inode of a connection -> bytes, at the last sample
 
@@ -60,6 +63,7 @@ class Sampler:
         self.number, self._next, self._looks = number, time.monotonic(), 0
         self._trees = {rank: tree(pid) for rank, pid in pids.items()}
         self._blocked = dict.fromkeys(pids, 0)
+        self._clocks = dict.fromkeys(pids, 0.0)
         self.progress.ask_arrivals(pids)
 
     def look(self, pids):
@@ -69,6 +73,7 @@ class Sampler:
         self._next = time.monotonic() + PAUSE
         for rank, processes in self._trees.items():
             self._blocked[rank] += any(map(is_blocked, processes))
+            self._clocks[rank] = max(self._clocks[rank], clock(processes[0]))
         self._looks += 1
         if self._looks < LOOKS:
             return None
@@ -97,6 +102,7 @@ class Sampler:
         if before is not None and before.pid == pid:
             told |= now.since(before)
             told["blocked"] = self._blocked[rank] / LOOKS
+            told["clock"] = self._clocks[rank]
         return told
 
 
@@ -185,3 +191,13 @@ def is_blocked(pid):
     """Whether it waits for a disk or a driver."""
     fields = stat(pid)
     return bool(fields) and fields[STATE] == UNINTERRUPTIBLE
+
+
+def clock(pid):
+    """GHz of the CPU that it runs on, or has run on last; 0.0 if that is not known."""
+    fields = stat(pid)
+    try:
+        with open(CLOCK.format(int(fields[LAST_CPU])), "rb") as f:
+            return int(f.read()) / 1e6
+    except (OSError, ValueError, IndexError):
+        return 0.0

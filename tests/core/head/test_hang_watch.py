@@ -72,7 +72,7 @@ def test_as_long_as_one_does_something_nobody_hangs():
 def test_an_agent_that_does_not_answer_is_not_waited_for():
     crew = training()
     del crew.where[1]
-    stand_still(crew, 14.0)
+    stand_still(crew, 17.0)
     assert rounds(crew) == [0, 1]
     assert "  ranks 2-3 on n1 did not tell where they are" in crew.said[-3].splitlines()
     assert "rank 2 on n1 hung; restart 1 of 3" in crew.said

@@ -18,10 +18,10 @@ USR1, TERM = 10, 15
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True}
 
 
-def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, **settings):
+def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):
     """Two agents with two workers each, all at the same step, of a job that Slurm ends."""
     crew = Crew(hosts, **SETTINGS | settings)
-    crew.ends_at = ends_at
+    crew.ends_at, crew.save_took = ends_at, save_took
     agents = range(len(hosts.split()))
     crew.steps = dict.fromkeys(agents, (steps, steps) if steps else ())
     crew.start(*agents)
@@ -85,6 +85,14 @@ def test_notice_comes_in_time_and_the_end_in_order():
 def test_the_longer_a_save_takes_the_earlier_notice_is():
     crew = training(notice=-1.0)
     crew.tell(1, seen(steps=(100, 100), save=200.0))
+    crew.until(549.0)
+    assert given(crew) == {}
+    crew.until(551.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_what_an_earlier_run_has_saved_tells_how_long_it_takes():
+    crew = training(notice=-1.0, save_took=200.0)
     crew.until(549.0)
     assert given(crew) == {}
     crew.until(551.0)

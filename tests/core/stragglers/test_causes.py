@@ -34,6 +34,22 @@ def test_what_it_does_more_than_others(more, why):
     assert cause(samples(**more), 1, 2).words.startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("clock", "others", "cpu", "why"),
+    [
+        (1.2, 3.0, 0.95, "its CPU runs at 1.2 GHz, those of others at 3.0 GHz: it is throttled"),
+        (2.8, 3.0, 0.95, "it computes for 25%"),
+        (0.0, 3.0, 0.95, "it computes for 25%"),  # its node does not tell
+        (3.0, 0.0, 0.95, "it computes for 25%"),
+        (1.2, 3.0, 0.72, UNKNOWN),  # it is idle, and saves power
+    ],
+)
+def test_a_slow_clock(clock, others, cpu, why):
+    found = samples(cpu=cpu, clock=clock)
+    found[0] = Sample(1, 1.0, loads=tuple(Load(r, **USUAL, clock=others) for r in range(2)))
+    assert cause(found, 1, 2).words.startswith(why)
+
+
 def test_ranks_that_all_use_the_cpu():
     """As those that wait for GPUs do."""
     loads = tuple(Load(rank, 1.0, 0.0, 0.0, 0.0) for rank in range(2))

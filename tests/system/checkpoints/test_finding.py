@@ -71,6 +71,20 @@ def test_what_a_name_tells(name, step):
     assert (found and (found.value, found.unit)) == step
 
 
+def test_how_long_a_save_took(tmp_path):
+    """What was there long before, and is not written again, does not count."""
+    directory = dcp_save(tmp_path / "step-1", at=1000)
+    (found,) = finding.search(str(tmp_path))
+    assert found.took == 0.0
+    for file, at in zip(sorted(directory.glob("*.distcp")), (960, 990), strict=False):
+        os.utime(file, (at, at))
+    (found,) = finding.search(str(tmp_path))
+    assert found.took == 40.0
+    os.utime(min(directory.glob("*.distcp")), (100, 100))
+    (found,) = finding.search(str(tmp_path))
+    assert found.took == 10.0
+
+
 def test_what_a_link_leads_to_has_a_name_of_its_own(tmp_path):
     new = dcp_save(tmp_path / "epoch-2", at=200)
     (tmp_path / "latest").symlink_to(new)

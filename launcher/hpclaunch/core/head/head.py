@@ -238,11 +238,11 @@ class Head:
                 self._last_search.answer(event)
             case CheckpointChosen() if self.stage is Stage.CHOOSING:
                 self._choosing.choice = event
-                self.onlookers.chose(event, now)
+                self._note_save(event, now)
             case CheckpointChosen() if self.stage is Stage.RUNNING:
                 if self.growth.is_looking:  # else somebody looks at the job, for whom it was
                     self.growth.chosen(event.mark)
-                self.onlookers.chose(event, now)
+                self._note_save(event, now)
             case SearchFailed():
                 self.growth.failed()
                 self.onlookers.search_failed()
@@ -328,7 +328,7 @@ class Head:
                 self._current_round.ends.add(End.ASKED)
                 return [Say("hpclaunch restart: the workers go on from the newest checkpoint")]
             case Request.NOTICE:
-                self.notices.ask_for_one()
+                self.notices.give_soon()
                 return [Say("hpclaunch notice: the workers are to have notice")]
 
     # Agents without a place
@@ -365,6 +365,10 @@ class Head:
             self._end_round_without(peer)
         lines = [*self._cordon.announce(peer), *filter(None, [said])]
         return effects + [Say(line) for line in lines]
+
+    def _note_save(self, newest: CheckpointChosen, now: float) -> None:
+        self.onlookers.chose(newest, now)
+        self.notices.learn(newest.took)
 
     def _note_losses(self, lost: list[Peer]) -> list[Effect]:
         """These agents were just lost. While the job ends, nothing is said of it: they have most

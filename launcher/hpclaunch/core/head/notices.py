@@ -125,8 +125,12 @@ class Notices:
         """Whether SIGTERM has announced an end that comes later."""
         return self.preempted or self._is_requeued
 
+    def learn(self, save: float) -> None:
+        """One has taken so long, in seconds."""
+        self._save = max(self._save, save)
+
     def give_soon(self) -> None:
-        """The workers are to have notice for another reason, and go on."""
+        """The workers are to have notice for another reason than the end, and go on."""
         self._signals.append(self.job.notice_signal)
 
     # Signals that agents have got
@@ -134,7 +138,7 @@ class Notices:
     def hear(self, agent: int, report: Report, number: int, now: float) -> None:
         """Take in what a report says of saves and signals; `number` is that of the round."""
         if report.progress is not None:
-            self._save = max(self._save, report.progress.save)
+            self.learn(report.progress.save)
         if report.warned and self._warned is None:
             self._warned = (report.warned, report.host)
             self._warned_at = self.ask_at = now
@@ -157,10 +161,6 @@ class Notices:
         return Verdict(128 + signum, reason, restarts=restarts)
 
     # Notice
-
-    def ask_for_one(self) -> None:
-        """The user wants the workers to have notice now, wherever the end of the job is."""
-        self._signals.append(self.job.notice_signal)
 
     def check(self, current: Round, now: float, *, holds: bool) -> list[Effect] | None:
         """Go on with the notice that is wanted, if any. Returns what to say if all agents are to be

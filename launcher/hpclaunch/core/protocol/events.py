@@ -116,6 +116,7 @@ class CheckpointChosen:
     is_read: bool = True  # its bytes need not be read any more to know that they are whole
     lacking: str = ""  # if there is none: what is there instead
     age: float | None = None  # seconds since it was saved; None if not known
+    took: float = 0.0  # seconds that the save took, at least
 
     @property
     def mark(self) -> str:

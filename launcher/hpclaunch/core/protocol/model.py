@@ -517,6 +517,7 @@ class Load:
     queued: float  # the thread that did so the longest waited for one
     throttled: float  # the quota of their cgroup was used up
     blocked: float  # one of them waited for storage
+    clock: float = 0.0  # GHz, of the CPU that the worker ran on; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

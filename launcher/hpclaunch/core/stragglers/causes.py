@@ -9,6 +9,7 @@ from ..protocol.model import NO_RANK, Load, Sample
 from .medians import lower_median
 
 MORE = 0.05  # of the time
+SLOW = 0.9  # of the clock of others
 FAR = 5.0  # times the usual way to other nodes
 LEAST_FAR = 0.001  # seconds
 
@@ -21,6 +22,9 @@ WORDS = {
     "blocked": "it waits for storage for {:.0%} of the time",
     "cpu": "it computes for {:.0%} of the time more: more work, or a slower processor",
 }
+SLOWED = (
+    "its CPU runs at {:.1f} GHz, those of others at {:.1f} GHz: it is throttled, or an older one"
+)
 UNKNOWN = (
     "it waits, but not for a CPU or a disk: for a data loader, a lock, or another machine, perhaps"
 )
@@ -48,6 +52,8 @@ def cause(samples: Mapping[int, Sample], agent: int, rank: int) -> Cause:
         "cpu": more.cpu,
     }
     what = max(shares, key=lambda what: shares[what])
+    if what == "cpu" and shares["cpu"] >= MORE and (slowed := _slowed(loads, late, others)):
+        return Cause(slowed)
     if shares[what] >= MORE:
         return Cause(WORDS[what].format(getattr(more, what)), what in OUTER)
     spins = min(loads[rank].cpu for rank in late) >= SPINS
@@ -63,6 +69,12 @@ def _more(loads: Mapping[int, Load], late: Collection[int], others: Collection[i
         return float(mine - theirs)
 
     return Load(NO_RANK, by("cpu"), by("queued"), by("throttled"), by("blocked"))
+
+
+def _slowed(loads: Mapping[int, Load], late: Collection[int], others: Collection[int]) -> str:
+    """Whether the clocks of these ranks' CPUs are slower than others', in words."""
+    mine, theirs = (lower_median(loads[rank].clock for rank in ranks) for ranks in (late, others))
+    return SLOWED.format(mine, theirs) if 0.0 < mine < SLOW * theirs else ""
 
 
 @dataclass(frozen=True, slots=True)

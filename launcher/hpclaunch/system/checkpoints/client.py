@@ -32,6 +32,7 @@ class FoundCheckpoint(NamedTuple):
     identity: str  # differs for every save
     time: int
     size: int
+    took: float  # seconds, at least; 0 for a single file
     is_read: bool  # every byte was read, or none is to be
     world: int | None
     lacks: str | None  # why it is not to be used

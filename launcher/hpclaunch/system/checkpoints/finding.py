@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from hpclaunch.core.protocol.model import checksum
@@ -32,6 +33,7 @@ from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
+PAUSE = 120.0  # seconds; of files that were written further apart, the older ones were there before
 MOST_FOLDERS = 20_000  # that `**` goes through
 
 
@@ -44,6 +46,13 @@ class ExaminedCheckpoint(NamedTuple):
     quiet: bool  # that it is not used is not worth a line as long as there is another
     parts: tuple[Part, ...]  # of a complete one
     size: int  # bytes
+
+    @property
+    def took(self) -> float:
+        """Seconds between the first and the last of its files: the save took at least so long."""
+        times = {self.candidate.time, *(part.entry.time for part in self.parts)}
+        gaps = ((late - early) / 1e9 for late, early in pairwise(sorted(times, reverse=True)))
+        return sum(takewhile(lambda gap: gap <= PAUSE, gaps))
 
 
 def search(

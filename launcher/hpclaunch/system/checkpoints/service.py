@@ -167,6 +167,7 @@ def told(found: ExaminedCheckpoint, *, is_read: bool = False) -> dict[str, Any]:
         "identity": candidate.mark,
         "time": candidate.time,
         "size": found.size,
+        "took": found.took,
         "is_read": is_read,
         "world": candidate.world,
         "lacks": found.lacks,
