@@ -5,7 +5,7 @@ VENV := .venv
 VERSIONS := 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.10.0 2.12.0 2.13.0 2.14.0 2.15.0
 BIN := $(VENV)/bin
 GPU := .venv-gpu
-SYSTEM := slurmctld slurmd slurm-client munge iproute2 nftables fuse3 util-linux procps g++ cmake chromium
+SYSTEM := slurmctld slurmd slurm-client munge iproute2 nftables fuse3 util-linux procps g++ cmake chromium zsh fish
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
@@ -99,7 +99,7 @@ $(VENV)/horovod: $(VENV)/ready
 	tests/slurm/prepare_horovod $(BIN)/python $@
 
 system:     # without root the tests that need it are skipped, and say so
-	@which slurmctld slurmd scontrol munged ip nft fusermount3 nsenter pkill g++ cmake chromium >/dev/null || ! $(ROOT) \
+	@which slurmctld slurmd scontrol munged ip nft fusermount3 nsenter pkill g++ cmake chromium zsh fish >/dev/null || ! $(ROOT) \
 	  || { apt-get update -qq && $(APT) $(SYSTEM); }
 
 clean:

@@ -8,6 +8,18 @@ from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
 
+from .parser import Parser
+
+
+def add_argument(parser: Parser) -> None:
+    """The one that `chosen` takes."""
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB|DIR",
+        help="a Slurm job's id, the name of a launch, or a log directory",
+    )
+
 
 def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     """Of a Slurm job all of its launches, otherwise one. `date` says when there was something new

@@ -43,12 +43,7 @@ LATEST = 1.5  # seconds that agents may take to write what they have seen last
 
 
 def prepare_parser(parser: Parser) -> None:
-    parser.add_argument(
-        "job",
-        nargs="?",
-        metavar="JOB|DIR",
-        help="a Slurm job's id, the name of a launch, or a log directory",
-    )
+    log_directories.add_argument(parser)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="show what is new until the job ends"
     )

@@ -1,4 +1,4 @@
-"""Decision the decisions of a job through its journals again, and show what happened when.
+"""Make the decisions of a job once more from its journals, and show what happened when.
 
     hpclaunch replay hpclaunch-logs/71.0                   all agents of a job, merged by time
     hpclaunch replay hpclaunch-logs/71.0/journal.jsonl     one of them

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 
 
 def prepare_parser(parser: Parser) -> None:
-    parser.add_argument(
-        "job",
-        nargs="?",
-        metavar="JOB|DIR",
-        help="a Slurm job's id, the name of a launch, or a log directory",
-    )
+    log_directories.add_argument(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON, for other programs")
     how.add_argument("--html", metavar="FILE", help="write a page, which needs no other file")
