@@ -1,6 +1,7 @@
 """A user's mistake is one clear line and exit code 2, without a traceback."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -29,8 +30,8 @@ def cwd(tmp_path):
         (["missing.py"], "no script missing.py in "),
         (
             ["state"],
-            ", and no such command: the commands are checkpoints, doctor, notice, prune, replay, "
-            "report, restart, sbatch, shim, stacks, status, stop, top",
+            ", and no such command: the commands are checkpoints, doctor, logs, notice, prune, "
+            "replay, report, restart, sbatch, shim, stacks, status, stop, top",
         ),
         (["--nproc", "2", "state"], "no script state in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
@@ -192,3 +193,14 @@ def test_a_directory_that_is_gone(tmp_path):
     assert done.returncode == 2
     assert "the directory in which hpclaunch was started is gone" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_whose_output_nobody_reads(cwd):
+    """As in `hpclaunch checkpoints . | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [HPCLAUNCH, "checkpoints", "."]
+    pipes = {"stdout": writing, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, cwd=cwd, env=environment(), **pipes)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -103,6 +104,9 @@ def _command(name: str, words: list[str]) -> int:
         return code
     except UsageError as e:
         return _complain(e)
+    except BrokenPipeError:  # of head, or of a pager that was left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python itself would complain at its end
+        return 128 + signal.SIGPIPE
 
 
 def _complain(error: UsageError) -> int:
@@ -119,7 +123,7 @@ def say(text: str) -> None:
 
 
 def write(text: str) -> None:
-    """Write what a command prints to standard output."""
+    """Write what a command prints to standard output. BrokenPipeError if nobody reads it."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
     # A file may have any bytes in its name.
@@ -127,5 +131,7 @@ def write(text: str) -> None:
     try:
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
+    except BrokenPipeError:
+        raise
     except OSError as e:
         raise UsageError(f"cannot write to standard output: {e.strerror}") from e

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -70,9 +69,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     wanted = Wanted(options.rank, options.node, errors_only=options.stderr, **since)
     try:
         _show(options, JobOutput(wanted))
-    except BrokenPipeError:  # of a pager that was left, or of head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        raise
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

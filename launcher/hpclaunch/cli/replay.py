@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import heapq
-import os
 import re
-import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -61,9 +59,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
     try:
         _show(lines, options.until)
-    except BrokenPipeError:  # of a pager that was left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        raise
     except OSError as e:
         raise UsageError(f"cannot replay {options.journal}: {e.strerror or e}") from e
     except KeyboardInterrupt:
