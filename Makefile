@@ -10,10 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
-SHORT := not horovod and not compiles
+SHORT := not horovod and not compiles and not requeues
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-horovod test-torch
 .PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -39,6 +39,9 @@ $(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
 
 test-compiled: $(VENV)/frameworks system     ## DeepSpeed and a program in C++, compiled first; 10 minutes
 	$(BIN)/pytest -m compiles
+
+test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as root; 10 minutes
+	$(BIN)/pytest -m requeues
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod

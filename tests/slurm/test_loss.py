@@ -146,7 +146,8 @@ def test_a_disk_that_is_full_costs_no_node(
     elsewhere = tmp_path / f"hpclaunch-logs-{os.geteuid()}" / "logs" / "round-1"
     what = f"the output of round 1 is in {elsewhere} on n2: No space left on device"
     assert what in ended.output
-    assert sorted(p.suffix for p in elsewhere.iterdir()) == [".err", ".out"]
+    names = sorted(p.name for p in elsewhere.iterdir())
+    assert names == ["index-agent-1.txt", "rank-1.err", "rank-1.out"]
 
 
 def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:

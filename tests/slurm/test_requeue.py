@@ -13,7 +13,7 @@ import pytest
 from .cluster import CONTROLLER, Cluster, Ended, Job, eventually
 from .conftest import SCRIPTS, Launch
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.requeues]
 GOING_ON = SCRIPTS / "going_on.py"
 SRUN = "srun hpclaunch"
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
@@ -105,7 +105,7 @@ def test_a_time_limit_is_survived(
     assert "is to be requeued by its script: there is no scontrol here" in ended.output
 
     ended = idle.wait(timeout=150)
-    assert ended.state == "FAILED", str(ended)
+    assert ended.state in ("FAILED", "TIMEOUT"), str(ended)  # the latter on a busy machine
     assert "it is not started again: this run saved no checkpoint" in ended.output
     assert idle.fields()["Restarts"] == "1"
 

@@ -34,6 +34,7 @@ dist.destroy_process_group()
 """
 AGENTS, STORE, GUARD = "every agent", "the round's store", "the fork server"
 WITH_HOROVOD = "the worker with rank 0, with Horovod"
+WITH_METRICS = "the process that tells metrics, only with `--metrics PORT` or `ADDRESS:PORT`"
 NOT_OURS = r"^(\S*/)?(slurmd|slurmstepd|srun|slurmctld|munged)\b"  # and the workers' own
 
 
@@ -104,4 +105,5 @@ def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
 
     table = in_the_table()
     assert table.pop(WITH_HOROVOD), "see tests/worker/test_horovod.py"
+    assert table.pop(WITH_METRICS), "see tests/slurm/test_metrics.py"
     assert table == {one.who: one.address for host in found.values() for one in host}

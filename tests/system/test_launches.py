@@ -8,6 +8,8 @@ import select
 import threading
 from contextlib import contextmanager
 
+import pytest
+
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.network.view_socket import ViewSocket, file_of
 
@@ -39,6 +41,14 @@ def answering(answer):
 
 def test_one_of_another_version_does_not_hide_the_others():
     with answering(OTHER):
+        told = launches.all_launches({"PATH": "/nonexistent"})
+    assert ("newer", "it runs with another version of hpclaunch") in told.others
+
+
+@pytest.mark.parametrize("answer", ["what?", [], {"name": "older"}, None])
+def test_one_that_answers_something_else_does_not_hide_the_others(answer):
+    with answering(answer), answering(OTHER):
+        assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
         told = launches.all_launches({"PATH": "/nonexistent"})
     assert ("newer", "it runs with another version of hpclaunch") in told.others
 

@@ -80,10 +80,20 @@ def looked(which: str | int) -> list[tuple[bytes, bytes]]:
     """
     found = []
     for name, data in sorted(ask(LOOK, sockets()).items()):
-        launch = json.loads(data)
-        if which in ("", launch["name"], launch["slurm_id"], launch["pid"]):
+        launch = _launch(data)
+        if launch and which in ("", launch["name"], launch["slurm_id"], launch["pid"]):
             found.append((name, data))
     return found
+
+
+def _launch(data: bytes) -> dict[str, Any]:
+    """{} if it is none: another version, or another program of this user, may answer anything."""
+    try:
+        told = json.loads(data)
+    except ValueError:
+        return {}
+    is_one = isinstance(told, dict) and {"name", "slurm_id", "pid", "job"} <= told.keys()
+    return told if is_one else {}
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
