@@ -193,7 +193,7 @@ def test_after_a_pause_of_the_fork_server_nothing_is_held_against_the_workers(
 
 def test_a_worker_that_waits_until_its_file_is_written_saves(tmp_path, worker):
     process = worker(
-        "import os\nf = os.open('data', os.O_CREAT | os.O_WRONLY)\n"
+        f"import os\nf = os.open({str(tmp_path / 'data')!r}, os.O_CREAT | os.O_WRONLY)\n"
         "while True: os.write(f, bytes(1 << 20)); os.fsync(f); os.ftruncate(f, 0)"
     )
     deadline = time.monotonic() + 30
