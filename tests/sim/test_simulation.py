@@ -33,6 +33,7 @@ REGRESSIONS = {
     51181: "a pause that was over once a checkpoint had been chosen lasted to the next beat",
     701613: "a notice took the place of one that an agent had not heard of yet",
     801222: "a search for what was saved had failed, and nobody went on",
+    3000082: "a head was lost between its verdict and the end, and the next one restarted the job",
     295: "workers were done, and the head woke up without end for what they might still do",
     12455: "workers that went on while they were asked where they are hung for the stand-in",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",

@@ -223,7 +223,9 @@ class Budget:
             now = replace(now, first_saved=choice.time, first_step=step, first_scale=scale)
         is_progress = self._is_progress(choice, comparable=comparable)
         if not (choice.path and before.restarts and is_progress):
-            self.tally = now
+            # No round begins with a verdict: if this head is lost now, the next one is to say it.
+            if before.pending_verdict is None:
+                self.tally = now
             return before.pending_verdict
         spent = int(before.failed)  # the last failure came after that checkpoint, and still counts
         host = before.host if spent else ""
