@@ -5,8 +5,8 @@ none is slow, to see that none is named.
                                [--factor 1.3] [--seconds 45] [--kinds KIND,...]
 
 Each job trains with DDP (`tests/slurm/scripts/pacing.py`) on this machine, half of the healthy ones
-with the CPU busy in their steps. The time is from the first line of the job to the line that names
-the rank. torchrun names nobody.
+with the CPU busy in their steps: these run alone, since they need the CPUs. The time is from the
+first line of the job to the line that names the rank. torchrun names nobody.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def main():
     parser.add_argument("--healthy", type=int, default=12)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1, help="at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="at a time, of those that sleep")
     parser.add_argument("--factor", type=float, default=1.3)
     parser.add_argument("--seconds", type=float, default=45.0, help="for which each job trains")
     parser.add_argument("--kinds", default=",".join(CAUSES))
@@ -105,9 +105,11 @@ def main():
     jobs += [Job("", computes=bool(n % 2)) for n in range(options.healthy)]
     rng.shuffle(jobs)
     by_kind = defaultdict(list)
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for named in pool.map(lambda job: run(job, options), jobs):
-            by_kind[named.kind].append(named)
+    for computes in (True, False):
+        with ThreadPoolExecutor(1 if computes else options.jobs) as pool:
+            alike = [job for job in jobs if job.computes is computes]
+            for named in pool.map(lambda job: run(job, options), alike):
+                by_kind[named.kind].append(named)
     print("kind      jobs named  median  longest  rank  cause")
     for kind in (*kinds, "healthy"):
         print_row(kind, by_kind[kind])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,37 +11,36 @@ import pytest
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
+# All of them wait for somebody to write to that pipe, and wake for nothing else.
 RESTING = """\
-import os, time
+import os
 
 def resting():
-    while not os.path.exists("over"):
-        time.sleep(0.1)
+    open("over").close()
 
 def resting_elsewhere():
-    while not os.path.exists("over"):
-        time.sleep(0.1)
+    open("over").close()
 
 (resting_elsewhere if os.environ["RANK"] == "2" else resting)()
 """
 DEEP = """\
 import os, threading, time
 
+over = threading.Event()
+
 def deep(n):
-    if n:
-        deep(n - 1)
-    while not os.path.exists("over"):
-        time.sleep(0.1)
+    deep(n - 1) if n else over.wait()
 
 threads = [threading.Thread(target=deep, args=[80]) for _ in range(30)]
 for thread in threads:
     thread.start()
-for thread in threads:
-    thread.join()
+while not os.path.exists("over"):
+    time.sleep(0.1)
+over.set()
 """
 TOLD = re.compile(
-    r"^ranks 0-1,3: in resting.py:5, resting; .*\n"
-    r"rank 2 on n2 \(pid \d+\): in resting.py:9, resting_elsewhere; .*\n",
+    r"^ranks 0-1,3: in resting.py:4, resting; .*\n"
+    r"rank 2 on n2 \(pid \d+\): in resting.py:7, resting_elsewhere; .*\n",
     re.MULTILINE,
 )
 USER = "nobody"
@@ -72,9 +72,10 @@ def test_from_the_login_node_and_within_the_job(
     hpclaunch stacks
     echo in a step:
     srun --overlap --nodes=1 --ntasks=1 hpclaunch stacks $SLURM_JOB_ID
-    touch over
+    : <> over
     wait
     """
+    os.mkfifo(tmp_path / "over")
     job = cluster.sbatch(body, directory=tmp_path, nodes=2, options=OPTIONS)
     look = ["sh", "-c", f"hpclaunch stacks {job.id} || true"]
     eventually("its stacks", lambda: TOLD.search(cluster.on("ctl", look)))
@@ -93,8 +94,7 @@ def test_from_the_login_node_and_within_the_job(
     assert ended.code == 0, str(ended)
     whole, here, step = re.split(r"(?m)^(?:here|in a step):\n", ended.output)
     assert TOLD.search(whole), str(ended)
-    # One that is looked at just when it wakes has a line of its own.
-    assert re.search(r"(?m)^rank(s 0-1:| 0 .*:) in resting\.py:5, resting; ", here), str(ended)
+    assert re.search(r"(?m)^ranks 0-1: in resting\.py:4, resting; ", here), str(ended)
     assert "rank 2" not in here
     assert TOLD.search(step), str(ended)
     assert job.codes == {0: 0, 1: 0}

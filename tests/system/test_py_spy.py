@@ -1,8 +1,10 @@
 """Native stacks of real processes, as py-spy tells them."""
 
+import math
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,12 +31,11 @@ def waiting():
 
 
 @pytest.mark.skipif(PROGRAM is None, reason="needs py-spy")
-def test_the_stack_of_a_process_that_holds_pythons_lock(waiting, monkeypatch):
-    monkeypatch.setattr(py_spy, "LIMIT", 60.0)
-    (text,) = py_spy.stacks_of(PROGRAM, [waiting])
+def test_the_stack_of_a_process_that_holds_pythons_lock(waiting):
+    (text,) = py_spy.stacks_of(PROGRAM, [waiting], time.monotonic() + 60.0)
     assert "pthread_mutex_lock" in text or "ermission" in text, text
 
 
 def test_what_is_in_the_way(tmp_path):
-    (text,) = py_spy.stacks_of(str(tmp_path / "missing"), [1])
+    (text,) = py_spy.stacks_of(str(tmp_path / "missing"), [1], math.inf)
     assert text.endswith("/missing: No such file or directory\n")

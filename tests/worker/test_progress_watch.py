@@ -100,6 +100,35 @@ def test_one_that_only_uses_the_cpu_is_still_and_busy(watch, worker):
     assert told[-1]["busy"]
 
 
+def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
+    """Else it is taken to hang where a machine has much to do."""
+    pinned = f"import os\nos.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])\n"
+    process = worker(f"{pinned}while True: pass")
+    # In sessions of their own: the kernel shares the time between sessions, then in each of them.
+    burns = f"{pinned}import signal\nsignal.alarm(60)\nprint(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", burns]
+    how = {"stdout": subprocess.PIPE, "start_new_session": True}
+    others = [subprocess.Popen(command, **how) for _ in range(15)]
+    for other in others:
+        other.stdout.readline()
+    told = looks(watch, process, pause=0.5)
+    for other in others:
+        other.kill()
+        other.communicate()
+    assert told[-1]["still"] > 0
+    assert any(each["busy"] for each in told)
+
+
+def test_one_that_the_kernel_takes_down_is_waited_for(watch, worker):
+    """It gives up its memory, and perhaps a GPU's; a thread that is left stands in for that."""
+    exits = (
+        "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=[600]).start()"
+    )
+    told = looks(watch, worker(f"{exits}\nctypes.CDLL(None).pthread_exit(None)"))
+    assert told[-1]["still"] > 0
+    assert told[-1]["patient"]
+
+
 def test_one_that_only_looks_at_the_machine_now_and_then_is_still(watch, worker):
     process = worker("import time\nwhile True: open('/proc/uptime').read(); time.sleep(0.2)")
     assert looks(watch, process)[-1]["still"] > 0
@@ -115,6 +144,17 @@ def test_an_answer_is_no_sign_of_life(watch, worker):
     process.stdout.readline()
     watch.disregard()
     assert all(each["still"] > before for each in looks(watch, process))
+
+
+def test_stacks_that_anybody_asks_for_are_no_sign_of_life(watch, worker):
+    text = "import sys, time\nfile = open(sys.stdin.readline().strip(), 'ab', buffering=0)\n"
+    writes = f"{text}while True:\n for _ in range(9): file.write(b'a stack'); time.sleep(0.02)"
+    process = worker(f"{writes}\n file.truncate(0)")
+    process.stdin.write(f"/proc/{os.getpid()}/fd/{watch._files._stacks[0]}\n".encode())
+    process.stdin.flush()
+    while not watch._files.size_of_stacks(0):
+        time.sleep(0.01)
+    assert all(each["still"] > 0 for each in looks(watch, process))
 
 
 def test_what_its_children_do_counts(watch, worker):
@@ -213,11 +253,22 @@ def test_the_tree_of_a_process_that_has_ended_is_itself():
     assert tree(process.pid) == [process.pid]
 
 
+def test_to_be_asked_in_vain_is_no_sign_of_life(watch, worker, monkeypatch):
+    monkeypatch.setattr(progress_watch, "LATE", 1.0)
+    process = worker("while True: pass")
+    before = looks(watch, process)[-1]["still"]
+    monkeypatch.setattr(watch._files, "hearer", lambda _: process.pid)
+    watch._files.put(0, page.ANSWERER, process.pid)
+    for pause in watch.ask({0: process.pid}):
+        time.sleep(pause)
+    assert watch.look({0: process.pid}, at_once=True)["still"] >= before + 1
+
+
 def test_evidence_of_programs_that_are_not_python(watch):
     request = {"rank": 3, "env": {}}
     watch.begin([request], told=True)
     process = subprocess.Popen(["sleep", "600"])
-    watch.ask({3: process.pid})
+    list(watch.ask({3: process.pid}))
     (found,) = watch.evidence({3: process.pid})
     assert (found["rank"], found["stacks"], found["records"]) == (3, "", None)
     assert [p["name"] for p in found["processes"]] == ["sleep"]

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from ..core.hangs import flight_records, tracebacks
 from ..core.protocol.model import RankState
 
+# Where the kernel waits for a file system in user space (FUSE), in state S, as for any other in D.
+FUSE = ("request_wait_answer", "fuse_")
+
 
 class HangEvidence(NamedTuple):
     """Of the ranks of one agent, to be kept in this directory."""
@@ -26,7 +29,10 @@ def state_of(found: Mapping[str, Any]) -> RankState:
     waits = flight_records.awaited(found["records"])
     if waits is None and (name := tracebacks.collective(stack)):
         waits = ("", 0, name)
-    states = [process["state"] for process in found["processes"]]
+    states = [
+        "D" if process["wchan"].startswith(FUSE) else process["state"]
+        for process in found["processes"]
+    ]
     return RankState(
         rank=found["rank"],
         place=tracebacks.place(stack),

@@ -2,46 +2,71 @@
 
 from __future__ import annotations
 
-import shutil
+import math
+import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 
-from ..system.processes.py_spy import PySpyClient
+from ..system.processes.py_spy import PySpyClient, path_of_py_spy
 from .evidence import HangEvidence, state_of
+
+# Seconds to wait for them. py-spy ends earlier, unless it reads from the file system on which the
+# workers hang: then the head is to be told without.
+LIMIT = 3.0
+
+
+class AwaitsStacks(NamedTuple):
+    """Evidence that lacks the stacks of these ranks."""
+
+    evidence: HangEvidence
+    ranks: list[int]
+    until: float
 
 
 class NativeStacks:
     def __init__(self, poller: zmq.Poller) -> None:
         self._poller = poller
+        self._py_spy = path_of_py_spy()  # now: later, a file system may have stalled
         self._client: PySpyClient | None = None
-        # Evidence that lacks the stacks of these ranks.
-        self._waiting: deque[tuple[HangEvidence, list[int]]] = deque()
+        self._waiting: deque[AwaitsStacks] = deque()
+        self._late = 0  # answers for which nobody waits any more
 
     def close(self) -> None:
         if self._client is not None:
             self._poller.unregister(self._client.fileno())
             self._client.end(0.0)
-            self._client = None
+            self._client, self._late = None, 0
 
     def add_to(self, found: HangEvidence) -> bool:
         """Complete this evidence, here or later; False if there is nothing to add."""
-        py_spy = shutil.which("py-spy")
-        if py_spy is None or not found.ranks:
+        if self._py_spy is None or not found.ranks:
             return False
         if self._client is None:
             try:
-                self._client = PySpyClient(py_spy)
+                self._client = PySpyClient(self._py_spy)
             except OSError:
                 return False
             self._poller.register(self._client.fileno(), zmq.POLLIN)
         # The time may not be enough for all: those at fault are rarely among those that wait.
         asked = sorted(found.ranks, key=lambda rank: state_of(rank).waits is not None)
-        self._client.ask(pids=[rank["pid"] for rank in asked])
-        self._waiting.append((found, [rank["rank"] for rank in asked]))
+        self._client.request([rank["pid"] for rank in asked])
+        ranks = [rank["rank"] for rank in asked]
+        self._waiting.append(AwaitsStacks(found, ranks, time.monotonic() + LIMIT))
         return True
+
+    def next_deadline(self) -> float:
+        return self._waiting[0].until if self._waiting else math.inf
+
+    def expire(self, now: float) -> list[HangEvidence]:
+        """Evidence that stays as it is. Call it after `receive`."""
+        over = []
+        while self._waiting and now >= self._waiting[0].until:
+            over.append(self._waiting.popleft().evidence)
+        self._late += len(over)
+        return over
 
     def receive(self, ready: Mapping[Any, int]) -> list[HangEvidence]:
         """Evidence that is complete now."""
@@ -49,12 +74,14 @@ class NativeStacks:
         if client is None or client.fileno() not in ready:
             return []
         answers = [reply["texts"] for reply in client.receive()]
+        late, self._late = self._late, max(0, self._late - len(answers))
+        answers = answers[late:]
         if client.lost:
             self.close()
             answers = [[]] * len(self._waiting)
         complete = []
         for texts in answers:
-            found, asked = self._waiting.popleft()
+            found, asked, _ = self._waiting.popleft()
             known = {rank: text for rank, text in zip(asked, texts, strict=False) if text}
             complete.append(found._replace(native=known))
         return complete

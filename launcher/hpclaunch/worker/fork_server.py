@@ -97,7 +97,7 @@ from .processes import (
     signal_all,
     to_group,
 )
-from .progress_watch import GATHERING, ONE_BY_ONE, ProgressWatch
+from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
 from .store import Store
@@ -149,7 +149,7 @@ class ForkServer:
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         self.progress = ProgressWatch()
-        self.gathering: Any = None  # (when to tell the evidence, its number), once it was asked for
+        self.gathering: Any = None  # (when to go on, the questions, their number) if some are asked
         self.sampler = Sampler(self.progress)
         self.vitals = VitalSigns(self.progress)
         self.notices = StepNotices(self.progress)
@@ -259,8 +259,8 @@ class ForkServer:
     def on_gather(self, number):
         if self.running:
             self.sampler.cancel()  # its answers would mix
-            self.gathering = (time.monotonic() + GATHERING, number)
-            self.progress.ask(self.pids())
+            self.gathering = (0.0, self.progress.ask(self.pids()), number)
+            self.gather()
 
     def on_signal(self, signum):
         """Pass a signal on to the workers that it does not kill."""
@@ -413,13 +413,20 @@ class ForkServer:
         self.watch_notice()
         if self.gathering is None:
             self.look_at_workers()
-        elif time.monotonic() >= self.gathering[0]:
-            (_, number), self.gathering = self.gathering, None
-            if self.progress.ask_another():
-                self.gathering = (time.monotonic() + ONE_BY_ONE, number)
-                return
-            self.look_at_workers(at_once=True)  # some may go on meanwhile
-            self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
+        else:
+            self.gather()
+
+    def gather(self):
+        at, questions, number = self.gathering
+        if time.monotonic() < at:
+            return
+        pause = next(questions, None)
+        if pause is not None:
+            self.gathering = (time.monotonic() + pause, questions, number)
+            return
+        self.gathering = None
+        self.look_at_workers(at_once=True)  # some may go on meanwhile
+        self.tell("evidence", number=number, ranks=self.progress.evidence(self.pids()))
 
     def look_at_workers(self, at_once=False):
         if not (self.held or self.stopping):

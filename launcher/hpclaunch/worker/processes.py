@@ -51,12 +51,21 @@ def descendants(spared):
     return found - {os.getpid()}
 
 
+NS = 1e9
 # Fields of /proc/PID/stat after the name.
-STATE, PARENT, SESSION, LAST_CPU = 0, 1, 3, 36
+STATE, PARENT, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 3, 20, 36
 
 
 def all_pids():
     return map(int, filter(str.isdigit, os.listdir("/proc")))
+
+
+def threads_of(pid):
+    """The ids of its threads, as text; [] if it has ended."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def stat(process):
@@ -68,6 +77,35 @@ def stat(process):
         return []
 
 
+def status_of(process):
+    """/proc/PID/status by name, or /proc/PID/task/TID/status; {} without it."""
+    try:
+        with open(f"/proc/{process}/status", "rb") as f:
+            return dict(line.split(b":\t", 1) for line in f.read().splitlines() if b":\t" in line)
+    except OSError:
+        return {}
+
+
+def ran(process):
+    """Seconds for which PID, by its main thread, or PID/task/TID has run; 0.0 if it has ended, or
+    this kernel does not count them."""
+    return _scheduled(process, 0) or 0.0
+
+
+def queued(process):
+    """Seconds for which PID, by its main thread, or PID/task/TID could have run but had no CPU;
+    None if it has ended, or this kernel does not count them."""
+    return _scheduled(process, 1)
+
+
+def _scheduled(process, field):
+    try:
+        with open(f"/proc/{process}/schedstat", "rb") as f:
+            return int(f.read().split()[field]) / NS
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def io_of(pid):
     """The counters of /proc/PID/io, by name. OSError if they may not be seen."""
     with open(f"/proc/{pid}/io", "rb") as f:
@@ -76,15 +114,8 @@ def io_of(pid):
 
 def catches(pid, signum, *, ignored=True):
     """Whether a process has a handler for a signal, or with `ignored` ignores it."""
-    masks, wanted = 0, (b"SigCgt:", b"SigIgn:") if ignored else (b"SigCgt:",)
-    try:
-        with open(f"/proc/{pid}/status", "rb") as f:
-            for line in f:  # the kernel escapes a newline in the name
-                if line.startswith(wanted):
-                    masks |= int(line.split()[1], 16)
-    except OSError:
-        return False
-    return bool(masks >> (signum - 1) & 1)
+    status, wanted = status_of(pid), (b"SigCgt", b"SigIgn") if ignored else (b"SigCgt",)
+    return any(int(status.get(name, b"0"), 16) >> (signum - 1) & 1 for name in wanted)
 
 
 def numbers(text):

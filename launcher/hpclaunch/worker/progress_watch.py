@@ -2,9 +2,9 @@
 
 A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.py`). As long as that
 moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
-worker does not do: its processes write, or read more than a little, from a connection too, or one
-of them has started or ended. CPU time is a weaker sign, and told apart: ranks that wait for others
-may use it too.
+worker does not do: its processes write, but for answers to us, or read more than a little, from a
+connection too, or one of them has started or ended. CPU time is a weaker sign, and told apart:
+ranks that wait for others may use it too.
 
 Where they are is asked only when it is needed: the stacks of their threads, their flight recorders,
 and the states of their processes.
@@ -18,13 +18,25 @@ import mmap
 import os
 import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from .connections import connections_of
-from .processes import STATE, catches, io_of, stat
+from .processes import STATE, VIRTUAL_MEMORY, io_of, queued, stat, status_of
 from .site import _hpclaunch_progress as page
+from .stack_questions import (
+    APART,
+    LONGEST,
+    PATIENCE,
+    Questioned,
+    heard,
+    is_answering,
+    is_stopped,
+    prints,
+    unheard,
+)
 
 LOOK, STILL_LOOK = 1.0, 0.5  # seconds between two looks; the latter while nothing moves
+STILL_PACE = 0.05  # of the time for which nothing has moved: if that is longer, up to LOOK
 LATE = 3.0  # a look that comes so long after the one before
 TELL = 5.0  # seconds from one message to the next, while all goes on as before
 STILL_TELL = 0.04  # of the time for which nothing has moved: the same, while nothing does
@@ -32,8 +44,11 @@ SAVES = 1 << 20  # bytes written between two looks by a worker that makes no ste
 READ = 1 << 12  # bytes in a look; some programs watch the machine, and read a little now and then
 BUSY = 0.1  # of one CPU
 COSTLY_AFTER = 2.0  # seconds without a sign of life, until what is costly to find out is asked
-GATHERING = 0.5  # seconds until whoever can has answered
-ONE_BY_ONE = 0.02  # seconds for each of the others: their stacks go into one file
+GATHERING = 0.5  # seconds to find a moment in which a worker can be asked
+ANSWERING = 0.2  # seconds for one that got SIGNAL: it tells nobody when it has answered
+SPINNING = 0.2  # seconds in which it shows who uses the CPU all the time
+SPUN = 0.25  # of that time; to answer takes less
+FORKED = 1.0  # seconds for the processes that workers have forked
 MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
@@ -58,7 +73,9 @@ class Watched:
     def __init__(self, slot):
         self.slot = slot
         self.told: Any = None  # what it has written to its slot
-        self.work: Any = None  # pid -> (bytes read, bytes written, CPU time)
+        self.work: Any = None  # pid -> Work
+        self.written = 0  # bytes, by all of its processes, without what they have told us
+        self.told_us = 0  # bytes
         self.step = 0
         self.stepped_at = 0.0
         self.saves = False  # has written much since its last step, or says so
@@ -82,8 +99,7 @@ class ProgressWatch:
         self._gap = 0.0  # the longest between two steps, since the last message
         self._save = 0.0  # the longest between two steps in which a worker has saved
         self._next = math.inf
-        self._asked: Any = {}  # rank -> CPU time, when it was asked where it is
-        self._others: Any = {}  # rank -> its processes that are still to be asked
+        self._busy: Any = {}  # rank -> whether it used the CPU while it was asked where it is
         self._marks: Any = {}  # rank -> (pid, where its stacks begin) of each that was
 
     def begin(self, workers, *, told):
@@ -163,12 +179,13 @@ class ProgressWatch:
             "busy": any(busy for _, busy, _ in seen),
             "traced": any(traced for _, _, traced in seen),
             "patient": bool(phases & page.LONG)
+            or any(map(is_exiting, pids.values()))
             or (still >= COSTLY_AFTER and any(map(saves, self._processes()))),
             "trains": bool(phases - {page.START, page.RENDEZVOUS}),
             "meets": page.RENDEZVOUS in phases,
             "doing": doing,
         }
-        self._next = now + (STILL_LOOK if still else LOOK)
+        self._next = now + (min(LOOK, max(STILL_LOOK, STILL_PACE * still)) if still else LOOK)
         # While nothing changes, the less often the longer that has lasted.
         pause = max(STILL_LOOK, STILL_TELL * still) if still else TELL
         same = state == self._told and bool(still) == self._told_still
@@ -239,19 +256,23 @@ class ProgressWatch:
             # Of a step since the last look, unless the worker's clock is another.
             since_last = self._looked_at - elapsed <= told[1] <= self._looked_at
             return told[1] if since_last else self._looked_at, False, False
+        told_us, told_us_before = self._files.sizes(worker.slot), worker.told_us
         before, worker.work = worker.work, work_of(pid)
-        if before is None:
-            return None, False, False
-        if before.keys() != worker.work.keys():
-            return self._looked_at, False, False
-        cpu, moved = 0.0, False
-        for process, (read, written, used) in worker.work.items():
-            read_before, written_before, used_before = before[process]
-            worker.saves |= written - written_before >= SAVES
-            moved |= written > written_before or read - read_before >= READ
-            cpu += used - used_before
+        known, written = worker.written, sum(each.written for each in worker.work.values())
+        # What is told in between is no sign of life, now or at the next look.
+        worker.told_us = self._files.sizes(worker.slot)
+        anew = before is None or worker.told_us < told_us_before
+        if anew or before.keys() != worker.work.keys():
+            worker.written = written - told_us
+            return None if anew else self._looked_at, False, False
+        worker.written = max(known, written - worker.told_us)
+        moved = worker.written > known
+        for process, now in worker.work.items():
+            worker.saves |= now.written - before[process].written >= SAVES
+            moved |= now.read - before[process].read >= READ
+        busy = wanted(worker.work) - wanted(before) >= BUSY * elapsed
         moment = self._looked_at if moved else None
-        return moment, cpu >= BUSY * elapsed, any(map(is_traced, worker.work))
+        return moment, busy, any(map(is_traced, worker.work))
 
     # How they keep pace
 
@@ -275,7 +296,7 @@ class ProgressWatch:
         answered."""
         if self._files is None:
             return {}, False
-        answer = self._files.answer(self._workers[rank].slot, "arrivals")
+        answer = self._answer(rank, "arrivals")
         return ({}, False) if answer is None else (answer["arrivals"], bool(answer.get("blind")))
 
     def steps_of(self, rank):
@@ -307,37 +328,83 @@ class ProgressWatch:
     # Where they are
 
     def ask(self, pids):
-        """Have all of them tell where they are: `evidence` has the answers after GATHERING, and
-        `ask_another` then asks those that they have forked."""
-        self._asked, self._others, self._marks = {}, {}, {}
-        if self._files is None:
+        """Have all of them tell where they are: `evidence` has the answers in the end. Yields how
+        many seconds to wait each time."""
+        self._busy, self._marks = {}, {rank: [] for rank in pids}
+        if (files := self._files) is None:
             return
-        self._files.empty_stacks()
-        self._files.empty_answers()
+        files.empty_stacks()
+        files.empty_answers()
         self.disregard()
+        began, used = time.monotonic(), {rank: wanted(work_of(pid)) for rank, pid in pids.items()}
+        hearing: Any = {}  # rank -> Questioned
+        deaf: Any = []  # those that get SIGNAL, as (rank, Questioned)
+        forked: Any = []  # the same, after the workers themselves
         for rank, pid in pids.items():
-            self._asked[rank] = cpu_of(pid)
             slot = self._workers[rank].slot
-            self._files.request(slot, page.ENTRIES)
-            answerer = self._files.answerer(slot)
-            stacks = self._files.path_of_stacks(slot)
-            # For any other program the signal could be the end.
-            printing = [process for process in tree(pid) if answerer and prints(process, stacks)]
-            printing.sort(key=lambda process: process != answerer)
-            self._others[rank], self._marks[rank] = printing, []
-        self.ask_another()
+            answerer, stacks = files.answerer(slot), files.path_of_stacks(slot)
+            for process in tree(pid) if answerer else ():
+                if is_stopped(process):
+                    continue
+                asked = Questioned(process, files.hearer(slot) if process == answerer else 0)
+                if asked.hearer:
+                    files.request(slot, page.ENTRIES)
+                    hearing[rank] = asked
+                elif prints(process, stacks):
+                    (deaf if process == answerer else forked).append((rank, asked))
+        enough, elapsed = SPINNING, 0.0
+        while elapsed < max(enough, LONGEST if hearing else 0.0, GATHERING if deaf else 0.0):
+            yield APART
+            self._looked_at = time.monotonic()  # at nothing; but this process has run
+            elapsed = self._looked_at - began
+            late = [(r, a) for r, a in hearing.items() if elapsed >= PATIENCE and self._is_mute(r)]
+            before = len(late) + len(deaf)
+            late, deaf = self._signal(late), self._signal(deaf)
+            if len(late) + len(deaf) < before:
+                enough = elapsed + ANSWERING
+            hearing = {
+                rank: asked
+                for rank, asked in hearing.items()
+                if not (self._marks[rank] or self._has_answered(rank))
+            }
+        for rank, pid in pids.items():
+            self._busy[rank] = wanted(work_of(pid)) - used[rank] >= SPUN * elapsed
+        left, since = deaf + forked, self._looked_at
+        limit = since + FORKED
+        while (left or self._are_answering()) and self._looked_at < min(limit, since + ANSWERING):
+            before, left = left, self._signal(left)
+            yield APART
+            self._looked_at = time.monotonic()
+            since = since if left == before else self._looked_at
 
-    def ask_another(self):
-        """One process of each worker; whether there was one."""
-        left = [rank for rank, processes in self._others.items() if processes]
-        for rank in left:
-            process = self._others[rank].pop(0)
-            slot = self._workers[rank].slot
-            # It may have come to its end since it was listed, where the signal would kill it.
-            if prints(process, self._files.path_of_stacks(slot)):
-                self._marks[rank].append((process, self._files.size_of_stacks(slot)))
-                signal_quietly(process, page.SIGNAL)
-        return bool(left)
+    def _are_answering(self):
+        return any(marks and is_answering(marks[-1][0]) for marks in self._marks.values())
+
+    def _is_mute(self, rank):
+        """Its hearer has not begun to answer."""
+        return page.BEGUN not in self._files.stacks(self._workers[rank].slot)
+
+    def _has_answered(self, rank):
+        return self._answer(rank, "entries") is not None
+
+    def _answer(self, rank, name):
+        return self._files.answer(self._workers[rank].slot, name)
+
+    def _signal(self, processes):
+        """Send SIGNAL to one process of each rank, which may be asked so now. Those that are still
+        to be asked, as (rank, Questioned)."""
+        left, ranks = [], set()
+        for rank, asked in processes:
+            slot, marks = self._workers[rank].slot, self._marks[rank]
+            if marks and rank not in ranks and is_answering(marks[-1][0]):
+                ranks.add(rank)
+            size = self._files.size_of_stacks(slot)
+            if rank not in ranks and asked.signal(self._files.path_of_stacks(slot)):
+                ranks.add(rank)
+                marks.append((asked.pid, size))
+            else:
+                left.append((rank, asked))
+        return left
 
     def evidence(self, pids):
         """What is known of each: texts, and how far it has come."""
@@ -349,19 +416,21 @@ class ProgressWatch:
         text = self._files.stacks(worker.slot)
         marks = self._marks.get(rank, [])
         sizes = [size for _, size in marks] + [len(text)]
-        texts = [
-            (process, text[begin:end].decode(errors="replace"))
+        texts = {
+            process: unheard(text[begin:end])
             for (process, begin), end in zip(marks, sizes[1:], strict=True)
-        ]
+        }
+        own = texts.pop(self._files.answerer(worker.slot), "")
+        own = heard(text) or own
         return {
             "rank": rank,
             "pid": pid,
             "step": number or step,
             "phase": page.PHASES[phase] if phase < page.OTHER else "",
-            "busy": cpu_of(pid) - self._asked.get(rank, 0.0) >= BUSY * GATHERING,
-            "stacks": texts[0][1] if texts else "",
-            "forked": [each for each in texts[1:] if each[1]],
-            "records": self._files.answer(worker.slot, "entries"),
+            "busy": self._busy.get(rank, False),
+            "stacks": own,
+            "forked": [each for each in texts.items() if each[1]],
+            "records": self._answer(rank, "entries"),
             "processes": [described(process) for process in tree(pid)],
         }
 
@@ -391,6 +460,7 @@ class SharedFiles:
             self.put(slot, page.STEP_OF_NOTICE, page.NEVER)
             self.put(slot, page.RANK, rank)
             self.put(slot, page.STACKS, self._stacks[slot])
+            self.put(slot, page.ASKED_AT, self._pipes[slot][1])
 
     def variable(self, slot):
         names = (self._stacks[slot], self._pipes[slot][0], self._records[slot])
@@ -427,6 +497,9 @@ class SharedFiles:
     def answerer(self, slot):
         return self.get(slot, page.ANSWERER)
 
+    def hearer(self, slot):
+        return self.get(slot, page.HEARER)
+
     def writer(self, slot):
         return self.get(slot, page.WRITER)
 
@@ -452,6 +525,10 @@ class SharedFiles:
 
     def size_of_stacks(self, slot):
         return os.fstat(self._stacks[slot]).st_size
+
+    def sizes(self, slot):
+        """Bytes that the worker has told us."""
+        return self.size_of_stacks(slot) + os.fstat(self._records[slot]).st_size
 
     def stacks(self, slot):
         return os.pread(self._stacks[slot], MOST, 0)
@@ -483,36 +560,39 @@ def tree(pid):
     return found[:MOST_PROCESSES]
 
 
+class Work(NamedTuple):
+    """What a process has done so far."""
+
+    read: int  # bytes
+    written: int
+    cpu: float  # seconds
+    queued: float  # seconds for which its main thread could have run, but had no CPU
+
+
 def work_of(pid):
+    """{pid: Work} of a worker's process and what has descended from it."""
     found = {}
     for process in tree(pid):
         fields = stat(process)
         if not fields:
             continue
-        used = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+        cpu = sum(map(int, fields[CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
         try:
             counts = io_of(process)
-            found[process] = (counts[b"rchar"], counts[b"wchar"], used)
         except OSError:
-            found[process] = (0, 0, used)
+            counts = {b"rchar": 0, b"wchar": 0}
+        found[process] = Work(counts[b"rchar"], counts[b"wchar"], cpu, queued(process) or 0.0)
     return found
 
 
 def cpu_of(pid):
-    return sum(used for _, _, used in work_of(pid).values())
+    return sum(each.cpu for each in work_of(pid).values())
 
 
-def prints(pid, stacks):
-    """Whether SIGNAL has it write its stacks to this file. The handler may be the script's own, and
-    the descriptor may be of another file by now; a process that was forked has both."""
-    return catches(pid, page.SIGNAL) and any(_is_same(pid, fd, stacks) for fd in page.HIGH)
-
-
-def _is_same(pid, fd, file):
-    try:
-        return os.path.samefile(f"/proc/{pid}/fd/{fd}", file)
-    except OSError:
-        return False  # it has no such descriptor, or has ended
+def wanted(work):
+    """CPU time that they have used or waited for: on a machine with too much to do, one that comes
+    to its end gets little of it for long."""
+    return sum(each.cpu + each.queued for each in work.values())
 
 
 def is_traced(pid):
@@ -521,12 +601,10 @@ def is_traced(pid):
     return bool(tracer) and status_of(tracer).get(b"Name") != SAMPLER
 
 
-def status_of(pid):
-    try:
-        with open(f"/proc/{pid}/status", "rb") as f:
-            return dict(line.split(b":\t", 1) for line in f.read().splitlines() if b":\t" in line)
-    except OSError:
-        return {}
+def is_exiting(pid):
+    """Whether the kernel is about to take it down, which no signal would make it do faster."""
+    fields = stat(pid)
+    return bool(fields) and fields[VIRTUAL_MEMORY] == b"0"
 
 
 def saves(pid):

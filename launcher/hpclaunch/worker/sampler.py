@@ -6,20 +6,17 @@ by every kernel, nor how fast its CPU runs; so each sample looks at them some ti
 """
 
 import math
-import os
 import time
 from typing import Any
 
 from .connections import connections_of
-from .processes import LAST_CPU, STATE, stat
+from .processes import LAST_CPU, NS, STATE, queued, stat, threads_of
 from .progress_watch import cpu_of, tree
 
 LOOKS, PAUSE = 10, 0.03  # how often a sample looks at the workers, and seconds in between
 UNINTERRUPTIBLE = b"D"
-TRAFFIC = (
-    1 << 16
-)  # bytes since the last sample: on others, delays are old, or nobody waits for them
-NS = 1e9
+# Bytes since the last sample: on other connections, delays are old, or nobody waits for them.
+TRAFFIC = 1 << 16
 # In kHz. Virtual machines do not tell.
 CLOCK = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
 # Where a cgroup tells for how long it was throttled: v2, and v1, by its line in /proc/PID/cgroup.
@@ -117,7 +114,7 @@ class Used:
         # By thread, and by cgroup: seconds in which one could have run, and did not.
         self.queued: Any = {}
         for process in processes:
-            self.queued |= queued(process)
+            self.queued |= queued_in(process)
         self.throttled = throttled(pid)
 
     def since(self, before):
@@ -138,21 +135,10 @@ def longest(before, now):
     return max((now[key] - before[key] for key in now.keys() & before.keys()), default=0.0)
 
 
-def queued(pid):
+def queued_in(pid):
     """{thread: seconds for which it has waited for a CPU}"""
-    try:
-        waits = {thread: _waited(pid, thread) for thread in os.listdir(f"/proc/{pid}/task")}
-    except OSError:
-        return {}  # it has ended
+    waits = {thread: queued(f"{pid}/task/{thread}") for thread in threads_of(pid)}
     return {thread: seconds for thread, seconds in waits.items() if seconds is not None}
-
-
-def _waited(pid, thread):
-    try:
-        with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as f:
-            return int(f.read().split()[1]) / NS
-    except (OSError, ValueError, IndexError):
-        return None  # it has just ended, or this kernel does not count
 
 
 def throttled(pid):

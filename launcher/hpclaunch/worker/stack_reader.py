@@ -7,8 +7,7 @@ prints them as JSON, in lines that srun does not break, each after MARK and the 
 in the memory that their fork servers share with them (`progress_watch.py`).
 
 WHOLE is "all" to ask every process of every worker, a rank to do so for that rank only, or "" to
-ask one process of each. A process is asked with SIGNAL, and only if it has a handler for it and the
-file for the stacks open: for any other program, the signal could be the end.
+ask one process of each.
 """
 
 import fcntl
@@ -20,11 +19,13 @@ import sys
 import time
 
 from .processes import PARENT, all_pids, stat
-from .progress_watch import MOST, described, prints, status_of, tree
+from .progress_watch import MOST, described, tree
 from .site import _hpclaunch_progress as page
+from .stack_questions import LONGEST, PATIENCE, Questioned, heard, is_answering, prints, unheard
 
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 LIMIT = 3.0  # seconds for all answers
+TRYING = 0.3  # seconds to find a moment in which a process without a hearer can be asked
 POLL = 0.005
 FORK_SERVER = b"hpclaunch.worker.fork_server"
 STOPPED = ("T", "t")
@@ -51,6 +52,7 @@ class Found:
         self.fields = fields
         self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
         self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
+        self.requests = f"/proc/{server}/fd/{fields[page.ASKED_AT]}"
         self.processes = [
             described(pid) | {"tells": prints(pid, self.file), "stacks": None}
             for pid in tree(self.pid)
@@ -70,8 +72,8 @@ class Found:
     def ask(self, every):
         """Yields None while it waits for an answer.
 
-        One process after the other: they write to the same file. After one that does not answer,
-        none is asked any more.
+        One process after the other: they write to the same file. After one that has got SIGNAL and
+        does not answer, none is asked any more.
         """
         able = [process for process in self.processes if process["tells"]]
         able = [
@@ -94,16 +96,37 @@ class Found:
         begin = os.fstat(file.fileno()).st_size
         if begin > MOST:
             file.truncate(begin := 0)
-        os.kill(pid, page.SIGNAL)
-        while True:
-            size = os.fstat(file.fileno()).st_size
-            if size < begin:  # the fork server has emptied it, to ask for itself
-                begin = 0
-            if size > begin and not is_answering(pid):
+        hearer = self.fields[page.HEARER] if pid == self.fields[page.ANSWERER] else 0
+        asked = Questioned(pid, hearer)
+        late = time.monotonic()
+        limit = late + TRYING
+        if asked.hearer:
+            self._request()
+            late, limit = late + PATIENCE, late + LONGEST
+        text, signalled = b"", False
+        while not (signalled and unheard(text)):
+            if asked.hearer and heard(text) is not None:
                 break
+            if not signalled and time.monotonic() >= late and page.BEGUN not in text:
+                signalled = asked.signal(self.file)
+                if not signalled and time.monotonic() >= limit:
+                    return
             yield
-        file.seek(begin)
-        process["stacks"] = file.read(MOST).decode(errors="replace")
+            while signalled and is_answering(pid):
+                yield
+            if not os.path.exists(f"/proc/{pid}"):
+                return
+            if os.fstat(file.fileno()).st_size < begin:
+                begin = 0  # the fork server has emptied it, to ask for itself
+            text = os.pread(file.fileno(), MOST, begin)
+        process["stacks"] = heard(text) or unheard(text)
+
+    def _request(self):
+        fd = os.open(self.requests, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(fd, page.STACKS_ONLY)
+        finally:
+            os.close(fd)
 
 
 def locked(file):
@@ -113,19 +136,6 @@ def locked(file):
     except BlockingIOError:
         return False
     return True
-
-
-def is_answering(pid):
-    """Whether SIGNAL waits for a thread, or one is in the handler for it. That runs with the signal
-    blocked. A thread that never gets any signal has others blocked as well.
-    """
-    ours = 1 << (page.SIGNAL - 1)
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        status = status_of(f"{pid}/task/{thread}")
-        waiting, blocked = (int(status.get(name, b"0"), 16) for name in (b"ShdPnd", b"SigBlk"))
-        if waiting & ours or blocked & (ours | ours << 1) == ours:
-            return True
-    return False
 
 
 def workers_of(job):

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from hpclaunch.core.views.job_page import HangStacks
 from hpclaunch.worker import private_files
 
-ROUNDS = re.compile(r"round-(\d{1,6})")
+from .log_directory import EVIDENCE, rounds
+
 STACKS = re.compile(r"rank-(\d+)(?:\.native)?\.txt")
 MOST_FILES = 8  # of a round: those of the rank at fault, and of the first ones
 MOST_BYTES = 16_000  # of a file
 
 
-def read(directory: Path, faulty: Mapping[int, int]) -> list[HangStacks]:
-    """Of all rounds that have some and can be read; `faulty` has the rank at fault of each round,
-    which comes first. Raises OSError for the directory itself.
+def read(directory: Path, faulty: Collection[tuple[int, int]]) -> list[HangStacks]:
+    """Of all rounds that have some and can be read. `faulty` are rounds, perhaps of several
+    launches, with their ranks at fault: these come first. Raises OSError for the directory itself.
     """
     found = []
-    for entry in sorted(os.listdir(directory)):
-        if (number := ROUNDS.fullmatch(entry)) is None:
-            continue
-        where = directory / entry / "evidence"
+    for number, path in sorted(rounds(directory).items()):
+        where = path / EVIDENCE
         try:
             matches = filter(None, map(STACKS.fullmatch, os.listdir(where)))
-            first = faulty.get(int(number[1]))
-            ranks = sorted((int(m[1]) != first, int(m[1]), m[0]) for m in matches)
+            ranks = sorted(((number, int(m[1])) not in faulty, int(m[1]), m[0]) for m in matches)
             names = [name for _, _, name in ranks]
             files = tuple((name, _text(where / name)) for name in names[:MOST_FILES])
             if files:
                 written = os.lstat(where / names[0]).st_mtime
-                found.append(HangStacks(int(number[1]), written, str(where), files))
+                found.append(HangStacks(number, written, str(where), files))
         except OSError:
             continue
     return found

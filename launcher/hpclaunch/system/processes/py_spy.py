@@ -16,17 +16,27 @@ from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
-LIMIT = 1.5  # seconds, for all of them: the head waits for the evidence
+LIMIT = 1.0  # seconds, for all of them, this helper's start too: the head waits for the evidence
 MOST = 4  # at a time
 
 
+def path_of_py_spy() -> str | None:
+    """None without it. As shutil.which, which takes longer to import."""
+    paths = (os.path.join(directory, "py-spy") for directory in os.get_exec_path())
+    return next((p for p in paths if os.path.isfile(p) and os.access(p, os.X_OK)), None)
+
+
 class PySpyClient(Helper):
-    """`ask`, and then `receive` once it is readable."""
+    """`request`, and then `receive` once it is readable."""
 
     has_children = True
 
     def __init__(self, py_spy: str) -> None:
         super().__init__("hpclaunch.system.processes.py_spy", str(os.getpid()), py_spy)
+
+    def request(self, pids: Sequence[int]) -> None:
+        """The first ones first, should the time not be enough for all."""
+        self.ask(pids=list(pids), until=time.monotonic() + LIMIT)
 
 
 def main(fd: str, _blocked: str, agent: str, py_spy: str) -> None:
@@ -36,16 +46,14 @@ def main(fd: str, _blocked: str, agent: str, py_spy: str) -> None:
     try:
         while True:
             for request in channel.read():
-                channel.tell("stacks", texts=stacks_of(py_spy, request["pids"]))
+                channel.tell("stacks", texts=stacks_of(py_spy, request["pids"], request["until"]))
     except AgentGoneError:
         pass
 
 
-def stacks_of(py_spy: str, pids: Sequence[int]) -> list[str]:
+def stacks_of(py_spy: str, pids: Sequence[int], until: float) -> list[str]:
     """What it says of each, the first ones first; "" where the time was over."""
     from concurrent.futures import ThreadPoolExecutor  # not for the agent, which imports this file
-
-    until = time.monotonic() + LIMIT
 
     def stack_of(pid: int) -> str:
         command = [py_spy, "dump", "--native", "--pid", str(pid)]

@@ -7,10 +7,14 @@ PAGE is memory that all workers of a round share, each with a slot of its own. `
 there, from hooks in torch: each optimizer step, and the phase. The fork server writes there before
 which step notice is given (`step_notices.py`).
 
-STACKS is where faulthandler writes the stacks of all threads when the fork server sends SIGNAL, in
-C and without Python's lock. RECORDS is where torch's flight recorder is written for each byte from
-REQUESTS, as a line of JSON, by a thread that waits for it; that is Python, and a rank that is in a
-collective has let go of the lock.
+A thread of the worker, the hearer, waits for bytes from REQUESTS, and answers each: into STACKS
+faulthandler writes the stacks of all threads, and into RECORDS goes torch's flight recorder, as a
+line of JSON. The hearer has Python's lock while it does so, and thus all others stand still; a rank
+that is in a collective has let go of it.
+
+Where nobody answers, SIGNAL has faulthandler write the same in C, without the lock. If another
+thread runs Python at that moment, the worker may die of it: who sends SIGNAL sees to that
+(`stack_questions.py`).
 """
 
 import os
@@ -49,6 +53,9 @@ TAKEN = 15  # the number of the last notice that this worker has taken
 # How the worker has spent its time, in seconds: the fork server writes SINCE when the round begins.
 SINCE = 16  # when its phase began, on the monotonic clock; a double
 SPENT = 17  # five doubles, in the order of SPENDING: in earlier phases
+# Of questions.
+ASKED_AT = 22  # the fork server's descriptor that requests are written to
+HEARER = 23  # the thread of ANSWERER that answers them
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two looks whether a notice is given
@@ -66,10 +73,11 @@ IMPORTS, MEETING, LOADING, TRAINING, SAVING = range(len(SPENDING))
 UNCOUNTED = len(SPENDING)
 COUNTED = (IMPORTS, MEETING, LOADING, TRAINING, TRAINING, SAVING, UNCOUNTED, TRAINING)
 
-# What a byte in REQUESTS asks for: the flight recorder, or only when its collectives began.
-ENTRIES, ARRIVALS = b"e", b"a"
+# What a byte in REQUESTS asks for: the stacks; these and the flight recorder; or only when its
+# collectives began.
+STACKS_ONLY, ENTRIES, ARRIVALS = b"s", b"e", b"a"
+BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-PROMPT = 0.1  # seconds in which the main thread takes SIGNAL, if it can
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
@@ -121,17 +129,17 @@ class ProgressSlot:
             pass  # no faulthandler, or the fork server is gone, or in another namespace
 
     def answer(self):
-        """Once there is a process group, and so threads: begin to answer requests."""
+        """Once there is a process group or an optimizer, and so threads of torch's: begin to answer
+        requests."""
         names = self.names()
         if names is None or not self.writes or self._answering == os.getpid():
             return
         import _thread
 
         self._answering = os.getpid()
-        server, _, _, _, requests, records = names
         try:
-            _thread.start_new_thread(_answer, (server, requests, records))
-        except (OSError, RuntimeError):
+            _thread.start_new_thread(_answer, (*names, _faulthandler(), self._steps))
+        except (ImportError, OSError, RuntimeError):
             pass  # no further thread for this user
 
     # How far it is
@@ -158,7 +166,8 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                os.pwrite(fd, bytes(8), slot * SLOT + 8 * ENTERED)
+                for field in (ENTERED, HEARER):
+                    os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
             import atexit
@@ -337,6 +346,7 @@ class ProgressSlot:
                 self._register_before(_hook_before(self.entering))
             if self._steps[PHASE] < FIRST_STEP:
                 self._turn_to(FIRST_STEP)
+            self.answer()
         while self._listeners:
             self._register(_hook(self._listeners.pop()))
 
@@ -464,19 +474,24 @@ def _mapped(fd):
 
 
 def _print_stacks(server, stacks):
-    """Leaves no module behind that the script would not have."""
     import _signal  # the module in C
 
     if _signal.getsignal(SIGNAL) != _signal.SIG_DFL:
         return  # somebody's own
-    known = "faulthandler" in sys.modules
-    import faulthandler
-
+    faulthandler = _faulthandler()
     with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as fd:
         high = dup_high(fd)
     faulthandler.register(SIGNAL, file=high, all_threads=True, chain=False)
+
+
+def _faulthandler():
+    """The module. Leaves none behind that the script would not have."""
+    known = "faulthandler" in sys.modules
+    import faulthandler
+
     if not known:
         del sys.modules["faulthandler"]
+    return faulthandler
 
 
 def dup_high(fd):
@@ -491,34 +506,35 @@ def dup_high(fd):
     raise OSError
 
 
-def _answer(server, requests, records):
+def _answer(server, _page, _slot, stacks, requests, records, faulthandler, fields):
     import _signal
+    import _thread
 
-    # This thread takes no signal that the script waits for in another one.
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL})
+    # This thread takes no signal that the script waits for in another one. It takes SIGNAL, and not
+    # the next one, by which `is_answering` knows that it does.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL, SIGNAL + 1})
     try:
         with Opened(server, requests, os.O_RDONLY) as fd:
-            since = 0
+            since, fields[HEARER] = 0, _thread.get_native_id()
             while asked := os.read(fd, 1):
                 if asked == ARRIVALS:
                     text, since = arrived(since), time.monotonic_ns()
-                else:
-                    text = recorded()
-                with Opened(server, records, os.O_WRONLY | os.O_APPEND) as to:
-                    while text:
-                        text = text[os.write(to, text) :]
-                if asked != ARRIVALS:
-                    _take_signal(_signal)
+                    _append(server, records, text)
+                    continue
+                with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
+                    os.write(to, BEGUN)
+                    faulthandler.dump_traceback(to, all_threads=True)
+                    os.write(to, WRITTEN)
+                if asked == ENTRIES:
+                    _append(server, records, recorded())
     except (OSError, RuntimeError):
-        pass  # the fork server is gone
+        pass  # the fork server is gone, or there are too many open files
 
 
-def _take_signal(_signal):
-    """SIGNAL waits for the main thread, even if the kernel holds that up, in a read from a file
-    system that has stalled. Another thread takes it only when its own mask changes."""
-    time.sleep(PROMPT)
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, {SIGNAL})
-    _signal.pthread_sigmask(_signal.SIG_UNBLOCK, {SIGNAL})
+def _append(server, file, text):
+    with Opened(server, file, os.O_WRONLY | os.O_APPEND) as to:
+        while text:
+            text = text[os.write(to, text) :]
 
 
 def recorded():

@@ -1,0 +1,92 @@
+"""Does a beat come late while others ask how the job is? As many as there can be ask its head.
+
+    python bench/questions.py [--askers 4] [--seconds 10]
+
+Two agents train together and hear from each other every half second. First nobody asks, then
+`askers` processes ask the head of the job again and again, as `hpclaunch status` does. It prints
+how many answers a second they get, what the head and its helpers use of a CPU, and the longest time
+between two beats that the head and the other agent have heard of each other.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from idle_agent import REST, cpu, family, step
+from measuring import HPCLAUNCH, Run, alone, running
+
+from hpclaunch.system.network import view_client
+from hpclaunch.system.network.view_socket import LOOK
+
+WITHIN = 5.0  # seconds for an answer
+
+
+def ask(name: bytes, seconds: float) -> int:
+    """How many answers have come."""
+    answered, until = 0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        answered += len(view_client.ask(LOOK, [name], WITHIN))
+    return answered
+
+
+def beats(journal: Path) -> Iterator[float]:
+    """When this agent has heard one."""
+    for line in journal.read_text().splitlines():
+        for beat in json.loads(line).get("beats", ()):
+            if len(beat) > 2:  # with the number of the agent that has sent it
+                yield beat[0]
+
+
+def longest(journal: Path, begin: float, end: float) -> float:
+    """Seconds between two beats."""
+    moments = [begin, *(moment for moment in beats(journal) if begin <= moment <= end), end]
+    return max(later - earlier for earlier, later in pairwise(moments))
+
+
+def measure(run: Run, askers: int, seconds: float) -> None:
+    head = run.launchers[0].pid
+    agent = family(head, {report.pid for report in run.reports})
+    [(name, _)] = view_client.looked(head)
+    spans = []
+    for asking in (0, askers):
+        used, began = cpu([agent.agent, *agent.helpers]), time.monotonic()
+        if asking:
+            with multiprocessing.Pool(asking) as pool:
+                answered = sum(pool.starmap(ask, [(name, seconds)] * asking))
+        else:
+            answered = 0
+            time.sleep(seconds)
+        ended = time.monotonic()
+        share = (cpu([agent.agent, *agent.helpers]) - used) / (ended - began)
+        spans.append((asking, answered / (ended - began), share, began, ended))
+    for launcher in run.launchers:
+        launcher.terminate()
+        launcher.wait()  # then the journals are whole
+    [journal_of_head] = run.logs.rglob("journal.jsonl")
+    journals = (journal_of_head, journal_of_head.with_name("journal-agent-1.jsonl"))
+    print(f"{'askers':>6}{'answers/s':>11}{'CPU':>9}{'the head hears':>17}{'the other hears':>18}")
+    for asking, rate, share, began, ended in spans:
+        at_head, at_other = (longest(journal, began, ended) for journal in journals)
+        print(f"{asking:6}{rate:11.0f}{100 * share:7.2f} %{at_head:15.2f} s{at_other:16.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--askers", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10)
+    args = parser.parse_args()
+    pair = [replace(alone(HPCLAUNCH, 1), env=step(index)) for index in range(2)]
+    with running(pair, 2) as run:
+        if run.met(run.began) is None:
+            return
+        time.sleep(REST)
+        measure(run, args.askers, args.seconds)
+
+
+if __name__ == "__main__":
+    main()
