@@ -29,7 +29,7 @@ from measuring import HPCLAUNCH, TORCHRUN
 from on_slurm import cluster_of, why_not
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm.cluster import CONTROLLER, Cluster, Job, eventually
+from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job, eventually
 
 HERE = Path(__file__).parent
 PACED = HERE / "paced_training.py"
@@ -42,12 +42,12 @@ KINDS = {
     "elastic": ("elastic.py", "--epochs", "8"),
     "fsdp2": ("fsdp.py", "--steps", "150"),
 }
-# Those of a group come at the same time.
-GROUPS = (("limit", "array", "bare"), ("signal", "requeue"), ("preemption",), ("drain",))
+# Those of a group come at the same time: as many as two CPUs can start within a time limit.
+GROUPS = (("limit", "signal"), ("array", "requeue"), ("bare",), ("preemption",), ("drain",))
 ENDS = tuple(end for group in GROUPS for end in group)
 RANKS = range(2)
 ENVIRON = {"OMP_NUM_THREADS": "1"}  # else a sum may come out otherwise with more CPUs
-OPTIONS = ("--checkpoint-dir", "saved", "--grace", "5", "--notice", "15", "--nproc", "1")
+OPTIONS = ("--checkpoint-dir", "saved", "--grace", "10", "--notice", "25", "--nproc", "1")
 LASTS = 200.0  # seconds of a training, at first; it ends earlier
 LIMIT = 600.0  # seconds for a job
 MOST_RUNS = 4
@@ -98,7 +98,8 @@ def begin(
         asked.append("--array=7-7")
     if end == "bare":  # as in a container
         path = f"PATH={BIN}"
-        srun = f"SLURM_JOB_END_TIME=$(($(date +%s) + 120)) srun env {path}"
+        limit = "${SLURM_RESTART_COUNT:+9}120"  # seconds; the next run is given more
+        srun = f"SLURM_JOB_END_TIME=$(($(date +%s) + {limit})) srun env {path}"
         after = "code=$?; [ $code = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $code"
     if end == "drain":
         nodes, options = 3, [*OPTIONS, "--nnodes", "2"]
@@ -107,6 +108,8 @@ def begin(
         nodes, srun, after = 2, "srun", ""
         meet = "--rdzv-backend=c10d --rdzv-endpoint=$SLURMD_NODENAME:$((20000 + SLURM_JOB_ID))"
         options = ["--nnodes=2", "--nproc-per-node=1", meet, "--max-restarts=3"]
+        # As users of torchrun do: go on from whatever is newest.
+        srun = f"export HPCLAUNCH_CHECKPOINT=$(ls -td $PWD/saved/* 2>/dev/null | head -1)\n{srun}"
     body = " ".join(map(str, [srun, launcher, *options, *script]))
     where = {"directory": directory, "nodes": nodes, "env": ENVIRON}
     return cluster.sbatch(f"{body}\n{after}", options=asked, **where)
@@ -142,13 +145,18 @@ def strike(cluster: Cluster, end: str, jobs: Sequence[Job], rng: random.Random) 
 
 
 def is_struck(job: Job) -> bool:
+    """Its first run is over: until then, it is not to go on faster."""
     fields = job.fields()
-    return fields["JobState"] not in ("RUNNING", "COMPLETING") or fields["Restarts"] != "0"
+    is_again = fields["Restarts"] != "0" and fields["JobState"] != "COMPLETING"
+    return is_again or fields["JobState"] not in GOING_ON
 
 
-def outcome(launcher: str, end: str, job: Job, reference: Path) -> Told:
+def outcome(cluster: Cluster, launcher: str, end: str, job: Job, reference: Path) -> Told:
     if launcher == HPCLAUNCH and end != "drain":
         job.starts_again(1, timeout=LIMIT)
+        if end in ("limit", "array", "bare"):  # one limit is enough
+            update = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=UNLIMITED"]
+            cluster.on(CONTROLLER, update)
     elif end != "drain":
         eventually("what comes of it", lambda: is_struck(job), timeout=LIMIT)
     (job.directory / "pause").unlink()
@@ -184,7 +192,7 @@ def group_of(
     def fate(which: tuple[str, str]) -> Told:
         kind, end = which
         try:
-            return outcome(launcher, end, begun[which], directory / kind)
+            return outcome(cluster, launcher, end, begun[which], directory / kind)
         except (AssertionError, OSError, ValueError) as e:
             return Told(same=False, twice=0, runs=0, together=False, wrong=f"{e}")
 
@@ -217,6 +225,8 @@ def main() -> None:
         for seed in args.seeds:
             for group in GROUPS:
                 ends = [end for end in group if end in args.ends]
+                if not ends:
+                    continue
                 for kind, end, told in group_of(
                     cluster, args.launcher, ends, args.kinds, seed, directory
                 ):

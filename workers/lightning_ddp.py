@@ -11,6 +11,7 @@ end of the job is near, it saves at once, and all leave. The data are scikit-lea
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -54,6 +55,11 @@ class RestOfEpoch(DistributedSampler):
 class SaveAndLeave(pl.Callback):
     def __init__(self, directory: str) -> None:
         self.directory = directory
+
+    def on_train_start(self, *_: object) -> None:
+        # Slurm sends it to all ranks when it preempts or requeues the job, and Lightning's handler
+        # calls a collective, wherever a rank is.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
         if due():  # the job is about to end

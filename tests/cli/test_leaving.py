@@ -74,6 +74,7 @@ def results(directory):
     return [(directory / f"result-{rank}").read_text() for rank in range(RANKS)]
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("name", "args"),
     [

@@ -26,14 +26,14 @@ def cwd(tmp_path):
 
 
 @pytest.fixture
-def sbatch(cwd, monkeypatch, capsys):
+def sbatch(cwd, monkeypatch, capfd):
     """Run the command in this process: (exit code, standard output, standard error)."""
     monkeypatch.chdir(cwd)
     monkeypatch.setattr(sys, "path", list(sys.path))  # the command puts it in order
 
     def sbatch(*args):
         code = main(["sbatch", *map(str, args)])
-        return code, *capsys.readouterr()
+        return code, *capfd.readouterr()
 
     return sbatch
 

@@ -463,7 +463,8 @@ class Agent:
         at = self.sim.ends_at
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
         since, host = self.sim.plan.drains
-        found = events.EndFound(left, self.sim.preempted, self.sim.requeued)
+        may = self.sim.plan.may_requeue
+        found = events.EndFound(left, self.sim.preempted, self.sim.requeued, may)
         self.deliver(replace(found, draining=(host,) if self.sim.now >= since else ()))
 
     def _start_workers(self, part: Assignment) -> None:

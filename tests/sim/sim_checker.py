@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from sim_training import Worker
 
 RUNNING = Phase.RUNNING
+# With these, a head may live, and others not hear it.
+APART = {Kind.STALL, Kind.FREEZE, Kind.CUT, Kind.MUTE, Kind.DEAF, Kind.PARTITION}
+APART |= {Kind.REJECT, Kind.REJECT_ONE_WAY}
 
 
 class BrokenLawError(AssertionError):
@@ -76,7 +79,7 @@ class Checker:
         self.left: list[tuple[int, bool]] = []  # who has, and whether it was for want of a head
         self.first = ""  # the process that began the job's first round
         self.done: set[int] = set()  # agents that have left with success
-        self.requeued_at = -math.inf
+        self.requeued_at: dict[int, float] = {}  # by the term of the head, where there are several
         self.noticed = 0  # how often a worker has taken a notice
         self.ended_apart = False  # a head was struck while it told the others the end
         plan = sim.plan  # calm: no answer takes as long as a lease
@@ -135,7 +138,8 @@ class Checker:
         elif isinstance(event, events.WorkerExited) and event.code and was.state[0] is RUNNING:
             self.lost.add(control.member.round)
         elif isinstance(event, events.HealthFound) and event.unfit:
-            self.lost |= {control.member.round, control.member.round + 1}
+            mine = control.member.round
+            self.lost |= {mine, max(mine + 1, self.sim.plan.job.first_round)}
         current = None if control.head is None else control.head.current
         if current is not None:
             self._hangs(agent, current)
@@ -206,16 +210,22 @@ class Checker:
     def concludes(self, agent: Agent, verdict: Verdict) -> None:
         """An agent leaves, and does what comes after the end."""
         wanted = self.sim.plan.job.requeueing
-        goes_on = verdict.sequel is Sequel.REQUEUE
+        goes_on = verdict.sequel in (Sequel.REQUEUE, Sequel.RESUBMIT)
+        if verdict.sequel is Sequel.RESUBMIT:
+            needed = wanted.resubmits and not self.sim.plan.may_requeue
+            self._require(needed, agent, "submits a script that may be requeued")
         self._require(not goes_on or verdict.ending in wanted.on, agent, f"is requeued: {verdict}")
         if wanted.on and not wanted.is_chain:
             tells = (verdict.code == EXIT_SAVED) == goes_on
             self._require(tells, agent, f"leaves with a code that says something else: {verdict}")
         if goes_on and agent.control.leads:
-            # What is left by then, Slurm has killed in the meantime.
-            again = self.sim.now < self.requeued_at + 1.0
+            # What is left by then, Slurm has killed in the meantime. Of two heads that could not
+            # hear each other, each asks: Slurm does it once.
+            now, apart = self.sim.now, self.sim.plan.kinds & APART
+            term = agent.control.tenure if apart else 0
+            again = now < self.requeued_at.get(term, -math.inf) + 1.0
             self._require(not again, agent, "requeues the job once more")
-            self.requeued_at = self.sim.now
+            self.requeued_at[term] = now
 
     def takes(self, worker: Worker, number: int, step: int) -> None:
         """A worker takes a notice before this step."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BEFORE = 3  # of what workers spend their time on, what comes before the first step,
 LONGEST = 0.05  # each for no longer than this part of the work
+HEARD = 1.0  # seconds until the head has heard how long nothing has moved
 KEPT = 30.0  # seconds after which a book is written again though nothing has changed
 TRAINED = (Category.TRAINING, Category.REDONE, Category.SAVING)
 
@@ -61,7 +62,8 @@ class Ledger:
         if last and last.changes == control.book_changes and now < last.at + KEPT:
             return
         book = control.book(agent.clock)
-        assert book is not None, "this agent leads"
+        if book is None:  # another agent may have been quicker
+            return
         self.kept[key] = Kept(now, control.book_changes, moved(book, now - agent.clock))
 
     def settled(self) -> None:
@@ -76,8 +78,11 @@ class Ledger:
         self._require(found.total <= 1.01 * whole, f"{found.total:.2f} of {whole:.2f}")
 
         told = sum(found.spent.get(category, 0.0) for category in TRAINED)
+        least = told
+        if not found.steps_seen:  # loading is not told from training then
+            least -= found.spent.get(Category.TRAINING, 0.0)
         true, most = self.trained(stopped=False), self.trained(stopped=True)
-        more, less = told - most, true - told
+        more, less = least - most, true - told
         rounds = len(self.sim.training.rounds)
         if self._knows_all:
             known = 1.5 if self.sim.plan.hangs else 0.1  # seconds until something is known
@@ -94,7 +99,8 @@ class Ledger:
         """Nothing in the way of the agents, and nothing that takes what is known with it."""
         plan = self.sim.plan
         quiet = plan.kinds <= {Kind.USR1, Kind.BLIP} and not (plan.drop or plan.slow)
-        return quiet and (plan.coupled or not plan.crashes)
+        # Workers that do not wait for one that hangs train on, and yet are seen to stand still.
+        return quiet and (plan.coupled or not (plan.crashes or plan.hangs))
 
     @property
     def _knows_of_losses(self) -> bool:
@@ -123,7 +129,8 @@ class Ledger:
         for world in self.sim.training.rounds.values():
             failed = (at for code, _, at in world.exits.values() if code)
             last = max((at for _, _, at in world.exits.values()), default=self.sim.now)
-            found_out = not stopped or last >= world.still_since + plan.job.timing.hang
+            last = min([last, *(worker.stopped_at for worker in world.workers)])
+            found_out = not stopped or last >= world.still_since + plan.job.timing.hang + HEARD
             end = min([*failed, world.still_since if plan.coupled and found_out else math.inf])
             for worker in () if world.preflight else world.workers:
                 until = min(self.sim.now, worker.ended_at)

@@ -124,6 +124,7 @@ class Plan:
     ends: tuple[tuple[float, float], ...] = ()  # from when on Slurm is to end the job at what time
     preempts: bool = False  # the last of these is for the sake of another job,
     requeues: bool = False  # or of another run
+    may_requeue: bool | None = None  # whether Slurm may start the job again; None: it does not say
     drains: tuple[float, str] = (math.inf, "")  # from when on Slurm drains which host
     looked: bool = False  # somebody looks at the job now and then, and has its workers restarted
     numbered: bool = True  # False: all agents but the first get their places as they come
@@ -280,7 +281,10 @@ def _requeued(rng: Random, plan: Plan) -> Plan:
         before=rng.randrange(2),
         is_chain=rng.random() < 0.3,
     )
-    return replace(plan, job=replace(plan.job, requeueing=requeueing, first_round=rng.randrange(5)))
+    first_round = rng.randrange(5)
+    requeueing = replace(requeueing, resubmits=rng.random() < 0.5)
+    job = replace(plan.job, requeueing=requeueing, first_round=first_round)
+    return replace(plan, job=job, may_requeue=rng.choice((True, False, None)))
 
 
 def _hanging(rng: Random, plan: Plan) -> Plan:

@@ -157,7 +157,8 @@ class Training:
             self.sim.after(rest, lambda: self._wake(this))
 
     def _wake(self, this: Round) -> None:
-        this.culprit, this.still_since, this.awake_since = None, math.inf, self.sim.now
+        if all(worker.stopped_at > self.sim.now for worker in this.workers):
+            this.culprit, this.still_since, this.awake_since = None, math.inf, self.sim.now
         for worker in this.workers:
             self.go_on(worker)
 

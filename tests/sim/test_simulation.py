@@ -36,6 +36,11 @@ REGRESSIONS = {
     3000082: "a head was lost between its verdict and the end, and the next one restarted the job",
     295: "workers were done, and the head woke up without end for what they might still do",
     12455: "workers that went on while they were asked where they are hung for the stand-in",
+    16615: "all were done, and the head woke up without end until Slurm said why it had ended them",
+    17538: "Slurm had not answered, and was asked again only after the end of the job",
+    23124: "somebody asked for a restart just before a hang was found",
+    9494: "a job was over before its first step, and what is shown as training was loading",
+    6807: "the time for which the workers of a single agent hung was called training",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }
 

@@ -68,10 +68,11 @@ PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 
 def eventually(what: str, found: Callable[[], object], timeout: float = 30.0) -> None:
     """Wait until `found()` is true; AssertionError names what never came."""
-    limit = time.monotonic() + timeout
+    began = time.monotonic()
     while not found():
-        assert time.monotonic() < limit, f"{what}: not within {timeout:.0f} s"
-        time.sleep(0.1)
+        waited = time.monotonic() - began
+        assert waited < timeout, f"{what}: not within {timeout:.0f} s"
+        time.sleep(max(0.1, min(0.5, waited / 40)))  # Slurm's commands cost CPU time
 
 
 def remove_stale() -> None:
@@ -286,7 +287,7 @@ class Job:
         def over() -> bool:
             fields.update(self.fields())
             for times in range(1, runs):
-                self._begun(times)
+                self._begins(fields, times)
             return fields["JobState"] not in GOING_ON
 
         try:
@@ -297,13 +298,20 @@ class Job:
 
     def starts_again(self, times: int, timeout: float = 120.0) -> None:
         """Wait until Slurm has requeued it so often, and let it begin."""
+
+        def begun() -> bool:
+            fields = self.fields()
+            state = fields["JobState"]
+            is_over = state not in GOING_ON and state != "REQUEUED"
+            assert not is_over, f"job {self.id} is not requeued, but {state}"
+            return self._begins(fields, times)
+
         try:
-            eventually(f"requeue {times} of job {self.id}", lambda: self._begun(times), timeout)
+            eventually(f"requeue {times} of job {self.id}", begun, timeout)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.output}") from None
 
-    def _begun(self, times: int) -> bool:
-        fields = self.fields()
+    def _begins(self, fields: Mapping[str, str], times: int) -> bool:
         waits = fields["JobState"] == "PENDING" and fields["Restarts"] == str(times)
         if waits and _is_far(fields["StartTime"]):  # Slurm would let it wait for two minutes
             now = ["scontrol", "update", f"JobId={self.id}", "StartTime=now+3"]

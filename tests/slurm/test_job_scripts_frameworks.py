@@ -23,6 +23,7 @@ missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}"),
     pytest.mark.timeout(400),
+    pytest.mark.frameworks,
 ]
 ONE_EACH = ["--cpus-per-task=1"]  # and so one worker on each node, where there is no GPU
 

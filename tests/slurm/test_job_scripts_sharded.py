@@ -14,6 +14,7 @@ from .cluster import Cluster
 from .conftest import AGENT
 from .job_scripts import Stop, kill, reached, rounds, run, run_with_a_kill, submit, workers
 
+pytestmark = pytest.mark.frameworks
 TWO_EACH = {"PET_NPROC_PER_NODE": "2"}  # workers, as if each node had two GPUs
 ROUNDED = 0.01  # sums are, in another order
 SEAL = "checkpoints/{}/step-{}/.metadata.tmp"

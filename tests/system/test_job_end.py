@@ -1,10 +1,12 @@
 """What Slurm says of the end of a job, as a `scontrol` that is played says it."""
 
+import select
 import time
 
 import pytest
 
 from hpclaunch.system.hosts import job_end
+from hpclaunch.system.shared.scontrol import shown
 
 JOB = "JobId=7 EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main Requeue={}"
 PARTITION = "PartitionName=main GraceTime=30 PreemptMode={} State=UP"
@@ -19,7 +21,7 @@ def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE"):
     scontrol.write_text(SCRIPT.format(JOB.format(*fields), PARTITION.format(mode)))
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    return job_end.ask("7", "", "")
+    return job_end.ask(shown("job", "7"), "", "")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,30 @@ def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
     nothing = dict.fromkeys(("preempted", "requeued", "requeued_if_killed"), False)
     nothing["may_requeue"] = None
-    assert job_end.ask("7", end, "") == (at, nothing)
+    assert job_end.ask(shown("job", "7"), end, "") == (at, nothing)
+
+
+NODE = 'echo "NodeName=n1 State=IDLE+DRAIN"'
+PREEMPTED = f'[ "$2" = job ] && echo "{JOB.format(1800000000, 1700000000, 1)}" || {NODE}'
+
+
+def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypatch):
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    client = job_end.JobEndClient("7", BEGAN, "", "n1")
+    told = []
+    for said in ("exit 1", PREEMPTED, "exit 1"):
+        scontrol.write_text(f"#!/bin/sh\n{said}\n")
+        client.ask(number=len(told))
+        assert select.select([client], [], [], 60.0)[0]
+        told += [reply["found"] for reply in client.receive()]
+    client.abandon()
+    assert told[0]["left"] < 0  # of the environment: that was long ago
+    assert told[1]["preempted"]
+    assert told[2]["left"] is None
+    assert [found["draining"] for found in told] == [[], ["n1"], ["n1"]]
 
 
 def test_times_as_slurm_writes_them_by_itself():
@@ -78,6 +103,6 @@ def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, res
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     before = time.time()
-    at, found = job_end.ask("7", "", restarts)
+    at, found = job_end.ask(shown("job", "7"), "", restarts)
     assert found["requeued"] == requeued
     assert (at is not None and 0 <= at - before - 1000 < 60) == requeued

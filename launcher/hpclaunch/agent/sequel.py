@@ -1,8 +1,9 @@
 """What an agent does once the job is over and nothing of it is left here: Slurm may be asked to
-start it again.
+start it again, or be given its script once more.
 
-Slurm ends the step as soon as it knows. Until then, no agent leaves: where the first one that does
-ends the step (`srun --kill-on-bad-exit`), the head would be killed before it has asked.
+The head does that, and the others wait meanwhile: where the first agent that leaves ends the step
+(`srun --kill-on-bad-exit`), the head would be killed before it has asked. Where Slurm does not end
+the step then, the head has it signal the others.
 """
 
 from __future__ import annotations
@@ -32,29 +33,64 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
         case Sequel.END_CHAIN:
             if leads:
                 _end_chain(environ)
-        case Sequel.REQUEUE:
-            _requeue(job, environ, leads=leads)
+        case Sequel.REQUEUE if not requeue.is_possible():
+            if leads:
+                name = requeue.name_of(job.slurm_id, environ)
+                _say(f"job {name} is to be requeued by its script: there is no scontrol here")
+        case Sequel.REQUEUE | Sequel.RESUBMIT:
+            asked = not leads or _goes_on(verdict.sequel, job, environ)
+            if asked:
+                wait_for_end(ASKED)
+            else:
+                requeue.release_others(environ)
 
 
-def _requeue(job: Job, environ: Mapping[str, str], *, leads: bool) -> None:
+def _goes_on(sequel: Sequel, job: Job, environ: Mapping[str, str]) -> bool:
+    """Whether Slurm is about to end this step, to start the job again."""
     name = requeue.name_of(job.slurm_id, environ)
-    if not requeue.is_possible():
-        if leads:
-            _say(f"job {name} is to be requeued by its script: there is no scontrol here")
+    if sequel is Sequel.RESUBMIT:
+        _resubmit(name, job)
+        return False
+    _say(f"job {name} is requeued: run {job.requeueing.before + 2} follows")
+    try:
+        requeue.requeue(name, environ)
+    except requeue.ForbiddenError as e:
+        if job.requeueing.resubmits:
+            _resubmit(name, job)
+        else:
+            _say(f"job {name} was not requeued: {e}")
+        return False
+    except requeue.RefusedError as e:
+        _say(f"job {name} was not requeued: {e}")
+        return False
+    return True
+
+
+def _resubmit(name: str, job: Job) -> None:
+    import psutil  # takes time
+
+    try:
+        # The script is to find what it found the first time, also what was for this launch only.
+        follower, is_new = requeue.resubmit(name, psutil.Process().environ())
+    except requeue.RefusedError as e:
+        _say(f"job {name} cannot be requeued, and was not submitted again: {e}")
         return
-    wanted = job.requeueing
-    if leads:
-        _say(f"job {name} is requeued: run {wanted.before + 2} follows")
-        if problem := requeue.requeue(name, wanted.before):
-            _say(f"job {name} was not requeued: {problem}")
-            return
-    wait_for_end(ASKED)
+    why = f"job {name} cannot be requeued"
+    if is_new:
+        run = f"job {follower} is run {job.requeueing.before + 2}"
+        _say(f"{why}: its script is submitted again, {run}")
+    else:
+        _say(f"{why}, and its script is not submitted again: job {follower} waits for its end")
 
 
 def _end_chain(environ: Mapping[str, str]) -> None:
     array = environ.get("SLURM_ARRAY_JOB_ID", "")
-    if array and (problem := requeue.cancel_rest(array)):
-        _say(f"the rest of array {array} was not cancelled: {problem}")
+    if not array:
+        return
+    try:
+        requeue.cancel_rest(array)
+    except requeue.RefusedError as e:
+        _say(f"the rest of array {array} was not cancelled: {e}")
 
 
 def _say(text: str) -> None:

@@ -13,8 +13,9 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpclaunch.agent.config import Checkpoints, Config, Start
 from hpclaunch.core.health.host_rules import files_needed
@@ -33,18 +34,19 @@ from hpclaunch.core.protocol.model import (
     Trouble,
 )
 from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timing
-from hpclaunch.system.hosts import requeue
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
-from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.processes import affinity
-from hpclaunch.system.shared import open_file_limit
+from hpclaunch.system.shared import open_file_limit, runs
 
 from .place import HONOURED, locate
 from .program import Program, program
-from .run import beyond_the_usual, rdzv_seconds, streams_of
+from .run import another_run, beyond_the_usual, rdzv_seconds, streams_of
 from .warm_start import start
 from .worker_count import Count, count_workers
+
+if TYPE_CHECKING:
+    from hpclaunch.system.metrics_target import MetricsTarget
 
 SUBMITIT = "SUBMITIT_EXECUTOR"  # it is in the environment of jobs that submitit has started
 
@@ -77,7 +79,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         notes += [task.cold] if task.cold else []
         notes += _notes(options, environ, where, task)
     return Config(
-        allocation=where,
+        allocation=where if task.logs is None else replace(where, name=task.logs.launch),
         job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
@@ -160,21 +162,19 @@ def _job(
 
 
 def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requeueing:
-    asked = options.requeue or options.chain
-    if not asked or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
+    if not another_run(options) or "SLURM_JOB_ID" not in environ or SUBMITIT in environ:
         return Requeueing()
     return Requeueing(
         on=options.requeue_on or GOES_ON,
         most=options.max_requeues,
         before=_runs_before(options, environ),
         is_chain=options.chain,
+        resubmits=options.resubmit,
     )
 
 
 def _runs_before(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    if options.chain:
-        return requeue.elements_before(environ)
-    return requeue.runs_before(environ)
+    return runs.elements_before(environ) if options.chain else runs.before(environ)
 
 
 def _heads(where: Allocation, fewest: int) -> Heads:
@@ -249,6 +249,9 @@ def _examine(
         head = where.index == HEAD
         task.start, task.cold = start(options, task.program, at_load, head=head)
         task.logs, task.elsewhere = _logs(options, environ, where)
+        job = environ.get("SLURM_JOB_ID", "")
+        if where.index == HEAD and runs.first_job(job, environ) != job:
+            task.logs.is_of(job)
     except UsageError as e:
         if where.alone:
             raise
@@ -317,14 +320,15 @@ def _logs(
     In place of torchrun, whose own is temporary, the working directory may not be writable.
     """
     first = where.index == HEAD
-    again = where.name if requeue.runs_before(environ) else ""
+    again = where.name if runs.before(environ) else ""
     if options.log_dir is not None:
-        path = log_directory.unused(options.log_dir, where.name, where.identity)
+        path, name = log_directory.unused(options.log_dir, where.name, where.identity)
         used = f"the log directory {options.log_dir} is in use: this launch's is {path}"
-        return LogDirectory(path, again), used if first and path != options.log_dir else ""
+        return LogDirectory(path, name, again), used if first and path != options.log_dir else ""
     try:
         # A batch script without srun may have several launches, even at the same time.
-        logs = LogDirectory(log_directory.default(where.name, alone=where.alone), again)
+        path = log_directory.default(where.name, alone=where.alone)
+        logs = LogDirectory(path, where.name, again)
         theirs = f"hpclaunch-logs belongs to another user: the logs are in {logs.path}"
         usual = logs.path.parent.name == "hpclaunch-logs"
         return logs, theirs if first and not usual else ""
@@ -334,7 +338,8 @@ def _logs(
         import tempfile  # takes time, and is of use here only
 
         try:
-            logs = LogDirectory(Path(tempfile.mkdtemp(prefix=f"hpclaunch-{where.name}-")))
+            path = Path(tempfile.mkdtemp(prefix=f"hpclaunch-{where.name}-"))
+            logs = LogDirectory(path, where.name)
         except OSError:
             raise e from None
         return logs, f"{e}: those of {where.places[where.index].host} are in {logs.path}"
@@ -384,11 +389,13 @@ def _without_effect(options: argparse.Namespace, environ: Mapping[str, str]) -> 
         idle.append("--start-method (scripts are programs of their own, under torchrun too)")
     if options.event_log_handler not in (None, "null"):
         idle.append("--event-log-handler (the journal in the log directory has the events)")
-    asked = "--requeue" if options.requeue else "--chain" if options.chain else ""
+    asked = another_run(options)
     if asked and "SLURM_JOB_ID" not in environ:
         idle.append(f"{asked} (there is no Slurm)")
     elif asked and SUBMITIT in environ:
         idle.append(f"{asked} (submitit requeues this job)")
+    elif options.resubmit and "SLURM_HET_SIZE" in environ:
+        idle.append("--resubmit (this is a heterogeneous job)")
     if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
         idle.append(f"--rdzv-conf {', '.join(conf)}")
     return idle

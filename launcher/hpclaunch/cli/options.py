@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, GOES_ON, PLACEHOLDE
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
-from .parser import SHELLS, LaunchParser, PrintCompletion
+from .parser import SHELLS, LaunchParser, PrintCompletion, Resubmit
 
 DESCRIPTION = """\
 Launch the workers of a distributed training, and restart them when one fails.
@@ -137,9 +137,9 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "--notice",
         type=values.notice,
         metavar="auto|SECONDS|off",
-        help="how long before Slurm ends the job, less the time of --grace, the workers are given "
-        "notice, so that they can save; auto: twice the longest save so far, and "
-        f"{DEFAULTS.least_notice:g} s (default: auto)",
+        help="how long before Slurm ends the job, less the time of --grace and "
+        f"{DEFAULTS.closing:g} s, the workers are given notice, so that they can save; auto: twice "
+        f"the longest save so far, and {DEFAULTS.least_notice:g} s (default: auto)",
     )
     add(
         "--notice-signal",
@@ -155,10 +155,18 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         "start the job again; it goes on from its newest checkpoint (needs --checkpoint-dir)",
     )
     add(
+        "--resubmit",
+        action=Resubmit,
+        nargs=0,
+        default=False,
+        help="the same, also for a job that Slurm may not start again: its script is submitted "
+        "once more, and begins when this job has ended",
+    )
+    add(
         "--requeue-on",
         type=values.endings,
         metavar="CAUSES",
-        help="the causes for which --requeue does so, separated by commas: "
+        help="the causes for which this is done, separated by commas: "
         f"{', '.join(values.ENDINGS)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(

@@ -28,6 +28,7 @@ OURS = frozenset(
         "--notice-signal",
         "--requeue",
         "--requeue-on",
+        "--resubmit",
         "--max-requeues",
         "--chain",
         "--log-limit",
@@ -234,3 +235,16 @@ class PrintCompletion(argparse.Action):
 
         print(completion.script(parser, shell))
         parser.exit()
+
+
+class Resubmit(argparse.Action):
+    """`--resubmit`: --requeue, and more."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        space: argparse.Namespace,
+        _nothing: Any,
+        _spelling: str | None = None,
+    ) -> None:
+        space.requeue = space.resubmit = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str
     hpclaunch.
     """
     if python := environ.get("PYTHON_EXEC"):
-        if shutil.which(python) is None:
+        if _which(python) is None:
             raise UsageError(f"PYTHON_EXEC={python} is not a program that can be started")
         return python
     if options.in_place_of == "torchrun" and not options.interpreter:
@@ -86,7 +85,13 @@ def _interpreter_of(path: str | None) -> str:
 def which(name: str) -> str | None:
     """As shutil.which, but without the programs of `hpclaunch shim` of any installation."""
     path = [entry for entry in os.get_exec_path() if not _is_shims(entry)]
-    return shutil.which(name, path=os.pathsep.join(path))
+    return _which(name, os.pathsep.join(path))
+
+
+def _which(name: str, path: str | None = None) -> str | None:
+    import shutil  # takes time, and most launches need it for nothing
+
+    return shutil.which(name, path=path)
 
 
 def _is_shims(directory: str) -> bool:
@@ -95,7 +100,7 @@ def _is_shims(directory: str) -> bool:
 
 def _why_cold(python: str) -> str:
     """A wrapper or another interpreter cannot be replaced by a fork of this one."""
-    path = which(python) or python
+    path = python if os.path.isabs(python) else which(python) or python
     same = os.path.samefile(path, sys.executable) and os.path.samefile(
         os.path.dirname(path), os.path.dirname(sys.executable)
     )
@@ -109,7 +114,7 @@ def _is_python(script: str) -> bool:
     """
     if not re.fullmatch(r"python(\d(\.\d+)?)?", os.path.basename(script)):
         return False
-    return shutil.which(script) is not None or not os.path.exists(script)
+    return _which(script) is not None or not os.path.exists(script)
 
 
 def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
@@ -134,7 +139,7 @@ def _check_module(module: str) -> None:
 
 
 def _check_program(name: str) -> None:
-    if shutil.which(name) is not None:
+    if _which(name) is not None:
         return
     if not os.path.exists(name):
         raise UsageError(f"no program {name} in {os.getcwd()} or in PATH")
@@ -158,7 +163,7 @@ def _check_script(script: str) -> None:
     if not os.path.exists(script):
         if os.path.basename(script) == "torchrun":
             raise UsageError("hpclaunch takes the place of torchrun: leave that out")
-        if shutil.which(script) is not None:
+        if _which(script) is not None:
             raise UsageError(
                 f"no script {script} in {os.getcwd()}; for the program {script}, add --no-python"
             )

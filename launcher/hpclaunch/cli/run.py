@@ -32,9 +32,10 @@ def check(options: argparse.Namespace) -> None:
     rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call)
     _check_checkpoint_options(options)
     if options.requeue and options.chain:
-        raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
-    if options.requeue_on and not (options.requeue or options.chain):
-        raise UsageError("--requeue-on says when to requeue a job: add --requeue")
+        asked = another_run(options)
+        raise UsageError(f"{asked} and --chain contradict each other: a chain is one of jobs")
+    if options.requeue_on and not another_run(options):
+        raise UsageError("--requeue-on says when to requeue a job: add --requeue or --resubmit")
     if options.metrics_ranks and options.metrics is None:
         raise UsageError("--metrics-ranks needs --metrics, to know where the metrics go")
     if options.resume_with is None:
@@ -61,8 +62,7 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
         ("--checkpoint-exclude", options.checkpoint_exclude),
         ("--checkpoint-complete", options.checkpoint_complete),
         ("--verify", options.verify != "auto"),
-        ("--requeue", options.requeue),
-        ("--chain", options.chain),
+        (another_run(options), another_run(options)),
     ):
         if given:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
@@ -114,6 +114,13 @@ def _without_collections() -> Iterator[None]:
 def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
     """Of the signals to handle, those that an agent does not handle anyway."""
     return tuple(s for s in options.signals_to_handle if s not in (*ENDING, *FORWARDED))
+
+
+def another_run(options: argparse.Namespace) -> str:
+    """The option that asks for it; "" without one."""
+    if options.requeue:
+        return "--resubmit" if options.resubmit else "--requeue"
+    return "--chain" if options.chain else ""
 
 
 def rdzv_seconds(options: argparse.Namespace, key: str, default: float) -> float:

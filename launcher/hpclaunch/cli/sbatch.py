@@ -20,7 +20,7 @@ from typing import Any
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless
 
-from . import job_script, options, parser, profiles, program, slurm_values, values
+from . import job_script, options, parser, profiles, program, slurm_values, values, write_bytes
 from . import run as launching
 from .job_script import JobScript
 from .profiles import GpuProfile, Profile
@@ -187,9 +187,10 @@ def run(chosen: argparse.Namespace, environ: Mapping[str, str]) -> int:
     profile = profiles.load(chosen.profile) if chosen.profile else Profile()
     job = _job(chosen, profile, _launch(chosen, environ))
     if chosen.submit:
-        _say(_submit(job_script.script(job)) + "\n")
+        text = _submit(job_script.script(job)) + "\n"
     else:
-        _say(job_script.interactive(job) if chosen.interactive else job_script.script(job))
+        text = job_script.interactive(job) if chosen.interactive else job_script.script(job)
+    write_bytes([os.fsencode(text)])  # the user's words may be in any encoding
     return 0
 
 
@@ -333,11 +334,3 @@ def _submit(text: str) -> str:
     if said:
         print(harmless(said), file=sys.stderr)
     return os.fsdecode(done.stdout).strip().partition(";")[0]
-
-
-def _say(text: str) -> None:
-    """As bytes, since the user's words may be in any encoding."""
-    if sys.stdout is None:
-        raise UsageError("standard output is closed")
-    sys.stdout.buffer.write(os.fsencode(text))
-    sys.stdout.flush()

@@ -11,12 +11,14 @@ import signal
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.model import GOES_ON, NOTICE_SIGNALS, Ending
 from hpclaunch.core.protocol.timing import LEARNED, LEAST_HANG, LEAST_LOSS
-from hpclaunch.system import metrics_target
-from hpclaunch.system.metrics_target import MetricsTarget
+
+if TYPE_CHECKING:
+    from hpclaunch.system.metrics_target import MetricsTarget
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -154,6 +156,8 @@ def directory(text: str) -> Path | None:
 def metrics(text: str) -> MetricsTarget | None:
     if not text:
         return None
+    from hpclaunch.system import metrics_target  # only who asks for them pays for it
+
     try:
         return metrics_target.parse(text)
     except ValueError as e:

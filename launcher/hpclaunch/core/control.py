@@ -15,8 +15,6 @@ from .consensus.awake_clock import LATE, AwakeClock
 from .consensus.election import Candidate
 from .head.bookkeeping import Bookkeeper
 from .head.head import Head
-from .history.moment import WorkersMoment
-from .ledger.book import Book
 from .member.member import Member
 from .protocol.effects import Effect, Exit, KeepWorkers, Say, Send
 from .protocol.events import (
@@ -37,11 +35,13 @@ from .protocol.events import (
 from .protocol.messages import Hint, Order, Report
 from .protocol.model import HEAD, GpuUse, Job, Phase, RankVitals, Request, Trouble, Verdict
 from .protocol.stages import Stage
-from .snapshot.job_snapshot import JobSnapshot
 from .stragglers.clock_offset import ClockOffset
 
 if TYPE_CHECKING:
     from .head.announcing import Announcer
+    from .history.moment import WorkersMoment
+    from .ledger.book import Book
+    from .snapshot.job_snapshot import JobSnapshot
 
 
 class Control:
@@ -102,7 +102,7 @@ class Control:
         if self.head is None:
             return None
         awake = self._clock.awake(now)
-        return replace(self.head.snapshot(awake), goodput=self._goodput(awake))
+        return replace(self.head.snapshot(awake), goodput=self.goodput(now))
 
     def workers_moment(
         self, now: float, vitals: Sequence[RankVitals] = (), gpus: Sequence[GpuUse] = ()
@@ -312,24 +312,55 @@ class Control:
             from .head.announcing import Announcer  # no other job's start pays for it
 
             self._announcer = Announcer()
-        return [*self._announcer.note(head, keeper.last_end, lambda: self._goodput(now), now)]
+        return [*self._announcer.note(head, keeper.last_end, now)]
 
-    def _goodput(self, now: float) -> float:
-        """While this agent led; `now` is time on the core's clock."""
+    def goodput(self, now: float) -> float | None:
+        """Of the launch so far; None if that is not known here. `now` is real time."""
         from .ledger.summing import Launch, account  # no start of an agent pays for it
 
-        book = self.book(self._clock.real(now))
-        return 0.0 if book is None else account([Launch("", (book,))]).goodput
+        books = self.books(now)
+        return account([Launch("", books)]).goodput if books else None
 
     @property
     def book_changes(self) -> int:
-        """How often something has changed in the book; 0 if this agent does not lead."""
-        return 0 if self._keeper is None else 1 + self._keeper.changes
+        """How often something has changed in the book; 0 if there is none: see `book`."""
+        return 0 if self._sure_keeper is None else 1 + self._sure_keeper.changes
 
     def book(self, now: float) -> Book | None:
-        """On what the time of the job was spent while this agent led; None if it does not lead.
-        `now` is real time, as all times of it are.
+        """On what the time of the job was spent while this agent led; None if it does not lead, or
+        another agent may have been quicker. `now` is real time, as all times of it are.
         """
-        if self.head is None or self._keeper is None:
+        keeper = self._sure_keeper
+        if self.head is None or keeper is None:
             return None
-        return self._keeper.book(self.head, now, self._clock.missed)
+        return keeper.book(self.head, now, self._clock.missed)
+
+    def books(self, now: float) -> tuple[Book, ...]:
+        """Those of all heads of the launch, the earlier ones as one; () if not all are known."""
+        keeper, book = self._sure_keeper, self.book(now)
+        if keeper is None or book is None or self.lacks_books:
+            return ()
+        return (book,) if keeper.earlier is None else (keeper.earlier, book)
+
+    @property
+    def lacks_books(self) -> bool:
+        """Whether what the heads before this one have written is to be given to `take_books`."""
+        keeper = self._sure_keeper
+        return keeper is not None and self.tenure > 0 and keeper.earlier is None
+
+    def take_books(self, term: int, earlier: Book) -> None:
+        """What the heads before that of this term have written, as one book, on this agent's clock.
+        Nothing is decided from it.
+        """
+        if self._sure_keeper is not None and term == self.tenure:
+            self._sure_keeper.earlier = earlier
+
+    @property
+    def tenure(self) -> int:
+        """The term in which this agent began to lead; 0 if it does not, or leads from the start."""
+        return 0 if self.head is None else self.head.lease.tenure
+
+    @property
+    def _sure_keeper(self) -> Bookkeeper | None:
+        """The one of an agent that certainly leads."""
+        return self._keeper if self.head is not None and self.head.is_confirmed else None

@@ -7,6 +7,8 @@ from crew import Crew
 from story import seen
 
 from hpclaunch.core.protocol.events import (
+    CheckpointChosen,
+    EndFound,
     NoticeTaken,
     Signalled,
     WorkerExited,
@@ -40,6 +42,13 @@ def said(crew, words):
     return [line for line in crew.said if words in line]
 
 
+def preempt(crew, ends_at, agents=(0, 1)):
+    """Slurm sends SIGTERM to all processes, to the workers as well, and ends the job then."""
+    crew.ends_at, crew.preempted = ends_at, True
+    for agent in agents:
+        crew.tell(agent, Signalled(TERM))
+
+
 def take(crew, *, last=False):
     for agent, notices in crew.notices.items():
         crew.tell(agent, NoticeTaken(notices[-1].number, last))
@@ -63,21 +72,40 @@ def verdict(crew):
 # When
 
 
+def test_slurm_is_asked_again_soon_if_it_does_not_answer():
+    crew = training(ends_at=None)
+    crew.until(10.0)
+    crew.ends_at = 60.0
+    crew.until(14.0)
+    assert given(crew) == {}
+    crew.until(18.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_slurm_that_has_answered_is_asked_once_a_minute():
+    crew = training(ends_at=1000.0)
+    crew.ends_at = 100.0
+    crew.until(55.0)
+    assert given(crew) == {}
+    crew.until(65.0)
+    assert given(crew) == {0: [101], 1: [101]}
+
+
 def test_notice_comes_in_time_and_the_end_in_order():
     crew = training()
-    crew.until(949.0)
+    crew.until(946.0)
     assert given(crew) == {}
-    crew.until(951.0)
+    crew.until(948.0)
     assert given(crew) == {0: [101], 1: [101]}
     assert said(crew, "notice") == [
-        "the workers are given notice before step 101: the time limit is in 50 s"
+        "the workers are given notice before step 101: the time limit is in 53 s"
     ]
-    crew.until(979.0)
+    crew.until(976.0)
     assert not crew.verdicts
-    crew.until(982.0)
+    crew.until(979.0)
     assert verdict(crew).code == 128 + TERM
     assert verdict(crew).reason == (
-        "ended 20 s before the time limit; nothing was saved after the notice before step 101"
+        "ended 23 s before the time limit; nothing was saved after the notice before step 101"
     )
     assert given(crew) == {0: [101], 1: [101]}
 
@@ -85,17 +113,17 @@ def test_notice_comes_in_time_and_the_end_in_order():
 def test_the_longer_a_save_takes_the_earlier_notice_is():
     crew = training(notice=-1.0)
     crew.tell(1, seen(steps=(100, 100), save=200.0))
-    crew.until(549.0)
+    crew.until(546.0)
     assert given(crew) == {}
-    crew.until(551.0)
+    crew.until(548.0)
     assert given(crew) == {0: [101], 1: [101]}
 
 
 def test_what_an_earlier_run_has_saved_tells_how_long_it_takes():
     crew = training(notice=-1.0, save_took=200.0)
-    crew.until(549.0)
+    crew.until(546.0)
     assert given(crew) == {}
-    crew.until(551.0)
+    crew.until(548.0)
     assert given(crew) == {0: [101], 1: [101]}
 
 
@@ -107,6 +135,25 @@ def test_an_administrator_extends_the_time_limit():
     assert given(crew) == {}
     crew.until(552.0)
     assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_an_end_that_is_put_off_has_a_notice_of_its_own():
+    crew = training(ends_at=200.0, notice=100.0)
+    crew.until(78.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    take(crew)
+    crew.ends_at = 250.0  # the time that they have is longer
+    crew.until(140.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.ends_at = 400.0
+    crew.until(276.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.until(279.0)
+    assert given(crew) == {0: [101, 101], 1: [101, 101]}
+    assert said(crew, "notice") == [
+        "the workers are given notice before step 101: the time limit is in 123 s",
+        "the workers are given notice before step 101: the time limit is in 123 s",
+    ]
 
 
 def test_without_notice_nothing_is_asked_or_given():
@@ -130,6 +177,22 @@ def test_no_round_begins_when_it_is_too_late():
     crew.until(3.0)
     assert crew.parts == {}
     assert verdict(crew).reason == "ended 10 s before the time limit"
+
+
+def test_the_end_comes_between_two_rounds():
+    """What was saved after the notice is not forgotten."""
+    crew = training(loss=3.0)
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
+    crew.until(970.0)
+    crew.kill(1, down=True)
+    crew.until(995.0)
+    assert said(crew, "waiting for n1")
+    assert verdict(crew).code == EXIT_SAVED
+    assert verdict(crew).reason == (
+        "saved, not finished: ended 23 s before the time limit, with /c/5.pt"
+    )
 
 
 # At which step
@@ -165,11 +228,11 @@ def test_ranks_that_do_not_step_together_each_have_their_own_step():
 
 def test_ranks_without_an_optimizer_are_waited_for_a_while():
     crew = training(steps=0)
-    crew.until(958.0)
+    crew.until(955.0)
     assert given(crew) == {}
-    crew.until(963.0)
+    crew.until(960.0)
     assert given(crew) == {0: [1], 1: [1]}
-    assert said(crew, "notice") == ["the workers are given notice: the time limit is in 40 s"]
+    assert said(crew, "notice") == ["the workers are given notice: the time limit is in 43 s"]
 
 
 @pytest.mark.parametrize("ready", [0, 1])
@@ -207,15 +270,47 @@ def test_another_head_gives_notice_in_its_own_round():
 def test_a_job_that_is_preempted():
     crew = training()
     crew.until(100.0)
-    crew.ends_at, crew.preempted = 160.0, True
-    for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+    preempt(crew, 160.0)
     crew.until(112.0)
     assert given(crew) == {0: [101], 1: [101]}
-    crew.until(139.0)
+    crew.until(136.0)
     assert not crew.verdicts
-    crew.until(142.0)
-    assert verdict(crew).reason.startswith("ended 20 s before its preemption")
+    crew.until(139.0)
+    assert verdict(crew).reason.startswith("ended 23 s before its preemption")
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_preempted_job_with_a_spare(first):
+    """It has no workers, and is told as well: in whichever order, it is not the end yet."""
+    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew.until(100.0)
+    preempt(crew, 160.0, agents=(first, *({0, 1, 2} - {first})))
+    crew.until(112.0)
+    assert not crew.verdicts
+    assert given(crew) == {0: [101], 1: [101]}
+
+
+def test_a_job_that_is_preempted_between_two_rounds():
+    crew = training()
+    crew.until(100.0)
+    crew.checkpoint = None  # the next one begins once this is known
+    crew.tell(1, WorkerExited(2, 1, 0))
+    crew.until(101.0)
+    preempt(crew, 160.0)
+    crew.until(110.0)
+    assert not crew.verdicts
+
+
+def test_a_preemption_is_not_forgotten_when_slurm_does_not_answer():
+    crew = training()
+    crew.until(100.0)
+    preempt(crew, 300.0)
+    crew.until(110.0)
+    for left in (None, 900.0):  # or the environment had to answer
+        crew.tell(0, EndFound(left))
+    crew.until(252.0)
+    assert not crew.verdicts
+    assert given(crew) == {0: [101], 1: [101]}
 
 
 @pytest.mark.parametrize("ends_at", [100.0, 1000.0])
@@ -308,6 +403,39 @@ def test_workers_that_leave_with_a_code_of_their_own(saved_at, rounds):
         assert not crew.verdicts
 
 
+@pytest.mark.parametrize("after", [0.0, 9.0])
+@pytest.mark.parametrize(
+    ("saved_at", "reason"),
+    [
+        (90.0, "not finished: the workers left after Slurm's SIGTERM, and nothing was saved since"),
+        (102.5, "saved, not finished: the workers left after Slurm's SIGTERM, with /c/5.pt"),
+    ],
+)
+def test_workers_that_slurm_itself_has_told_to_leave(after, saved_at, reason):
+    """Before they came to the step of a notice, or Slurm has said what its signal means."""
+    crew = training()
+    crew.until(100.0)
+    preempt(crew, 160.0)
+    crew.until(100.0 + after)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
+    crew.until(max(saved_at, crew.now))
+    leave(crew)
+    crew.until(110.0)
+    assert verdict(crew).reason == reason
+
+
+def test_workers_that_began_after_slurms_signal_are_finished():
+    crew = training()
+    crew.until(100.0)
+    preempt(crew, 160.0)
+    crew.until(101.0)
+    crew.tell(1, WorkerExited(2, 128 + TERM, TERM))
+    crew.until(105.0)
+    leave(crew)
+    crew.until(110.0)
+    assert verdict(crew).code == 0
+
+
 def test_some_that_leave_at_the_step_of_a_signal_are_finished():
     crew = training()
     crew.until(100.0)
@@ -352,10 +480,10 @@ def test_workers_that_save_and_go_on():
     crew.until(951.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
-    crew.until(982.0)
+    crew.until(979.0)
     assert verdict(crew).code == EXIT_SAVED
     assert verdict(crew).reason == (
-        "saved, not finished: ended 20 s before the time limit, with /c/5.pt"
+        "saved, not finished: ended 23 s before the time limit, with /c/5.pt"
     )
 
 
@@ -370,15 +498,30 @@ def test_a_search_that_takes_too_long():
     assert verdict(crew).code == 128 + TERM
 
 
+def test_a_search_that_outlasts_the_round():
+    """Its answer is not taken for that of the search for the next one."""
+    crew = training(loss=3.0, fewest=1)
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint = None
+    leave(crew)
+    crew.cut([0], [1])
+    crew.until(958.0)
+    crew.mend()
+    crew.checkpoint = ""
+    crew.until(970.0)
+    assert sorted(crew.parts) == [0, 1]
+
+
 # Nodes that Slurm drains
 
 
-def drained(*, saves_at=105.0):
+def drained(*, saves=True):
     crew = training("n0 n1 n2", most=2, fewest=2)
     crew.until(100.0)
     crew.draining = ("n1",)
     crew.until(130.0)
-    if saves_at:
+    if saves:
         take(crew)
         crew.checkpoint, crew.saved_at = "/c/5.pt", 131.0
     return crew
@@ -399,6 +542,19 @@ def test_a_spare_takes_the_place_of_a_drained_node_once_the_workers_have_saved()
     ]
 
 
+@pytest.mark.parametrize(("age", "rounds"), [(1.0, [0, 1]), (50.0, [0])])
+def test_a_save_that_is_done_before_the_first_look(age, rounds):
+    crew = training("n0 n1 n2", most=2, fewest=2)
+    crew.until(115.0)
+    crew.draining, crew.checkpoint = ("n1",), None
+    crew.until(125.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.checkpoint = "/c/5.pt"
+    crew.tell(0, CheckpointChosen("/c/5.pt", age=age))
+    crew.until(127.0)
+    assert sorted(crew.parts) == rounds
+
+
 def test_workers_that_save_and_leave_a_drained_node():
     crew = drained()
     leave(crew)
@@ -409,10 +565,26 @@ def test_workers_that_save_and_leave_a_drained_node():
 
 
 def test_nothing_changes_until_they_have_saved():
-    crew = drained(saves_at=None)
+    crew = drained(saves=False)
     crew.until(400.0)
     assert given(crew) == {0: [101], 1: [101]}
     assert sorted(crew.parts) == [0]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_spare_that_is_lost_takes_no_place(leaves):
+    """If the workers have left for it, they begin again where they were."""
+    crew = drained(saves=False)
+    crew.kill(2)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 131.0
+    if leaves:
+        leave(crew)
+    crew.until(145.0)
+    assert sorted(crew.parts) == ([0, 1] if leaves else [0])
+    assert all(sorted(parts) == [0, 1] for parts in crew.parts.values())
+    assert not said(crew, "takes the place")
+    assert not crew.verdicts
 
 
 def test_a_drained_node_without_a_spare_goes_on():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from crew import Crew
-from test_notices import SETTINGS, leave, take, training, verdict
+from test_notices import SETTINGS, leave, preempt, take, training, verdict
 
-from hpclaunch.core.protocol.events import Signalled, WorkerExited
+from hpclaunch.core.protocol.events import EndFound, Signalled, WorkerExited
 from hpclaunch.core.protocol.model import (
     EXIT_FAILED,
     EXIT_LOST,
@@ -24,8 +24,8 @@ NO_PROGRESS = (
 )
 
 
-def asked(on=GOES_ON, *, most=5, before=0, is_chain=False):
-    return Requeueing(on, most, before, is_chain)
+def asked(on=GOES_ON, *, most=5, before=0, is_chain=False, resubmits=False):
+    return Requeueing(on, most, before, is_chain, resubmits)
 
 
 def to_the_limit(requeueing, *, first="", last=""):
@@ -128,9 +128,8 @@ def test_a_node_that_is_lost():
 def preempted(requeueing, *, requeues):
     crew = training(requeueing=requeueing)
     crew.until(100.0)
-    crew.ends_at, crew.preempted, crew.requeues = 160.0, True, requeues
-    for agent in (0, 1):
-        crew.tell(agent, Signalled(TERM))
+    crew.requeues = requeues
+    preempt(crew, 160.0)
     crew.until(112.0)
     take(crew)
     crew.checkpoint, crew.saved_at = "/c/5.pt", 113.0
@@ -147,6 +146,17 @@ def test_slurm_starts_a_preempted_job_again_only_if_it_is_there_to_be_killed(req
     assert (45.0 < ended.left < 50.0) == requeues
 
 
+def test_a_preempted_job_waits_for_slurm_though_it_has_not_answered_lately():
+    crew = training()
+    crew.until(100.0)
+    crew.requeues = True
+    preempt(crew, 160.0)
+    crew.until(112.0)
+    crew.tell(0, EndFound(None))
+    crew.until(145.0)
+    assert (verdict(crew).sequel, 20.0 < verdict(crew).left < 24.0) == (Sequel.LINGER, True)
+
+
 def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():
     assert preempted(asked(), requeues=True).sequel is Sequel.REQUEUE
 
@@ -160,10 +170,10 @@ def test_a_job_that_somebody_else_requeues():
     crew.until(101.0)
     assert "the job is requeued: it ends in 30 s" in crew.said
     crew.ends_at = 1000.0
-    crew.until(109.0)
+    crew.until(106.0)
     assert not crew.verdicts
     crew.until(125.0)
-    assert verdict(crew).reason.startswith("ended 20 s before Slurm requeues it")
+    assert verdict(crew).reason.startswith("ended 23 s before Slurm requeues it")
     assert verdict(crew).sequel is Sequel.REQUEUE  # asked again, Slurm would say that it is
 
 
@@ -173,6 +183,23 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
     crew.requeues = None
     crew.until(200.0)
     assert len([line for line in crew.said if "cannot be requeued" in line]) == 1
+
+
+@pytest.mark.parametrize(("requeues", "sequel"), [(None, Sequel.RESUBMIT), (False, Sequel.REQUEUE)])
+def test_the_script_of_a_job_that_slurm_would_not_start_again_is_submitted(requeues, sequel):
+    crew = training(requeueing=asked(resubmits=True))
+    crew.requeues = requeues
+    crew.until(995.0)
+    assert not [line for line in crew.said if "cannot be requeued" in line]
+    assert verdict(crew).code == EXIT_SAVED
+    assert verdict(crew).sequel is sequel
+
+
+def test_nor_is_it_submitted_for_ever():
+    crew = training(requeueing=asked(most=3, before=3, resubmits=True))
+    crew.requeues = None
+    crew.until(995.0)
+    assert verdict(crew).sequel is Sequel.LEAVE
 
 
 # Chains

@@ -1,10 +1,11 @@
 """Words that several messages share."""
 
+import json
 import os
 
 import pytest
 
-from hpclaunch.core.protocol.wording import as_bytes, for_console, harmless
+from hpclaunch.core.protocol.wording import as_bytes, for_console, harmless, harmless_json
 
 
 def test_a_name_in_another_encoding_is_shown_as_it_is():
@@ -38,3 +39,9 @@ def test_no_name_looks_like_a_message():
     text = "rank 0 failed\n  logs: logs\nhpclaunch: error: all is lost\n"
     assert for_console(text) == (b"rank 0 failed\n  logs: logs\n  hpclaunch: error: all is lost\n")
     assert harmless("a\nb\u2028c") == "a?b?c"
+
+
+def test_json_on_a_terminal():
+    text = '{"said":"a\x9b2J\x7f\u202eä\\u001b"}'
+    assert harmless_json(text) == '{"said":"a\\u009b2J\\u007f\\u202eä\\u001b"}'
+    assert json.loads(harmless_json(text)) == json.loads(text)

@@ -1,8 +1,9 @@
 """Trains for `--steps` steps over several runs, to the same weights: going_on.py HOW --steps N
 
-HOW is `signal` (a handler of SIGUSR1), `due`, or `unaware`, which saves every 50 steps. Each run
-adds a line to steps-RANK.txt: the first and the last step that it has made, and what ended it. The
-weights of the end are in final.json. `pause` is a file with the seconds to wait in each step.
+HOW is `signal` (a handler of SIGUSR1), `due`, `unaware`, which saves every 50 steps, or `idle`,
+which never saves, and ends by SIGTERM. Each run adds a line to steps-RANK.txt: the first and the
+last step that it has made, and what ended it. The weights of the end are in final.json. `pause` is
+a file with the seconds to wait in each step.
 """
 
 import argparse
@@ -69,7 +70,8 @@ def save_and_leave(*_):
 if args.how == "signal":
     signal.signal(signal.SIGUSR1, save_and_leave)
 # Slurm sends these to all processes of the step.
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if args.how != "idle":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 pause = Path("pause")
 while done < args.steps:

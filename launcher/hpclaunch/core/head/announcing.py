@@ -8,14 +8,14 @@ agent may have been quicker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..ledger.book import RoundEnd
-from ..ledger.end_causes import EndCause, of_job
-from ..ledger.job_report import end_report
+from ..ledger.end_causes import EndCause, has_failed, of_job
+from ..ledger.job_report import OF_NODES, end_report
 from ..protocol.effects import Detail, Notify
-from ..protocol.model import NO_RANK, Culprit, Sequel, Topic
+from ..protocol.model import NO_RANK, Culprit, Topic
 from ..protocol.stages import Stage
 from ..protocol.wording import count
 from .restarts import how
@@ -33,7 +33,8 @@ class Announcer:
     def __init__(self) -> None:
         self._is_new = True
         # The last rounds of which these were told
-        self._begun = self._ended = self._hung = self._noticed = -1
+        self._begun = self._ended = self._hung = -1
+        self._noticed: object = None
         self._straggler: object = None
         self._roster: object = None  # how it was
         self._cordoned: set[int] = set()  # nodes
@@ -41,26 +42,24 @@ class Announcer:
         self._is_over = False
         self._failed: deque[float] = deque(maxlen=STORM)  # when the last rounds did
 
-    def note(
-        self, head: Head, end: RoundEnd | None, goodput: Callable[[], float], now: float
-    ) -> list[Notify]:
-        """After each event. `end`: why the last round ended early, if one did. `goodput`: asked
-        once the job is over.
-        """
+    def note(self, head: Head, end: RoundEnd | None, now: float) -> list[Notify]:
+        """After each event. `end`: why the last round ended early, if one did."""
         if not head.is_confirmed:
             return []
         return [
-            *self._takeover(head),
+            *self._takeover(head, end),
             *self._trouble(head, now),
             *self._end_of_round(end, now),
             *self._nodes(head),
             *self._begin_of_round(head),
-            *self._end_of_job(head, goodput),
+            *self._end_of_job(head),
         ]
 
-    def _takeover(self, head: Head) -> Iterator[Notify]:
+    def _takeover(self, head: Head, end: RoundEnd | None) -> Iterator[Notify]:
+        """The round that ended with the last head is told of with that head's loss."""
         takeover, is_new, self._is_new = head.taken_over, self._is_new, False
         if takeover is not None and is_new:
+            self._ended = takeover.last_round if end is None else end.round
             details: dict[str, Detail] = {"cause": EndCause.LOST.value}
             yield Notify(Topic.ROUND_ENDED, takeover.said, takeover.last_round, details)
 
@@ -86,13 +85,13 @@ class Announcer:
         told = end_report(end)
         details: dict[str, Detail] = {"cause": told.cause}
         text = told.text
-        first = end.failures[0] if end.failures else None
-        if first is not None and told.who and not first.stopped:
+        first = end.failures[0] if has_failed(end) else None
+        if first is not None and told.cause not in OF_NODES:
             text = how(first)
             details |= _who(first.host, first.rank) | {"exit_code": first.code}
             details |= {"detail": told.text} if told.text else {}
         yield Notify(Topic.ROUND_ENDED, text, end.round, details)
-        if first is None or first.stopped or end.lost:
+        if first is None or end.lost:
             return
         self._failed.append(now)
         lasted = now - self._failed[0]
@@ -115,8 +114,9 @@ class Announcer:
             host = head.roster[named.agent].host
             yield _notify(head, Topic.STRAGGLER, named.account, **_who(host, named.rank))
         notices, left = head.notices, head.notices.left(now)
-        if notices.knows_end and left is not None and current.number != self._noticed:
-            self._noticed = current.number
+        noticed = (current.number, notices.given_account)  # there is another if the end is put off
+        if notices.knows_end and left is not None and noticed != self._noticed:
+            self._noticed = noticed
             yield _notify(head, Topic.NOTICE, notices.given_account, seconds_left=round(left, 1))
 
     def _nodes(self, head: Head) -> Iterator[Notify]:
@@ -139,21 +139,19 @@ class Announcer:
             text = "no spare is left: the next node that is lost will not be replaced"
             yield _notify(head, Topic.SPARES_EXHAUSTED, text, nodes=len(head.groups))
 
-    def _end_of_job(self, head: Head, goodput: Callable[[], float]) -> Iterator[Notify]:
+    def _end_of_job(self, head: Head) -> Iterator[Notify]:
         verdict = head.verdict
         if verdict is None or self._is_over or head.stage not in (Stage.ENDING, Stage.ENDED):
             return
         self._is_over = True
-        again = verdict.sequel in (Sequel.REQUEUE, Sequel.LINGER)
         yield _notify(
             head,
-            Topic.JOB_REQUEUED if again else Topic.JOB_OVER,
+            Topic.JOB_REQUEUED if verdict.sequel.goes_on else Topic.JOB_OVER,
             f"{verdict.reason} (exit code {verdict.code})",
             result=verdict.ending.value,
             exit_code=verdict.code,
             cause=of_job(verdict).cause.value,
             restarts=verdict.restarts,
-            goodput=round(goodput(), 4),
         )
 
 

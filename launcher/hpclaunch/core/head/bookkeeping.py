@@ -7,6 +7,7 @@ those of a real clock: time for which this process did not run is spent as well.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,10 @@ from ..ledger.book import (
 from ..ledger.round_shares import Holder, RoundPart, seats_of, together
 from ..protocol.events import CheckpointChosen, Event
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Doing, Phase
+from ..protocol.model import NO_RANK, Culprit, Doing, Failure, Phase
 from ..protocol.stages import Stage
-from .restarts import in_order
-from .round import NOT_EARLY, Round
+from .restarts import failed, failure, in_order
+from .round import NOT_EARLY, End, Round
 
 if TYPE_CHECKING:
     from .head import Head
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 ELAPSED = Doing.NOTHING + 1  # where a report of an agent that seeks a head says it: see `Spent`
 NAMED = 64  # nodes
 MOST_FAILURES = 9  # of a round, the cause among them
+MOST_LOST = 8  # agents
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class Bookkeeper:
         self._status: list[Category | None] = []  # of each agent; None: it takes part in the round
         self._stretch: _Stretch | None = None  # a round until none of its workers is left
         self._saved: float | None = None  # when the checkpoint of the next round was
+        self.earlier: Book | None = None  # what the heads before this one have written, if known
         self.changes = 0  # how often something but the time has changed
         self._open(head, now)
 
@@ -80,8 +83,19 @@ class Bookkeeper:
         status = [None if p.place.node in groups else Category.SPARE for p in head.roster]
         elapsed = max(report.spent[ELAPSED] for report in running) / 1000
         self._begin = begin = now - elapsed
-        cut = max(begin, heard)
-        self._stretch = _Stretch(None, last, begin, status, [], None, end=now, cut=cut)
+        failures = in_order(
+            [
+                failure(each, last, report.host, now)
+                for report in votes.values()
+                if report.round == last
+                for each in report.exits
+                if failed(each)
+            ]
+        )
+        at = min([heard, *(f.at for f in failures if not f.stopped)])
+        self._stretch = _Stretch(None, last, begin, status, [], None, end=now, cut=max(begin, at))
+        lost = f"the head on {head.roster[election.old].host} was lost"
+        self._pages.note_end(_round_end(last, at, now, (End.LOSS,), failures, (lost,)))
 
     def note(self, head: Head, event: Event, now: float, missed: float) -> None:
         """After each event. `now` is real time, which is `missed` ahead of the head's clock."""
@@ -106,6 +120,8 @@ class Bookkeeper:
         pages = Pages(list(self._pages.entries), list(self._pages.ends))
         for entry in self._entries(head, now, missed):
             pages.add(entry)
+        if (end := _end_of(self._stretch, missed)) is not None:
+            pages.note_end(end)
         names = [peer.host for peer in head.roster if peer.report is not None]
         nodes = tuple(dict.fromkeys(names))[:NAMED]
         entries, ends = tuple(pages.entries), tuple(pages.ends)
@@ -113,7 +129,8 @@ class Bookkeeper:
         seat = (
             "GPU" if any(p.report is not None and p.report.gpus for p in head.roster) else "worker"
         )
-        return Book(term, self._begin, now, entries, ends, head.verdict, nodes, seat)
+        restarts = head.budget.total
+        return Book(term, self._begin, now, entries, ends, head.verdict, nodes, seat, restarts)
 
     def _note_checkpoint(self, head: Head, chosen: CheckpointChosen, now: float) -> None:
         if not head.job.saves:
@@ -159,8 +176,8 @@ class Bookkeeper:
         for entry in self._entries(head, now, missed):
             self._pages.add(entry)
         self._stretch = None
-        if current is not None and current.ends - NOT_EARLY:
-            self._pages.note_end(_end_of(current, stretch, missed))
+        if (end := _end_of(stretch, missed)) is not None:
+            self._pages.note_end(end)
 
     def _entries(self, head: Head, now: float, missed: float) -> list[LedgerEntry]:
         """That are not among the pages yet."""
@@ -265,7 +282,7 @@ def _is_done(number: int, peer: Peer) -> bool:
 def _came_to_end(current: Round, now: float) -> float:
     """When something happened that ended the round, on the head's clock; now, if nothing has."""
     failed = (f for f in current.failures.values() if f.culprit is not Culprit.HANG)
-    found = [now, *(f.at for f in failed if not f.stopped)]
+    found = [now, current.still_since, *(f.at for f in failed if not f.stopped)]
     reports = [p.report for p in current.participants if p.report is not None]
     running = [r.progress for r in reports if r.phase is Phase.RUNNING]
     if running and all(progress and progress.suspected for progress in running):
@@ -277,11 +294,27 @@ def _came_to_end(current: Round, now: float) -> float:
     return min(found)
 
 
-def _end_of(ended: Round, stretch: _Stretch, missed: float) -> RoundEnd:
-    assert stretch.end is not None, "the round has ended"
+def _end_of(stretch: _Stretch | None, missed: float) -> RoundEnd | None:
+    """Why a round of this head has ended; None if it runs, or did not end early."""
+    ended = None if stretch is None else stretch.round
+    if stretch is None or stretch.end is None or ended is None or not ended.ends - NOT_EARLY:
+        return None
     seen = stretch.end
     failures = [replace(f, at=f.at + missed) for f in in_order(ended.failures.values())]
     at = min(stretch.cut, _came_to_end(ended, seen - missed) + missed)
-    lost = tuple(p.lost or p.unfit for p in ended.participants if p.lost or p.unfit)
-    reasons = tuple(sorted(end.name.lower() for end in ended.ends))
-    return RoundEnd(ended.number, at, seen, reasons, tuple(failures[:MOST_FAILURES]), lost[:8])
+    lost = [p.lost or p.unfit for p in ended.participants if p.lost or p.unfit]
+    return _round_end(ended.number, at, seen, ended.ends, failures, lost)
+
+
+def _round_end(
+    number: int,
+    at: float,
+    seen: float,
+    ends: Iterable[End],
+    failures: Sequence[Failure],
+    lost: Sequence[str],
+) -> RoundEnd:
+    reasons = tuple(sorted(end.name.lower() for end in ends))
+    return RoundEnd(
+        number, at, seen, reasons, tuple(failures[:MOST_FAILURES]), tuple(lost[:MOST_LOST])
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from ..protocol.effects import ChooseCheckpoint, Effect
+from ..protocol.events import CheckpointChosen
 from ..protocol.model import Grow, Job
 from .roster import Roster
 
@@ -18,13 +19,15 @@ class Growth:
 
     def __init__(self, job: Job, roster: Roster) -> None:
         self.job, self.roster = job, roster
-        self._base: str | None = None  # the mark of the first checkpoint found in this round
+        self._base: str | None = None  # the mark of the first one found; "": that is new as well
+        self._since = math.inf  # what was saved after this is new
         self._newest: str | None = None  # the mark of the newest checkpoint
         self._look_at = -math.inf  # when to search again
         self._looking = False  # a search is running; a large checkpoint takes long to verify
 
-    def begin(self) -> None:
-        """A new round begins."""
+    def begin(self, since: float = math.inf) -> None:
+        """A new round begins; or, with `since`, only a checkpoint from then on is new."""
+        self._since = since
         self._base = self._newest = None
         self._look_at = -math.inf
         self._looking = False
@@ -33,11 +36,13 @@ class Growth:
     def is_looking(self) -> bool:
         return self._looking
 
-    def chosen(self, mark: str) -> None:
-        """A search has found the newest checkpoint. `mark` differs for every save."""
+    def chosen(self, newest: CheckpointChosen, now: float) -> None:
+        """A search has found the newest checkpoint."""
         self._looking = False
-        self._newest = mark
-        self._base = mark if self._base is None else self._base
+        self._newest = newest.mark
+        if self._base is None:
+            is_new = newest.age is not None and now - newest.age > self._since
+            self._base = "" if is_new else newest.mark
 
     def failed(self) -> None:
         """The search has failed. There will be another one at the usual time."""

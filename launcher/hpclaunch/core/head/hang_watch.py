@@ -82,6 +82,7 @@ class HangWatch:
             )
         failure = _failure(current, judgement, now)
         current.failures[failure.rank] = failure
+        current.still_since = now - still
         said = _say(*account)
         self.account = said.text
         return [said]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import signal
+from typing import TYPE_CHECKING
 
 from ..consensus.election import Election
 from ..consensus.leader_lease import LeaderLease
@@ -36,14 +37,12 @@ from ..protocol.messages import PlaceGiven, Report
 from ..protocol.model import HEAD, Ending, Grow, Heads, Job, Phase, Request, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
-from ..snapshot.job_snapshot import JobSnapshot
 from . import restarts
 from .checkpoint_choice import CheckpointChoice
 from .cordon import Cordon, at_the_end, cordon, relieve, relieve_drained
 from .explanations import Explanations
 from .growth import Growth
 from .hang_watch import HangWatch
-from .job_snapshots import snapshot_of
 from .last_search import LastSearch
 from .loss_detection import LossDetector
 from .notices import Notices
@@ -56,6 +55,9 @@ from .roster import Awaited, Peer, Roster, all_in
 from .round import End, Round
 from .straggler_watch import Straggler, StragglerWatch
 from .takeover import Takeover, next_unused_round
+
+if TYPE_CHECKING:
+    from ..snapshot.job_snapshot import JobSnapshot
 
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
@@ -93,7 +95,8 @@ class Head:
         self._stragglers = StragglerWatch(job.timing)
         self.notices = Notices(job)
         self._last_search = LastSearch(job)
-        self._leaving: tuple[str, ...] = ()  # hosts whose places spares take after the next save
+        self._draining: tuple[str, ...] = ()  # hosts, as far as Slurm has said in this round
+        self._leaving: set[str] = set()  # those for which the workers are given notice
         self._requeue = RequeueDecision(job)
         self.onlookers = Onlookers()
         self._orders = Orders(self.lease)
@@ -143,9 +146,9 @@ class Head:
                 deadlines += [at for at in (self._asks_at, self._asks_until) if at > self._asked_at]
         if self.stage is Stage.RUNNING:
             deadlines.append(self.lease.renewable_until)
-            deadlines += [self._hangs.next_deadline(), self._stragglers.next_deadline()]
-            if not self._current_round.is_preflight:
-                deadlines.append(self.notices.next_deadline())
+            watches = (self._hangs, self._stragglers, self.notices)
+            if not self._only_waits_for_slurm:
+                deadlines += [watch.next_deadline() for watch in watches]
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
         return min(deadlines)
@@ -213,7 +216,7 @@ class Head:
         if self.stage is Stage.ENDED:
             return []
         effects: list[Effect] = []
-        reporter = None  # the agent that has sent a new report, if it is not our own
+        reporter = None  # the agent that has sent a new report, which is to be answered
         match event:
             case Started():
                 self._stage_since = self._tenure_since = now
@@ -232,7 +235,8 @@ class Head:
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
-                    reporter = sender if sender != self.me else None
+                    # Our own agent needs an answer only to what its SIGTERM means.
+                    reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(peer, report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 peer = self.roster[index]
@@ -251,15 +255,15 @@ class Head:
                 self._note_save(event, now)
             case CheckpointChosen() if self.stage is Stage.RUNNING:
                 if self.growth.is_looking:  # else somebody looks at the job, for whom it was
-                    self.growth.chosen(event.mark)
+                    self.growth.chosen(event, now)
                 self._note_save(event, now)
             case SearchFailed():
                 self.growth.failed()
                 self.onlookers.search_failed()
                 self._last_search.answer(None)
             case EndFound():
-                effects += self.notices.found(event, now) + self._requeue.found(event, now)
-                effects += self._note_drains(event.draining)
+                effects += self.notices.found(event, now) + self._requeue.found(event)
+                effects += self._note_drains(event.draining, now)
                 effects += self._order_all(now) if self.notices.comes_later else []
             case Diagnosed(text=text) if self.stage is Stage.RENDEZVOUS:
                 effects += self._rendezvous.explain(text, now)
@@ -296,6 +300,8 @@ class Head:
     # People who look, and what they ask for
 
     def snapshot(self, now: float) -> JobSnapshot:
+        from .job_snapshots import snapshot_of  # no start of an agent pays for it
+
         return snapshot_of(self, now, entered=now - self._stage_since)
 
     def _look(self, now: float) -> list[Effect]:
@@ -464,8 +470,8 @@ class Head:
         return []
 
     def _rendezvous_step(self, now: float, *, ticked: bool) -> list[Effect]:
-        if self._give_up_rendezvous(now, ticked=ticked):
-            return self._end(now)
+        if (ended := self._end_without_round(now, ticked=ticked)) is not None:
+            return ended
         ready, effects = self._can_begin_round(now)
         if not ready:
             return effects + self._rendezvous.notice(now)
@@ -473,14 +479,15 @@ class Head:
         self._enter(Stage.CHOOSING, now)
         return effects + self._choosing.begin(now)
 
-    def _give_up_rendezvous(self, now: float, *, ticked: bool) -> bool:
-        """Set the verdict if there can be no further round. Returns whether there is a verdict."""
+    def _end_without_round(self, now: float, *, ticked: bool) -> list[Effect] | None:
+        """End the job if there can be no further round; None if there can be one."""
         self._rendezvous.update(now, ticked=ticked)
         self.verdict = self.verdict or self._rendezvous.verdict(now, self.budget.total)
         self.verdict = self.verdict or self.notices.verdict_of_warning(self.budget.total)
-        if self.verdict is None and self.notices.is_over(now):
-            self.verdict = self.notices.verdict_of_end(None, now, self.budget.total)
-        return self.verdict is not None
+        is_over = self._last_search.is_open or self.notices.is_over(now)
+        if self.verdict is None and is_over:
+            return self._end_in_time(now)
+        return None if self.verdict is None else self._end(now)
 
     def _can_begin_round(self, now: float) -> tuple[bool, list[Effect]]:
         """Whether a round can begin now. The effects extend the worker lease, if the leader lease
@@ -557,8 +564,8 @@ class Head:
         return [p for p in self.roster if p.place.node in nodes]
 
     def _choosing_step(self, now: float, *, ticked: bool) -> list[Effect]:
-        if self._give_up_rendezvous(now, ticked=ticked):
-            return self._end(now)
+        if (ended := self._end_without_round(now, ticked=ticked)) is not None:
+            return ended
         if self._rendezvous.is_short:
             self._enter(Stage.RENDEZVOUS, now)
             return []
@@ -604,12 +611,11 @@ class Head:
             peer.assignment = assigned.get(peer.place.index)
         self.current = Round(self.round, participants, groups, now, resumed, preflight)
         self.growth.begin()
-        self._leaving = ()
-        self._last_search = LastSearch(self.job)
+        self._draining, self._leaving = (), set()
         self._hangs.forget()
         self.onlookers.begin()
         self._stragglers.begin(self.current, now)
-        self.notices.begin(now)
+        self.notices.begin(now, is_preflight=preflight)
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
         self._begins += not preflight
@@ -641,6 +647,8 @@ class Head:
             return self._order_all(now)
         if not done or not self.lease.holds(now):
             return self._watch_workers(current, now) + self._give_notice(current, now)
+        if self._only_waits_for_slurm:
+            return []
         if self.notices.have_left(current, now):
             searched = self._last_search.ask(self._choosing.search, now, ended_well=True)
             if searched is not None:
@@ -649,9 +657,10 @@ class Head:
             self.verdict = self.notices.verdict_of_leaving(current, saved, now, self.budget.total)
             if self.verdict is not None and self._leaving and not self.notices.knows_end:
                 self.verdict = None
-                said = relieve_drained(self.roster, self._leaving)
+                relieved = self._relievable(current)
+                said = [Say(relieve_drained(self.roster, relieved))] if relieved else []
                 self._enter(Stage.STOPPING, now)
-                return [Say(said), *self._order_all(now)]
+                return [*said, *self._order_all(now)]
             if self.verdict is not None:
                 return self._end(now)
         again = f" after {count(self.budget.total, 'restart')}" if self.budget.total else ""
@@ -659,20 +668,26 @@ class Head:
         self.verdict = Verdict(0, reason, restarts=self.budget.total, ending=Ending.FINISHED)
         return [*map(Say, at_the_end(self.roster)), *self._end(now)]
 
+    @property
+    def _only_waits_for_slurm(self) -> bool:
+        """All workers are done, and Slurm has yet to say why it has ended them."""
+        current = self._current_round
+        return self.notices.waits_for_slurm and all_in(
+            Phase.DONE, current.number, current.participants
+        )
+
     def _watch_workers(self, current: Round, now: float) -> list[Effect]:
         is_last = self.budget.is_last(saves=self.job.saves)
         hang = self._hangs.check(current, now, is_last=is_last)
         before = self._stragglers.named
         straggler = self._stragglers.check(current, now)
         if self._stragglers.named not in (before, None):
-            self.growth.begin()  # only a checkpoint from now on is new
+            self.growth.begin(since=now)
         if hang is None and straggler is None:
             return []
         return (hang or []) + (straggler or []) + self._order_all(now)
 
     def _give_notice(self, current: Round, now: float) -> list[Effect]:
-        if current.is_preflight:
-            return []
         said = self.notices.check(current, now, holds=self.lease.holds(now))
         return [] if said is None else said + self._order_all(now)
 
@@ -689,36 +704,33 @@ class Head:
         if current.is_preflight or current.ends:
             return []
         hosts = self.growth.newcomers(current.groups, current.number)
-        slow = self._replaceable_straggler(current)
-        if self._leaving and self.growth.has_new_checkpoint:
-            said = relieve_drained(self.roster, self._leaving)
+        slow, drained = self._replaceable_straggler(current), self._relievable(current)
+        if drained and self.growth.has_new_checkpoint:
+            said = relieve_drained(self.roster, drained)
         elif slow and self.growth.has_new_checkpoint:
             said = relieve(self.roster, slow)
         elif hosts and self.growth.is_worthwhile:
             said = f"ending the round, to go on with {some(hosts, NAMES)}"
-        elif self._leaving or slow or (hosts and self.job.grow is Grow.CHECKPOINT):
+        elif drained or slow or (hosts and self.job.grow is Grow.CHECKPOINT):
             return self.growth.look(self._choosing.search, now)
         else:
             return []
         current.ends.add(End.GROWTH)
         return [Say(said), *self._advance(now, ticked=False)]
 
-    def _note_drains(self, hosts: tuple[str, ...]) -> list[Effect]:
+    def _note_drains(self, hosts: tuple[str, ...], now: float) -> list[Effect]:
         """Slurm drains these nodes: spares take the places of those that are in the round, once
         the workers have saved.
         """
-        before = self._leaving
         current = self.current
         if self.stage is not Stage.RUNNING or current is None or current.is_preflight:
             return []
-        fit = {p.place.node for p in self.roster if p.host not in hosts}
-        spares = (self.roster.nodes & fit).difference(current.groups)
-        used = dict.fromkeys(p.host for p in current.participants if p.host in hosts)
-        self._leaving = tuple(used)[: len(spares)] if self.job.saves else ()
-        new = [host for host in self._leaving if host not in before]
+        self._draining = hosts
+        new = [host for host in self._relievable(current) if host not in self._leaving]
         if not new:
             return []
-        self.growth.begin()  # only a checkpoint from now on is new
+        self._leaving.update(new)
+        self.growth.begin(since=now)
         self.notices.give_soon()
         return [
             Say(
@@ -726,6 +738,15 @@ class Head:
                 "have saved, the job goes on with a spare"
             )
         ]
+
+    def _relievable(self, current: Round) -> list[str]:
+        """The hosts of the round that Slurm drains, as far as there are spares for them now."""
+        if not (self._draining and self.job.saves):
+            return []
+        fit = {p.place.node for p in self.roster if p.host not in self._draining}
+        spares = (self.roster.nodes & fit).difference(current.groups)
+        used = dict.fromkeys(p.host for p in current.participants if p.host in self._draining)
+        return list(used)[: len(spares)]
 
     def _replaceable_straggler(self, current: Round) -> str:
         """Its host; "" if there is none, or no spare for it."""
@@ -748,7 +769,7 @@ class Head:
             if searched is not None:
                 return searched
             saved = self._last_search.found
-            self.verdict = self.notices.verdict_of_saving(saved, now, self.budget.total)
+            self.verdict = self.notices.verdict_of_saving(current, saved, now, self.budget.total)
         if current.is_programs_fault and self.verdict is None:
             self.verdict = self.budget.spend(
                 current.failures.values(),
@@ -758,14 +779,11 @@ class Head:
                 begun=current.begun,
             )
         if End.TIME in current.ends:
-            searched = self._last_search.ask(self._choosing.search, now)
-            if searched is not None:
-                return searched
-            saved = self._last_search.found
-            self.verdict = self.notices.verdict_of_end(saved, now, self.budget.total)
+            return self._end_in_time(now)
         if self.verdict is not None:
             return self._end(now)
         self.round += 1
+        self._last_search = LastSearch(self.job)  # an open one would take the answer to the next
         self._enter(Stage.RENDEZVOUS, now)
         self._rendezvous.begin(now)
         return self._explain(current, now) if current.is_programs_fault else []
@@ -785,6 +803,15 @@ class Head:
         lines += self._explanations.advice(failed.cause)
         return [Say(line) for line in lines]
 
+    def _end_in_time(self, now: float) -> list[Effect]:
+        """End the job before Slurm does, once it is known what was saved since the notice."""
+        searched = self._last_search.ask(self._choosing.search, now)
+        if searched is not None:
+            return searched
+        saved = self._last_search.found
+        self.verdict = self.notices.verdict_of_end(saved, now, self.budget.total)
+        return self._end(now)
+
     def _end(self, now: float) -> list[Effect]:
         """End the job with the verdict, once it is known whether it is started again."""
         verdict, progress = self.verdict, False
@@ -795,7 +822,8 @@ class Head:
                 return searched
             saved = self._last_search.found
             progress = saved is None or self.budget.is_beyond_first(saved)
-        self.verdict = self._requeue.decide(verdict, now, progress=progress)
+        left = self.notices.left(now)
+        self.verdict = self._requeue.decide(verdict, left or 0.0, progress=progress)
         self._enter(Stage.ENDING, now)
         return self._order_all(now)
 

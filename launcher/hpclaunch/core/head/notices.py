@@ -57,16 +57,18 @@ class Notices:
         """This agent begins to lead."""
         self.ask_at = now if self.job.may_end else math.inf
 
-    def begin(self, now: float) -> None:
-        """A round begins."""
+    def begin(self, now: float, *, is_preflight: bool = False) -> None:
+        """A round begins. The workers of a preflight have no notice."""
+        self._is_preflight = is_preflight
         self.offer = None
-        self._offered_at = now
+        self._began_at = self._offered_at = now
         self._try_at = -math.inf
         self._ahead = 1  # by how many steps the next offer is
         self._most = 0  # steps that a rank is known to have begun
         self._apart = False  # the ranks do not step together
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
+        self._told_end_at = math.inf  # the end of the job that this was of
         self._given_at = math.inf  # the last notice, of the end or of a signal
         self._given_step = self._given_number = 0
         self.given_account = ""  # of notice of the end, as the user is told it
@@ -87,8 +89,10 @@ class Notices:
 
     @property
     def stop_at(self) -> float:
-        """When to end the workers, so that they are gone before Slurm kills them."""
-        return self._end_at - self.timing.grace
+        """When to end the workers, so that they are gone before Slurm kills them, and it is known
+        what comes next.
+        """
+        return self._end_at - self.timing.grace - self.timing.closing
 
     @property
     def _due_at(self) -> float:
@@ -96,6 +100,8 @@ class Notices:
 
     def next_deadline(self) -> float:
         """For `check`, while a round is running."""
+        if self._is_preflight:
+            return math.inf
         if self.offer is not None and not self.offer.given:
             return self._offered_at + self.timing.answer
         if self._signals:
@@ -106,16 +112,23 @@ class Notices:
         if now < self.ask_at:
             return []
         self._asked_at = now
-        self.ask_at = now + self.timing.ask_end
+        self.ask_at = now + self.timing.ask_again
         return [AskForEnd()]
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         self._known_at = self._asked_at
+        if self.ask_at > now:  # else it is to be asked anew
+            self.ask_at = self._asked_at + self.timing.ask_end
         if event.left is None or self._is_requeued:  # from then on, Slurm does not know the end
             return []
+        if self.preempted and not (event.preempted or event.requeued):
+            return []  # Slurm, which takes nothing back, has not answered this time
         self._end_at = now + event.left
         self._is_requeued = event.requeued
-        was, self.preempted = self.preempted, event.preempted and event.left > 0
+        if self.knows_end and self._end_at > self._told_end_at + self.seconds:
+            self.knows_end = False  # it was put off: they are to have notice of the new one, too
+        was = self.preempted
+        self.preempted = was or (event.preempted and event.left > 0)
         if (self.preempted or self._is_requeued) and not was:
             how = "requeued" if self._is_requeued else "preempted"
             return [Say(f"the job is {how}: it ends in {event.left:.0f} s")]
@@ -155,7 +168,7 @@ class Notices:
 
     def verdict_of_warning(self, restarts: int) -> Verdict | None:
         """How the job ends if SIGTERM, as it turns out, does not mean an end that comes later."""
-        if self._warned is None or self.comes_later or self._known_at < self._warned_at:
+        if self._warned is None or self.comes_later or self.waits_for_slurm:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
@@ -169,6 +182,8 @@ class Notices:
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
+        if self._is_preflight:
+            return None
         if self.offer is not None and not self.offer.given:
             return self._go_on(self.offer, current, now, holds=holds)
         of_end = now >= self._due_at and not self.knows_end
@@ -243,7 +258,7 @@ class Notices:
             self._signals.popleft()
             self._try_at = now + self.timing.offer
             return []
-        self.knows_end = True
+        self.knows_end, self._told_end_at = True, self._end_at
         where = f" before step {offer.step:,}" if self._given_step else ""
         left = max(0.0, self._end_at - now)
         self.given_account = f"the workers are given notice{where}: {self._what} in {left:.0f} s"
@@ -274,13 +289,28 @@ class Notices:
     def is_over(self, now: float) -> bool:
         return now >= self.stop_at
 
+    @property
+    def waits_for_slurm(self) -> bool:
+        """Whether Slurm has yet to say what its SIGTERM means. After a while, agents heed it."""
+        return self._warned is not None and self._known_at < self._warned_at
+
+    @property
+    def _signalled_at(self) -> float:
+        """When Slurm has announced the end to the workers of this round: it sends its SIGTERM to
+        all processes of a step. Infinite if it has not.
+        """
+        is_theirs = self.comes_later and self._warned_at >= self._began_at
+        return self._warned_at if is_theirs else math.inf
+
     def have_left(self, current: Round, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
-        have had notice of the end, or a short while ago a signal, and came to its step.
+        have had notice of the end, or a short while ago a signal, and came to its step. Or Slurm
+        itself has sent them SIGTERM.
         """
         lasts = max(self.seconds, self.timing.least_notice)
         for_signal = self._given_step > 0 and now < self._given_at + lasts
-        return (self.knows_end or for_signal) and self._is_taken(current)
+        noticed = (self.knows_end or for_signal) and self._is_taken(current)
+        return noticed or self._signalled_at < math.inf
 
     def may_have_saved(self, current: Round) -> bool:
         """Whether workers that have failed have had notice of the end, and came to its step."""
@@ -288,42 +318,45 @@ class Notices:
 
     def _is_taken(self, current: Round) -> bool:
         answers = _last_answers(current)
-        return all(a is not None and a.taken >= self._given_number for a in answers)
+        return self._given_number > 0 and all(
+            a is not None and a.taken >= self._given_number for a in answers
+        )
 
     def _is_new(self, saved: CheckpointChosen | None, now: float) -> bool:
-        """Whether it was saved since the notice."""
+        """Whether it was saved since the workers were asked to."""
         if saved is None or not saved.path or saved.age is None:
             return False
-        return saved.age <= now - self._given_at + WAVE
+        return saved.age <= now - min(self._given_at, self._signalled_at) + WAVE
 
     def verdict_of_leaving(
         self, current: Round, saved: CheckpointChosen | None, now: float, restarts: int
     ) -> Verdict | None:
-        """All workers have ended with 0 after the notice: how the job ends if they were asked to
-        leave, and are not finished. `saved` is the newest checkpoint.
+        """`have_left`, and all have ended with 0: how the job ends if they are not finished.
+        `saved` is the newest checkpoint.
 
-        If they have saved nothing since, they may be finished, unless it was at the very step.
+        If they have saved nothing since, they may be finished, unless it was at the very step, or
+        before it, after Slurm's SIGTERM.
         """
-        if (verdict := self.verdict_of_saving(saved, now, restarts)) is not None:
+        if (verdict := self.verdict_of_saving(current, saved, now, restarts)) is not None:
             return verdict
-        at_once = self._given_step > 0 and all(
-            a is not None and a.last for a in _last_answers(current)
-        )
-        if not (self.knows_end and self.job.saves and at_once):
+        answers = _last_answers(current)
+        at_once = self._given_step > 0 and all(a is not None and a.last for a in answers)
+        unnoticed = not self._is_taken(current)
+        if not (self.job.saves and (unnoticed or (self.knows_end and at_once))):
             return None
-        reason = f"{self._left}, and nothing was saved since"
+        reason = f"{self._left(current)}, and nothing was saved since"
         code = 128 + signal.SIGTERM
         return Verdict(code, reason, restarts=restarts, ending=self._ending)
 
     def verdict_of_saving(
-        self, saved: CheckpointChosen | None, now: float, restarts: int
+        self, current: Round, saved: CheckpointChosen | None, now: float, restarts: int
     ) -> Verdict | None:
-        """All workers have ended after the notice, some with another code than 0 maybe: how the job
-        ends if something was saved since.
+        """All workers have ended after they were asked to leave, some with another code than 0
+        maybe: how the job ends if something was saved since.
         """
         if saved is None or not self._is_new(saved, now):
             return None
-        reason = f"saved, {self._left}, with {saved.path}"
+        reason = f"saved, {self._left(current)}, with {saved.path}"
         return Verdict(EXIT_SAVED, reason, restarts=restarts, ending=self._ending)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
@@ -331,7 +364,7 @@ class Notices:
         what = "the time limit"
         if self.comes_later:
             what = "Slurm requeues it" if self._is_requeued else "its preemption"
-        reason = f"ended {max(0.0, self.stop_at + self.timing.grace - now):.0f} s before {what}"
+        reason = f"ended {max(0.0, self._end_at - now):.0f} s before {what}"
         code = EXIT_SAVED
         if saved is not None and self._is_new(saved, now):
             reason = f"saved, not finished: {reason}, with {saved.path}"
@@ -349,9 +382,9 @@ class Notices:
     def _where(self) -> str:
         return f" before step {self._given_step:,}" if self._given_step else ""
 
-    @property
-    def _left(self) -> str:
-        return f"not finished: the workers left after the notice{self._where}"
+    def _left(self, current: Round) -> str:
+        after = f"the notice{self._where}" if self._is_taken(current) else "Slurm's SIGTERM"
+        return f"not finished: the workers left after {after}"
 
 
 def _last_answers(current: Round) -> list[NoticeAnswer | None]:

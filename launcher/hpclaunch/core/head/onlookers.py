@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
-from ..snapshot.job_snapshot import CheckpointSnapshot, PastRound
 from .restarts import how
 from .roster import Peer
 from .round import End, Round
+
+if TYPE_CHECKING:
+    from ..snapshot.job_snapshot import CheckpointSnapshot, PastRound
 
 LOOKS = 10.0  # seconds for which somebody counts as looking, after the last look
 AGAIN = 1.5  # seconds between two requests for vitals
@@ -84,6 +87,8 @@ class Onlookers:
         ranks = sum(p.assignment.nproc for p in current.participants if p.assignment is not None)
         fault = current.is_programs_fault
         why = how(current.cause) if fault else _why(current)
+        from ..snapshot.job_snapshot import PastRound
+
         self._past.append((now, PastRound(current.number, 0.0, ranks, why, is_fault=fault)))
 
     # What is seen of it
@@ -101,6 +106,8 @@ class Onlookers:
     def checkpoint(self, now: float) -> CheckpointSnapshot | None:
         if self._newest is None:
             return None
+        from ..snapshot.job_snapshot import CheckpointSnapshot
+
         at, found = self._newest
         age = None if found.age is None else found.age + now - at
         return CheckpointSnapshot(found.path, found.step, found.size, age)

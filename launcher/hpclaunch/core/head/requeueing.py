@@ -1,5 +1,5 @@
 """Whether the job goes on in another run after its end: Slurm starts it again, or the next element
-of its array.
+of its array, or another job of the same script.
 
 A run that makes no progress, after another one, is the last. So no job is started again for ever.
 """
@@ -17,46 +17,53 @@ from ..protocol.wording import count
 class RequeueDecision:
     def __init__(self, job: Job) -> None:
         self.job, self.wanted = job, job.requeueing
+        self._may_requeue: bool | None = None  # None if that is not known
         self._warned = False
-        self._requeued_if_killed = False
-        self._end_at = 0.0  # of a preempted job
+        self._requeued_if_killed = False  # the job is preempted
 
-    def found(self, event: EndFound, now: float) -> list[Effect]:
+    def found(self, event: EndFound) -> list[Effect]:
         """Take in what Slurm says, and tell the user at once what will not work in the end."""
-        self._requeued_if_killed = event.requeued_if_killed
-        self._end_at = now + (event.left or 0.0)
+        if event.preempted:  # else it may not have answered this time
+            self._requeued_if_killed = event.requeued_if_killed
+        if event.may_requeue is not None:
+            self._may_requeue = event.may_requeue
         asked = self.wanted.on and not self.wanted.is_chain
-        if self._warned or event.may_requeue is not False or not asked:
+        if self._warned or self._may_requeue is not False or not asked or self.wanted.resubmits:
             return []
         self._warned = True
         return [
             Say(
-                f"job {self.job.slurm_id} cannot be requeued: submit it with sbatch --requeue, "
-                "or else --requeue has no effect"
+                f"job {self.job.slurm_id} cannot be requeued: submit it with sbatch --requeue, or "
+                "add --resubmit, or else --requeue has no effect"
             )
         ]
 
     def depends_on_progress(self, verdict: Verdict) -> bool:
         return verdict.ending in self.wanted.on and self.wanted.before > 0
 
-    def decide(self, verdict: Verdict, now: float, *, progress: bool) -> Verdict:
-        """Add what comes after it. `progress`: as far as is known, this run has saved a checkpoint
-        that is further than the one it began with; for verdicts that depend on it.
+    def decide(self, verdict: Verdict, left: float, *, progress: bool) -> Verdict:
+        """Add what comes after it. `left`: seconds until Slurm ends the job. `progress`: as far as
+        is known, this run has saved a checkpoint that is further than the one it began with; for
+        verdicts that depend on it.
         """
         wanted = self.wanted
         goes_on = verdict.ending in wanted.on
         why_not = self._objection(progress=progress) if goes_on else ""
         if goes_on and not (wanted.is_chain or why_not):
-            return replace(verdict, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
+            return replace(verdict, code=EXIT_SAVED, sequel=self._next)
         if wanted.on and not wanted.is_chain and verdict.code == EXIT_SAVED:
             verdict = replace(verdict, code=EXIT_FAILED)  # that code asks for another run
         if why_not:
             reason = f"{verdict.reason}; it is not started again: {why_not}"
             return replace(verdict, reason=reason, sequel=self._last)
         if verdict.ending is Ending.PREEMPTION and self._requeued_if_killed:
-            left = max(0.0, self._end_at - now)
             return replace(verdict, sequel=Sequel.LINGER, left=round(left, 3))
         return verdict if goes_on else replace(verdict, sequel=self._last)
+
+    @property
+    def _next(self) -> Sequel:
+        by_submission = self.wanted.resubmits and self._may_requeue is False
+        return Sequel.RESUBMIT if by_submission else Sequel.REQUEUE
 
     @property
     def _last(self) -> Sequel:

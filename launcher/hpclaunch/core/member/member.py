@@ -199,12 +199,13 @@ class Member:
         return self.work.stop_again(now) if again else self.work.stop(now)
 
     def _may_come_later(self, signum: int) -> bool:
-        """Slurm sends SIGTERM when a job is preempted, some time before it ends it. The head finds
-        out, so that only one agent asks.
+        """Slurm sends SIGTERM when a job is preempted, some time before it ends it: also to agents
+        that have no workers, as between two rounds or on a spare. The head finds out, so that only
+        one agent asks.
         """
-        first = not (self._warned or self._signum)
-        running = self.phase is Phase.RUNNING and self.verdict is None
-        return self.job.may_end and signum == signal.SIGTERM and first and running
+        is_first = not (self._warned or self._signum) and self.verdict is None
+        has_head = self._is_head or self.follower.link.was_heard
+        return self.job.may_end and signum == signal.SIGTERM and is_first and has_head
 
     def _hurry(self, now: float) -> None:
         self._waiting.hurry(now)

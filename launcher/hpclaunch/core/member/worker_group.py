@@ -10,9 +10,9 @@ prepares anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..hangs.suspicion import Suspicion
-from ..history.moment import WorkersMoment, of_workers
 from ..protocol.effects import (
     CheckHealth,
     Effect,
@@ -65,6 +65,9 @@ from .exits import Exits
 from .offers import Offers
 from .spending import Spending
 from .stopping import Stopping
+
+if TYPE_CHECKING:
+    from ..history.moment import WorkersMoment
 
 # Which phase may follow which.
 PHASES = {
@@ -130,6 +133,8 @@ class WorkerGroup:
         self, now: float, vitals: Sequence[RankVitals], gpus: Sequence[GpuUse]
     ) -> WorkersMoment | None:
         """See `Control.workers_moment`."""
+        from ..history.moment import of_workers  # no start of an agent pays for it
+
         part = self.part
         if part is None or part.preflight:
             return None

@@ -38,10 +38,12 @@ class Timing:
     notice: float = LEARNED  # workers have notice for so long before they are ended; 0: none
     least_notice: float = 30.0  # what is learned is this, and twice the longest save
     ask_end: float = 60.0  # between two questions to Slurm: administrators change the time limit
+    ask_again: float = 15.0  # the same after one that was not answered
     answer: float = 3.0  # wait for all agents to answer an offer; their ranks may wait meanwhile
     offer: float = 1.0  # until the next offer, after one that nobody could accept
     first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
     warned: float = 2.0  # wait for the head to say whether SIGTERM means an end that comes later
+    closing: float = 3.0  # between the last of the workers and that, to ask for another run
     search: float = 10.0  # wait for what was saved since the notice
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL

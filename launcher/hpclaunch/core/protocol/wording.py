@@ -33,6 +33,13 @@ def harmless(text: str) -> str:
     return _COMMANDS.sub("?", as_bytes(text).decode(errors="surrogateescape"))
 
 
+def harmless_json(text: str) -> str:
+    """The same JSON with its strings' control characters escaped: JSON itself allows some of them.
+    It has no line breaks between its values.
+    """
+    return _COMMANDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def as_bytes(text: str) -> bytes:
     """Encode a text. Names of files become the bytes that they are on disk, whatever their
     encoding.

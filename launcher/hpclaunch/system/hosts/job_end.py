@@ -35,25 +35,31 @@ def main(fd: str, _blocked: str, agent: str, job: str, end: str, restarts: str, 
         return
     channel = AgentChannel(fd)
     began: float | None = None
+    has_answered = False
+    drained: list[str] = []
     try:
         while True:
             for request in channel.read():
-                at, found = ask(job, end, restarts)
+                fields = shown("job", job)
+                has_answered = has_answered or bool(fields)
+                at, found = ask(fields, end, restarts)
+                if has_answered and not fields:
+                    at = None  # what it has said before still counts
                 found["left"] = None if at is None else at - time.time()
-                found["draining"] = draining(nodes) if nodes else []
-                began = began or seconds(shown("job", job).get("StartTime", ""))
+                found["draining"] = drained = draining(nodes, drained) if nodes else []
+                began = began or seconds(fields.get("StartTime", ""))
                 channel.tell("end", number=request["number"], found=found, began=began)
     except AgentGoneError:
         pass
 
 
-def ask(job: str, end: str, restarts: str) -> tuple[float | None, dict[str, Any]]:
+def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, dict[str, Any]]:
     """When the job ends, None if that is not known, and the other fields of an EndFound.
 
-    `end` counts if Slurm does not say, and `restarts` is how often the job was started again before
-    this run. The times are in seconds since 1970.
+    `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if it does not
+    say, and `restarts` is how often the job was started again before this run. The times are in
+    seconds since 1970.
     """
-    fields = shown("job", job)
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
     may_requeue = {"0": False, "1": True}.get(fields.get("Requeue", ""))
@@ -72,9 +78,12 @@ def ask(job: str, end: str, restarts: str) -> tuple[float | None, dict[str, Any]
     return at, found | {"may_requeue": may_requeue, "requeued_if_killed": again}
 
 
-def draining(nodes: str) -> list[str]:
-    """Those of the nodes that no other job gets any more."""
-    lines = (fields_of(line) for line in said("node", "-o", nodes).splitlines())
+def draining(nodes: str, before: list[str]) -> list[str]:
+    """Those of the nodes that no other job gets any more; if Slurm does not answer, as `before`."""
+    text = said("node", "-o", nodes)
+    if not text:
+        return before
+    lines = map(fields_of, text.splitlines())
     return [node["NodeName"] for node in lines if "DRAIN" in node.get("State", "")]
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
+from ..shared import runs
+
 SCONTROL_TIMEOUT = 10.0  # seconds
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
 LAUNCHERS = (b"hpclaunch", b"torchrun", b"torch.distributed")  # in the arguments of srun
@@ -36,7 +38,8 @@ def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) 
         return _alone(f"{where.name}.{where.index}", unique) if alone else where
     if job:
         _check_shell(job, environ, alone=alone)
-    return _alone(f"{job}.batch" if job else f"local-{unique}", unique)
+    name = f"{runs.first_job(job, environ)}.batch" if job else f"local-{unique}"
+    return _alone(name, unique)
 
 
 def _alone(name: str, unique: str) -> Allocation:
@@ -85,9 +88,9 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
         if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
             raise ValueError(f"task {local} of node {node} is not part of it")
         index = sum(tasks[:node]) + local
-        name = f"{_job(environ)}.{environ['SLURM_STEP_ID']}"
-        if requeued := int(environ.get("SLURM_RESTART_COUNT", "0")):
-            name += f".r{requeued}"
+        name = f"{runs.first_job(_job(environ), environ)}.{environ['SLURM_STEP_ID']}"
+        if before := runs.before(environ):
+            name += f".r{before}"
     except (KeyError, ValueError) as e:
         what = f"{e} is missing" if isinstance(e, KeyError) else e
         raise UsageError(
