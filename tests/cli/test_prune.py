@@ -17,6 +17,13 @@ def made(directory, name, days, *others):
     files = ["journal.jsonl", "journal-agent-1.jsonl", "store.err", "launch.lock"]
     files += ["round-0/rank-0.out", "round-0/rank-0.out.0001", "round-0/rank-0.err"]
     files += ["round-1/rank-0.error.json", "round-1/filtered-agent-0.out", *others]
+    files += [f"round-1/evidence/rank-0.{kind}" for kind in ("txt", "native.txt", "txt.new")]
+    files += [
+        "round-1/evidence/rank-0.collectives.json",
+        "status.json",
+        "status.json.new",
+        "job-75",
+    ]
     for file in files:
         path = run / file
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from hpclaunch.cli.report_page import html
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.system.logs import history_files, ledger_files
+from hpclaunch.system.logs.log_directory import HISTORIES
 
 HOSTILE = "</script></style><img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>"
 ZOOM = "document.querySelector('.drawing svg.zoom').getAttribute('width')"
@@ -100,6 +101,11 @@ def test_dark_and_light(tab, tmp_path):
     assert tab.value(PAPER) != light
     tab.value("document.getElementById('theme').click()")
     assert tab.value(PAPER) == light
+    tab.value("document.getElementById('theme').click()")
+    assert tab.value(PAPER) != light
+    tab.ask("Emulation.setEmulatedMedia", media="print")
+    assert tab.value(PAPER) == light
+    tab.ask("Emulation.setEmulatedMedia", media="")
 
 
 def test_it_can_be_printed(tab, tmp_path):
@@ -152,9 +158,7 @@ def test_a_log_directory(tmp_path):
     for history in histories:
         lines = [history_files.title(history.launch, history.index, history.host)]
         lines += map(history_files.line, history.moments)
-        (logs / history_files.name(str(history.index), BEGIN)).write_text(
-            "".join(lines) + '{"at":1'
-        )
+        (logs / HISTORIES.name(str(history.index), BEGIN)).write_text("".join(lines) + '{"at":1')
     done = hpclaunch("report", "logs", "--html", "page.html", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert stat.S_IMODE((tmp_path / "page.html").stat().st_mode) == 0o600
@@ -170,7 +174,7 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 where = os.environ["HPCLAUNCH_CHECKPOINT"]
 begin = torch.load(where)["step"] if where else 0
-for step in range(begin, 60):
+for step in range(begin, 160):  # twice as long as it takes to ask for memory again
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     time.sleep(0.1)

@@ -9,13 +9,12 @@ import inotify_simple
 import pytest
 
 from hpclaunch.system.logs.index_writer import BURST, REST, IndexWriter
+from hpclaunch.system.logs.log_directory import INDEXES, index_of
 from hpclaunch.system.logs.output_index import (
-    NAMES,
     PERIOD,
     FileGrowth,
     IndexBegun,
     SegmentCut,
-    name_of,
     parse,
 )
 from surroundings import full_disk
@@ -228,4 +227,4 @@ def test_what_is_none_of_its_lines(line):
 
 
 def test_names_are_known():
-    assert NAMES.fullmatch(name_of("n1.cluster"))
+    assert INDEXES.fullmatch(index_of("n1.cluster"))

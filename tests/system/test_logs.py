@@ -46,16 +46,16 @@ def test_the_tail_of_a_file_in_two_parts(tmp_path):
 
 
 def test_the_log_directory_is_private_and_reused(tmp_path):
-    directory = log_directory.LogDirectory(tmp_path / "logs" / "7.0")
+    directory = log_directory.LogDirectory(tmp_path / "logs" / "7.0", "7.0")
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert directory.round(3) == tmp_path / "logs" / "7.0" / "round-3"
-    log_directory.LogDirectory(tmp_path / "logs" / "7.0")
+    log_directory.LogDirectory(tmp_path / "logs" / "7.0", "7.0")
 
 
 def test_a_log_directory_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="cannot write to the log directory"):
-        log_directory.LogDirectory(tmp_path / "file" / "logs")
+        log_directory.LogDirectory(tmp_path / "file" / "logs", "7.0")
 
 
 USES = """
@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 from hpclaunch.system.logs import log_directory
 sys.stdin.readline()
-print(log_directory.unused(Path("logs"), sys.argv[1], sys.argv[2]), flush=True)
+print(log_directory.unused(Path("logs"), sys.argv[1], sys.argv[2])[0], flush=True)
 sys.stdin.read()
 """
 
@@ -90,13 +90,20 @@ def test_each_of_many_launches_at_once_has_a_directory_that_its_agents_share(tmp
     assert found[:4] == found[4:8] == found[8:]
     assert len(set(found[:4])) == 4
     assert "logs" in found[:4]
-    assert log_directory.unused(tmp_path / "logs", "10.0", "5") == tmp_path / "logs"
+    assert log_directory.unused(tmp_path / "logs", "10.0", "5") == (tmp_path / "logs", "10.0")
 
 
 def test_names_of_directories_in_use(tmp_path):
-    found = [log_directory.unused(tmp_path, "7.batch", str(n)) for n in range(4)]
+    found = [log_directory.unused(tmp_path, "7.batch", str(n))[0] for n in range(4)]
     assert found == [tmp_path, *(tmp_path / f"7.batch{n}" for n in ("", "-2", "-3"))]
-    assert log_directory.unused(tmp_path, "7.batch", "2") == found[2]
+    assert log_directory.unused(tmp_path, "7.batch", "2") == (found[2], "7.batch")
+
+
+def test_agents_that_share_a_directory_have_one_name_for_the_launch(tmp_path):
+    """Without Slurm, each has one of its own at first."""
+    names = ("local-1-17", "local-2-40", "local-2-41")
+    found = [log_directory.unused(tmp_path, name, "machines 3 a\nb 29500") for name in names]
+    assert found == [(tmp_path, "local-1-17")] * 3
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -104,8 +111,8 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "there are none")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert log_directory.unused(tmp_path, "7.0", "a") == tmp_path
-    assert log_directory.unused(tmp_path, "8.0", "b") == tmp_path
+    assert log_directory.unused(tmp_path, "7.0", "a") == (tmp_path, "7.0")
+    assert log_directory.unused(tmp_path, "8.0", "b") == (tmp_path, "8.0")
 
 
 def test_something_in_the_place_of_the_lock(tmp_path):
@@ -113,7 +120,8 @@ def test_something_in_the_place_of_the_lock(tmp_path):
     victim.write_text("mine")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "launch.lock").symlink_to(victim)
-    assert log_directory.unused(tmp_path / "logs", "7.0", "a") == tmp_path / "logs" / "7.0"
+    path, _ = log_directory.unused(tmp_path / "logs", "7.0", "a")
+    assert path == tmp_path / "logs" / "7.0"
     assert victim.read_text() == "mine"
 
 
@@ -141,10 +149,10 @@ def test_the_rounds_of_another_run_are_counted_on(tmp_path, there, launch, first
         (tmp_path / path).mkdir(parents=True)
     (tmp_path / launch).mkdir(exist_ok=True)
     name = launch.partition("-")[0]
-    assert LogDirectory(tmp_path / launch, name).first_round == first
-    assert LogDirectory(tmp_path / "8.0").first_round == 0
+    assert LogDirectory(tmp_path / launch, name, name).first_round == first
+    assert LogDirectory(tmp_path / "8.0", "8.0").first_round == 0
 
 
 def test_runs_with_the_same_log_directory(tmp_path):
     (tmp_path / "logs" / "round-2").mkdir(parents=True)
-    assert LogDirectory(tmp_path / "logs", "7.0.r1").first_round == 3
+    assert LogDirectory(tmp_path / "logs", "7.0.r1", "7.0.r1").first_round == 3

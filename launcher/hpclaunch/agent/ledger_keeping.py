@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 from ..core.control import Control
-from ..system.logs import ledger_files
+from ..core.ledger.book import Book, moved
 from ..system.logs.log_client import LogServiceClient
+from ..system.logs.log_directory import LEDGERS
+from ..system.shared import packing
 
 PERIOD = 30.0  # seconds, while nothing changes
 PAUSE = 1.0  # seconds, where much does: a start and a restart are not to wait for it
@@ -17,7 +19,7 @@ PAUSE = 1.0  # seconds, where much does: a start and a restart are not to wait f
 class Ledger:
     def __init__(self, directory: Path | None, label: str, launch: str) -> None:
         self._directory = directory
-        self._name = ledger_files.name(label, time.time())
+        self._name = LEDGERS.name(label, time.time())
         self._launch = launch
         self.allocated: float | None = None  # since when Slurm's job has had its nodes
         self._changes = 0
@@ -39,15 +41,28 @@ class Ledger:
         self, control: Control, service: LogServiceClient, now: float, *, over: bool = False
     ) -> None:
         self._written_at, self._write_at = now, math.inf
-        if self._directory is not None and (text := self.text(control, now, over=over)):
-            service.keep(self._directory, {self._name: text})
-            self._write_at = now + PERIOD
-
-    def text(self, control: Control, now: float, *, over: bool = False) -> str:
-        """Of the file; "" if this agent does not lead."""
         book = control.book(now)
-        if book is None:
-            return ""
-        return ledger_files.text(
+        if self._directory is None or book is None:
+            return
+        from ..system.logs import ledger_files  # no start of an agent pays for it
+
+        text = ledger_files.text(
             book, time.time() - now, launch=self._launch, allocated=self.allocated, over=over
         )
+        service.keep(self._directory, {self._name: text})
+        self._write_at = now + PERIOD
+        if control.lacks_books:  # an answer may be lost with the process: it is asked again
+            service.read_books(self._directory, self._launch, control.tenure)
+
+    def take_books(self, control: Control, term: int, packed: str, now: float) -> None:
+        """What the log service has read."""
+        control.take_books(term, moved(packing.unpack(packed.encode(), Book), now - time.time()))
+
+    def of_launch(self, control: Control, now: float) -> str:
+        """The launch with the books of all its heads, packed; "" if they are not known here."""
+        from ..core.ledger.summing import Launch
+        from ..system.logs import ledger_files
+
+        ahead = time.time() - now
+        books = tuple(ledger_files.in_real_time(book, ahead) for book in control.books(now))
+        return packing.pack(Launch(self._launch, books, self.allocated)).decode() if books else ""

@@ -35,7 +35,9 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     except OSError:
         names = []
     if named is not None:
-        found = [above / name for name in names if named in _jobs_of(name)]
+        wanted = {named, *log_directory.first_jobs(above, named)}
+        of = {name: {name, *log_directory.jobs_of(name)} for name in names}
+        found = [above / name for name in names if wanted & of[name]]
         if not found and not named[:1].isdigit():
             return [Path(named)]
         if not found:
@@ -48,9 +50,3 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     if not dated:
         raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
     return [max(dated)[1]]
-
-
-def _jobs_of(launch: str) -> tuple[str, str, str]:
-    """How a user may call it: 71_3.0 is a launch of element 71_3 of job 71."""
-    element = launch.partition(".")[0]
-    return launch, element, element.partition("_")[0]

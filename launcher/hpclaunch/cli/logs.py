@@ -13,22 +13,19 @@ second; a line whose time was not noted has none.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol import ranges
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import Sequel
 from hpclaunch.core.protocol.wording import some
 from hpclaunch.core.views.log_lines import LogLines, visible
 
-from . import log_directories, values
+from . import log_directories, standard_output, values, write_bytes
 from .parser import Parser
 from .report_text import why
 
@@ -63,21 +60,14 @@ def prepare_parser(parser: Parser) -> None:
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
     from hpclaunch.system.logs.merged_output import JobOutput, Wanted
 
-    if sys.stdout is None:
-        raise UsageError("standard output is closed")
     since = {} if options.since is None else {"since": time.time() - options.since}
     wanted = Wanted(options.rank, options.node, errors_only=options.stderr, **since)
     try:
         _show(options, JobOutput(wanted))
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
         return 130
     except OSError as e:
-        where = e.filename or "standard output"
-        raise UsageError(f"cannot show logs: {where}: {e.strerror or e}") from e
+        raise UsageError(f"cannot show logs: {e.filename}: {e.strerror or e}") from e
     return 0
 
 
@@ -89,7 +79,7 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
         if over and options.follow:
             time.sleep(LATEST)
         output.look(directories)
-        screen.show(output.lines(final=over))
+        write_bytes(screen.lines(output.lines(final=over)))
         if over:
             break
         time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
@@ -112,11 +102,10 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
 
 def _changed(directory: Path) -> float:
     """When a launch in it wrote the last time to the directory itself; 0 if there was none."""
-    from hpclaunch.system.logs.merged_output import ROUNDS
+    from hpclaunch.system.logs.log_directory import rounds
 
     try:
-        found = any(map(ROUNDS.fullmatch, os.listdir(directory)))
-        return os.stat(directory).st_mtime if found else 0.0
+        return os.stat(directory).st_mtime if rounds(directory) else 0.0
     except OSError:
         return 0.0
 
@@ -126,8 +115,8 @@ def _is_over(job: str | None, directory: Path) -> bool:
     launches = _launches(directory)
     if not launches or not launches[-1].over:
         return False
-    verdicts = [book.verdict for book in launches[-1].books if book.verdict is not None]
-    again = any(v.sequel in (Sequel.REQUEUE, Sequel.LINGER) for v in verdicts)
+    verdict = launches[-1].newest.verdict
+    again = verdict is not None and verdict.sequel.goes_on
     return not (again and job is not None and job.isdigit())
 
 
@@ -156,36 +145,39 @@ class _Screen:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._grep = options.grep
-        self._text = LogLines(_moment, for_terminal=sys.stdout.isatty())
+        self._text = LogLines(_moment, for_terminal=standard_output().isatty())
         self._shown: tuple[Path, str] | None = None  # the round of the last line, and its launch
         self.shown_any = False
 
-    def show(self, lines: Iterable[OutputLine]) -> None:
-        out = sys.stdout.buffer
+    def lines(self, lines: Iterable[OutputLine]) -> Iterator[bytes]:
+        """As they are to be written."""
         for line in lines:
             if self._grep is not None and not self._grep.search(visible(line.text)):
                 continue
             of = (line.round, "" if line.begun is None else line.begun.launch)
             if of != self._shown:
                 self._shown = of
-                out.write(self._begin(line))
+                yield self._begin(line)
             at = line.time if line.dated else None
-            out.write(self._text.line(at, line.rank, line.text))
+            yield self._text.line(at, line.rank, line.text)
             self.shown_any = True
-        out.flush()
 
     def _begin(self, line: OutputLine) -> bytes:
         number = int(line.round.name.partition("-")[2])
         begun = line.begun
         launch = line.round.parent.name if begun is None else begun.launch
-        ended = _why_ended(line.round.parent, launch, number - 1) if number else ""
+        ended = _last_end(line.round.parent, launch, number) if number else ""
         return self._text.round(launch, number, None if begun is None else begun.time, ended)
 
 
-def _why_ended(directory: Path, launch: str, number: int) -> str:
-    """Why this round ended early; "" if that is not known (yet)."""
+def _last_end(directory: Path, launch: str, number: int) -> str:
+    """Which round ended early before this one, and why; "" if that is not known (yet). A new head
+    leaves out a number.
+    """
     from hpclaunch.core.ledger.job_report import report
 
     mine = [each for each in _launches(directory) if each.name == launch]
     ends = report(mine).ends if mine else ()
-    return next((why(end) for end in ends if end.round == number), "")
+    before = [end for end in ends if end.round < number]
+    last = max(before, key=lambda end: end.round, default=None)
+    return "" if last is None else f"round {last.round} ended: {why(last)}"

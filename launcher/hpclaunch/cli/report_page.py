@@ -37,7 +37,7 @@ def write_file(
     histories: list[AgentHistory] = []
     stacks: list[HangStacks] = []
     names = {launch.name for launch in launches}
-    faulty = {end.round: end.failures[0].rank for end in round_ends(launches) if end.failures}
+    faulty = [(end.round, end.failures[0].rank) for end in round_ends(launches) if end.failures]
     for directory in directories:
         with contextlib.suppress(OSError):
             histories += [h for h in history_files.read(directory) if h.launch in names]

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable
 
 from hpclaunch.core.ledger.book import Category
-from hpclaunch.core.ledger.end_causes import EndCause
-from hpclaunch.core.ledger.job_report import EndReport, JobReport
-from hpclaunch.core.protocol.model import EXIT_SAVED
+from hpclaunch.core.ledger.job_report import EndReport, JobOutcome, JobReport
 from hpclaunch.core.protocol.wording import count, plain, signal_name, some
 
 WIDTH = 80
 MOST_ENDS = 3  # of rounds that are told; the others are counted
 MOST_EVIDENCE = 2
 NODES = 4
+LONG = 20 * 3600  # seconds, after which a time needs its day
 BAR = 22  # characters of the whole
 LocalTime = Callable[[float], time.struct_time]
 
@@ -40,22 +39,17 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
     lasted = _length(report.end - report.begin)
     lines = [f"{names}{nodes}: {seats}", f"{when}, {lasted}"]
     rounds = f"{count(report.rounds, 'round')}"
-    if not report.over:
+    outcome = report.outcome
+    if outcome is None:
         lines.append(f"not over, as far as is known here; {rounds}")
         return [plain(line) for line in lines]
     code = f"exit code {report.code}, {count(report.restarts, 'restart')}"
-    lines.append(f"{_ending(report)}: {code}, {rounds}")
+    how = "FAILED" if outcome is JobOutcome.FAILED else outcome.value
+    how += "" if outcome is JobOutcome.DONE else f" ({report.cause})"
+    lines.append(f"{how}: {code}, {rounds}")
     if report.code:
         lines += textwrap.wrap(plain(report.reason), WIDTH - 2)[:3]
     return [plain(line) for line in lines]
-
-
-def _ending(report: JobReport) -> str:
-    if report.code == 0:
-        return "done"
-    if report.code == EXIT_SAVED:
-        return f"saved, not finished ({report.cause})"
-    return f"{'ended' if report.cause == EndCause.USER.value else 'FAILED'} ({report.cause})"
 
 
 def _seconds(report: JobReport) -> list[str]:
@@ -80,15 +74,15 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
         return []
     lines = ["", "rounds that ended early, and why:"]
     shown = report.ends[:1] + report.ends[max(1, len(report.ends) - MOST_ENDS + 1) :]
+    form = "%b %d %H:%M:%S" if report.end - report.begin > LONG else "%H:%M:%S"
     for end in shown:
-        lines += _end(end, local)
+        lines += _end(end, time.strftime(form, local(end.at)))
     if len(report.ends) > len(shown):
         lines.append(f"  and {len(report.ends) - len(shown)} more: see --json")
     return lines
 
 
-def _end(end: EndReport, local: LocalTime) -> list[str]:
-    at = time.strftime("%H:%M:%S", local(end.at))
+def _end(end: EndReport, at: str) -> list[str]:
     seen = f"; seen after {_length(end.seen - end.at)}" if end.seen - end.at >= 1 else ""
     lines = [f"  {at} round {end.round}: {why(end)}{seen}"]
     if end.text:

@@ -7,7 +7,8 @@ import pytest
 from hpclaunch.core.ledger.book import RoundEnd
 from hpclaunch.core.ledger.end_causes import EndCause as Cause
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
-from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Failure, Verdict
+from hpclaunch.core.ledger.job_report import end_report
+from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):
@@ -59,6 +60,16 @@ def failed(tail="", code=1, signal=0, rank=1, **more):
             *(Cause.DISK, "OSError: [Errno 28] No space left on device: 'a'"),
             id="disk",
         ),
+        pytest.param(
+            failed(f"a download timed out, again\nConnection reset\n{TRACEBACK}"),
+            *(Cause.EXCEPTION, "ValueError: a bad batch"),
+            id="an exception after other trouble",
+        ),
+        pytest.param(
+            failed(TRACEBACK.replace("ValueError: a bad batch", PEER)),
+            *(Cause.PEER, PEER),
+            id="an exception since a peer is gone",
+        ),
         pytest.param(failed("", 139, 11), Cause.CRASH, "", id="segmentation fault"),
         pytest.param(failed("bye", 3), Cause.PROGRAM, "bye", id="an exit code"),
         pytest.param(failed("", 124, culprit=Culprit.HANG), Cause.HANG, "", id="hang"),
@@ -105,25 +116,35 @@ def test_a_round(ended, cause):
     assert of_round(ended).cause is cause
 
 
+@pytest.mark.parametrize("reason", ["asked", "time", "growth", "verdict"])
+def test_workers_that_were_stopped_are_not_to_blame(reason):
+    """They may end with any code when they are asked to."""
+    told = end_report(end(reason, failures=[failed("bye", stopped=True)]))
+    assert (told.who, told.code, told.tail) == ("", 0, "")
+    assert told.consequences == ("rank 1 on n2",)
+
+
 @pytest.mark.parametrize(
-    ("code", "reason", "cause"),
+    ("code", "reason", "ending", "cause"),
     [
-        (0, "all workers ended with 0", Cause.DONE),
-        (143, "ended by SIGTERM on n1", Cause.USER),
-        (143, "ended by hpclaunch stop", Cause.USER),
-        (143, "ended 20 s before the time limit", Cause.TIME_LIMIT),
+        (0, "all workers ended with 0", Ending.FINISHED, Cause.DONE),
+        (143, "ended by SIGTERM on n1", Ending.STOPPED, Cause.USER),
+        (143, "ended by hpclaunch stop", Ending.STOPPED, Cause.USER),
+        (143, "ended 20 s before the time limit", Ending.TIME_LIMIT, Cause.TIME_LIMIT),
         (
             75,
             "saved, not finished: the workers left after the notice, with ckpt",
+            Ending.TIME_LIMIT,
             Cause.TIME_LIMIT,
         ),
-        (143, "ended 20 s before its preemption", Cause.PREEMPTED),
-        (2, "on n1: no such file: train.py", Cause.USAGE),
-        (1, "only 1 of 2 nodes are left: n2 was lost", Cause.LOST),
+        (143, "ended 20 s before its preemption", Ending.PREEMPTION, Cause.PREEMPTED),
+        (75, "ended 6 s before Slurm requeues it", Ending.PREEMPTION, Cause.REQUEUED),
+        (2, "on n1: no such file: train.py", Ending.STOPPED, Cause.USAGE),
+        (1, "only 1 of 2 nodes are left: n2 was lost", Ending.NODE_FAILURE, Cause.LOST),
     ],
 )
-def test_a_job(code, reason, cause):
-    assert of_job(Verdict(code, reason)).cause is cause
+def test_a_job(code, reason, ending, cause):
+    assert of_job(Verdict(code, reason, ending=ending)).cause is cause
 
 
 def test_a_job_that_failed_has_the_cause_of_its_last_round():

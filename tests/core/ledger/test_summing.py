@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch, account, entries_of
 
 TRAINING, REDONE, DETECTION = Category.TRAINING, Category.REDONE, Category.DETECTION
@@ -78,8 +79,20 @@ def test_two_launches_of_one_job_script():
     assert account([second, first]).spent == pytest.approx({SCRIPT: 15, TRAINING: 185})
 
 
+def test_a_short_launch_beside_a_long_one():
+    """The job script's is only the time in which none of them ran."""
+    spans = ((0, 100), (10, 20), (110, 120))
+    launches = [Launch(f"1.{i}", (book(trains(*at)),), 0.0) for i, at in enumerate(spans)]
+    assert account(launches).spent == pytest.approx({SCRIPT: 10, TRAINING: 120})
+
+
 def test_without_steps_all_after_the_rendezvous_is_training():
     serves = LedgerEntry(0, 10, 1.0, {Category.IMPORTS: 2.0, Category.LOADING: 8.0}, 0)
     found = account([Launch("1.0", (book(serves),))])
     assert not found.steps_seen
     assert found.goodput == pytest.approx(0.8)
+
+
+def test_launches_of_one_name_have_rounds_of_their_own():
+    launches = [Launch("1.batch", (book(trains(at, at + 50)),)) for at in (0, 100)]
+    assert report(launches).rounds == 2

@@ -9,10 +9,10 @@ import pytest
 from long_jobs import BEGIN, a_launch
 
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment, JobMoment
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
-from hpclaunch.core.protocol.model import Culprit, Failure
+from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Ending, Failure, Verdict
 from hpclaunch.core.views import job_page as pages
 from hpclaunch.core.views.job_page import HangStacks, job_page, seat_time
 
@@ -60,6 +60,24 @@ def test_a_job_with_a_failure():
         "GPU memory in use": True,
         "Hottest GPU": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state", "result"),
+    [
+        (Verdict(1, "rank 0 on n1 exited with code 1"), "failed", "failed: other, exit code 1"),
+        (Verdict(143, "ended by SIGTERM on n1"), "ended", "ended: user, exit code 143"),
+        (
+            Verdict(EXIT_SAVED, "saved, not finished", ending=Ending.TIME_LIMIT),
+            *("ended", "not finished: time limit, exit code 75"),
+        ),
+    ],
+)
+def test_a_job_that_the_user_or_slurm_has_ended_has_not_failed(verdict, state, result):
+    launch, _ = a_launch()
+    books = (*launch.books[:-1], replace(launch.newest, verdict=verdict))
+    page = page_of([replace(launch, books=books)], [])
+    assert (page.state, page.result) == (state, result)
 
 
 def test_without_a_history_the_ledger_is_shown():
@@ -113,6 +131,15 @@ def test_nodes_that_are_lost_and_come_back():
         ("node", "n2 is back"),
         ("straggler", "the others wait for rank 3 on n2, step after step"),
     ]
+
+
+def test_a_cause_is_not_among_its_consequences():
+    launch, histories = a_launch()
+    lost = ("the agent on n1 was lost", "the agent on n2 was lost")
+    end = RoundEnd(0, BEGIN + 5, BEGIN + 6, ("loss",), lost=lost)
+    books = (replace(launch.books[0], ends=(end,)),)
+    (card,) = page_of([replace(launch, books=books)], histories).ends
+    assert (card.text, card.consequences) == (lost[0], lost[1:])
 
 
 def test_stacks_of_a_hang_are_those_of_its_round_and_time():

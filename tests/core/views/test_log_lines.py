@@ -20,7 +20,7 @@ def lines():
 def test_a_round_and_its_lines(lines):
     assert lines.round("71.0", 0, 105.0, "") == b"-- 71.0 round 0, day 1 5 s\n"
     assert lines.line(106.0, 3, b"loss 0.25") == b"6 s [3]: loss 0.25\n"
-    said = lines.round("71.0", 1, 107.0, "exception, rank 1 on n2")
+    said = lines.round("71.0", 1, 107.0, "round 0 ended: exception, rank 1 on n2")
     assert said == b"-- 71.0 round 1, day 1 7 s; round 0 ended: exception, rank 1 on n2\n"
 
 
@@ -47,6 +47,12 @@ def test_a_terminal_gets_colours_and_no_other_command():
     shown = lines.line(0.0, 0, ODD).partition(b": ")[2]
     assert shown == b"\x1b[31mred\x1b[0m  ? ? \xc3\xa4 \xff \ta\x1b[0m\n"
     assert lines.line(1.0, 0, b"plain") == b"1 s [0]: plain\n"
+
+
+def test_a_link_is_shown_as_its_words():
+    lines = LogLines(moment, for_terminal=True)
+    link = b"\x1b]8;;http://a\x1b\\words\x1b]8;;\x1b\\"
+    assert lines.line(0.0, 0, link).endswith(b"[0]: words\n")
 
 
 def test_a_launch_of_any_name(lines):

@@ -15,6 +15,7 @@ from ..protocol.model import Failure, Verdict
 MOST_ENTRIES = 400  # of a book; then the oldest ones are put together
 MOST_ENDS = 50
 NEVER_SAVED = -math.inf  # the training began from the start
+LATEST = 1e11  # seconds since the epoch; no file of ours is of that time
 
 
 class Category(str, Enum):
@@ -78,6 +79,7 @@ class Book:
     verdict: Verdict | None = None
     names: tuple[str, ...] = ()  # of the nodes
     seat: str = "worker"  # what a seat is, or "GPU"
+    restarts: int = 0  # of the whole launch, also under earlier heads
 
 
 def sums(spent: Iterable[Mapping[Category, float]]) -> SeatSeconds:
@@ -102,7 +104,7 @@ def joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
         one,
         end=other.end,
         seats=other.seats,
-        spent=sums((scaled(one.spent, other.seats / one.seats), other.spent)),
+        spent=sums((scaled(one.spent, other.seats / one.seats if one.seats else 1.0), other.spent)),
         trained=trained,
     )
 
@@ -157,6 +159,16 @@ class Pages:
         self.ends.append(end)
         if len(self.ends) > MOST_ENDS:
             del self.ends[1]  # the first one stays
+
+
+def is_sound(book: Book) -> bool:
+    """Whether a book in real time may be what a head has written. If not, it is damaged."""
+    times = [book.begin, book.until]
+    for entry in book.entries:
+        times += [entry.begin, entry.end, *(entry.trained or ())]
+    for end in book.ends:
+        times += [end.at, end.seen]
+    return bool(book.entries) and all(0 <= at < LATEST for at in times)
 
 
 def moved(book: Book, by: float) -> Book:

@@ -1,7 +1,6 @@
 """Why a round or a job ended, in one of a few kinds, with what tells so.
 
-The first failure in time counts: its consequences say that a peer is gone, whatever they say. What
-a process wrote last is matched from the end, since an exception is named in its last lines.
+The first failure in time counts: its consequences say that a peer is gone, whatever they say.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..protocol.model import EXIT_SAVED, EXIT_USAGE, OUT_OF_MEMORY, Culprit, Failure, Verdict
+from ..protocol.model import EXIT_USAGE, OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
 from .book import RoundEnd
 
 MOST_FRAMES = 3  # of a traceback, the innermost
@@ -33,6 +32,7 @@ class EndCause(str, Enum):
     LOST = "node lost"
     UNFIT = "node unfit"
     PREEMPTED = "preemption"
+    REQUEUED = "requeue"  # by somebody else
     TIME_LIMIT = "time limit"
     USER = "user"
     USAGE = "wrong usage"
@@ -43,9 +43,8 @@ class EndCause(str, Enum):
 
 
 # With which a round can end; the others are of jobs.
-OF_ROUNDS = tuple(
-    cause for cause in EndCause if cause not in (EndCause.PREEMPTED, EndCause.USAGE, EndCause.DONE)
-)
+_OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
+OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
 
 
 # In this order: what is said of a fault of the hardware or of memory, often beside an exception,
@@ -77,6 +76,7 @@ WORDS = (
         re.compile(r"^Traceback |^(?:\w+\.)*\w*(?:Error|Exception)\b", re.MULTILINE),
     ),
 )
+IN_MESSAGE = (EndCause.TIMEOUT, EndCause.PEER)  # these words are also in many a line before it
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -106,13 +106,23 @@ def of_failure(failure: Failure) -> Diagnosis:
 def _kind(failure: Failure) -> EndCause:
     if failure.culprit is Culprit.HANG:
         return EndCause.HANG
+    message = _message(failure.tail)
     for cause, words in WORDS[:1] if failure.signal else WORDS:
-        if words.search(failure.tail):
+        if words.search(message if cause in IN_MESSAGE else failure.tail):
             return cause
     if failure.signal in CRASHES:
         by_words = (cause for cause, words in WORDS[1:] if words.search(failure.tail))
         return next((c for c in by_words if c in (EndCause.GPU, EndCause.TIMEOUT)), EndCause.CRASH)
     return EndCause.KILLED if failure.signal else EndCause.PROGRAM
+
+
+def _message(tail: str) -> str:
+    """Of an exception what comes after its traceback, of anything else all of it."""
+    frames = list(FRAME.finditer(tail))
+    if not frames:
+        return tail
+    lines = tail[frames[-1].end() :].splitlines()
+    return "\n".join(line for line in lines if not line.startswith("    "))  # those have code
 
 
 def of_round(end: RoundEnd) -> Diagnosis:
@@ -122,7 +132,7 @@ def of_round(end: RoundEnd) -> Diagnosis:
         lost = end.lost[0] if end.lost else "too few agents could be heard"
         unfit = end.lost and " lost" not in lost and "has left" not in lost
         return Diagnosis(EndCause.UNFIT if unfit else EndCause.LOST, lost)
-    if end.failures and not end.failures[0].stopped:
+    if has_failed(end):
         return of_failure(end.failures[0])
     if "growth" in reasons:
         return Diagnosis(EndCause.GROWTH, "the next round has more nodes, or other ones")
@@ -133,9 +143,14 @@ def of_round(end: RoundEnd) -> Diagnosis:
     return Diagnosis(EndCause.OTHER, "the job was ended")
 
 
+def has_failed(end: RoundEnd) -> bool:
+    """Whether a worker or the store failed while nobody was stopping it: it comes first then."""
+    return bool(end.failures) and not end.failures[0].stopped
+
+
 def _failed_before(end: RoundEnd) -> bool:
     """Whether a worker failed by itself before a node was lost."""
-    return any(not f.stopped for f in end.failures) and end.failures[0].at <= end.at
+    return has_failed(end) and end.failures[0].at <= end.at
 
 
 def of_job(verdict: Verdict) -> Diagnosis:
@@ -146,9 +161,10 @@ def of_job(verdict: Verdict) -> Diagnosis:
     if verdict.cause is not None:
         found = of_failure(verdict.cause)
         return Diagnosis(found.cause, found.text or reason, found.evidence)
-    if "preempt" in reason:
-        return Diagnosis(EndCause.PREEMPTED, reason)
-    if "time limit" in reason or verdict.code == EXIT_SAVED:
+    if verdict.ending is Ending.PREEMPTION:
+        is_requeued = "Slurm requeues it" in reason
+        return Diagnosis(EndCause.REQUEUED if is_requeued else EndCause.PREEMPTED, reason)
+    if verdict.ending is Ending.TIME_LIMIT:
         return Diagnosis(EndCause.TIME_LIMIT, reason)
     if verdict.code == EXIT_USAGE:
         return Diagnosis(EndCause.USAGE, reason)

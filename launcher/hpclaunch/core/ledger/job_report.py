@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from ..protocol.model import NO_RANK, Culprit, Failure
+from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
 from .book import RoundEnd
-from .end_causes import Diagnosis, EndCause, of_job, of_round
+from .end_causes import Diagnosis, EndCause, has_failed, of_job, of_round
 from .summing import Launch, account, entries_of, round_ends
 
 FORMAT = 1
-OF_NODES = (EndCause.LOST, EndCause.UNFIT, EndCause.GROWTH)  # and not of a worker
+OF_NODES = (EndCause.LOST, EndCause.UNFIT)  # and not of a worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,15 @@ class EndReport:
     tail: str  # the last lines that the first one to fail wrote
     consequences: tuple[str, ...]  # who failed later, in the order of time
     lost: tuple[str, ...]
+
+
+class JobOutcome(str, Enum):
+    """How a job is over."""
+
+    DONE = "done"
+    UNFINISHED = "not finished"  # it can go on
+    ENDED = "ended"  # by the user
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +63,25 @@ class JobReport:
     steps_seen: bool  # False: no optimizer's, so all that workers did after they met is training
     ends: tuple[EndReport, ...]
 
+    @property
+    def outcome(self) -> JobOutcome | None:
+        """None if it is not over, as far as is known."""
+        if not self.over:
+            return None
+        if self.code == 0:
+            return JobOutcome.DONE
+        if self.code == EXIT_SAVED:
+            return JobOutcome.UNFINISHED
+        return JobOutcome.ENDED if self.cause == EndCause.USER.value else JobOutcome.FAILED
+
 
 def report(launches: Sequence[Launch]) -> JobReport:
     """`launches`: at least one, in the order of time. How it ended is how the last one did."""
     sums, last = account(launches), launches[-1]
-    newest = max(last.books, key=lambda book: (book.term, book.begin))
+    newest = last.newest
     verdict = newest.verdict if last.over else None
     found = Diagnosis(EndCause.OTHER, "") if verdict is None else of_job(verdict)
-    rounds = {(each.name, entry.round) for each in launches for entry in entries_of(each.books)}
+    rounds = [{entry.round for entry in entries_of(each.books)} - {None} for each in launches]
     return JobReport(
         format=FORMAT,
         launches=tuple(launch.name for launch in launches),
@@ -71,8 +92,8 @@ def report(launches: Sequence[Launch]) -> JobReport:
         code=None if verdict is None else verdict.code,
         reason="" if verdict is None else verdict.reason,
         cause="" if verdict is None else found.cause.value,
-        restarts=0 if verdict is None else verdict.restarts,
-        rounds=sum(number is not None for _, number in rounds),
+        restarts=sum(launch.newest.restarts for launch in launches),
+        rounds=sum(map(len, rounds)),
         seats=sums.seats,
         seat=newest.seat,
         seconds={category.value: seconds for category, seconds in sums.spent.items()},
@@ -85,7 +106,7 @@ def report(launches: Sequence[Launch]) -> JobReport:
 
 def end_report(end: RoundEnd) -> EndReport:
     found = of_round(end)
-    by_worker = bool(end.failures) and found.cause not in OF_NODES
+    by_worker = has_failed(end) and found.cause not in OF_NODES
     first = end.failures[0] if by_worker else None
     later = end.failures[1:] if by_worker else end.failures
     return EndReport(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from .book import Book, Category, LedgerEntry, RoundEnd, SeatSeconds, cut_off, rewind, sums
+from .book import Book, Category, LedgerEntry, Pages, RoundEnd, SeatSeconds, cut_off, rewind, sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class Launch:
     @property
     def begin(self) -> float:
         return min(book.begin for book in self.books)
+
+    @property
+    def newest(self) -> Book:
+        """That of the head that has led last."""
+        return max(self.books, key=lambda book: (book.term, book.begin))
 
     @property
     def until(self) -> float:
@@ -48,17 +54,10 @@ class Account:
 
 def entries_of(books: Sequence[Book]) -> list[LedgerEntry]:
     """One after the other, without a gap. A head's book ends where that of a later term begins,
-    whatever it says of the time after that; but a round that it has seen the end of is not taken
-    from the successor's. In a gap, no head led.
+    whatever it says of the time after that. In a gap, no head led.
     """
     found: list[LedgerEntry] = []
-    ended = set[int | None]()
-    for book in sorted(books, key=lambda b: (b.term, b.begin)):
-        first = book.entries[0]
-        is_known = first.round is not None and first.round in ended
-        ended |= {entry.round for entry in book.entries[:-1]}
-        if is_known:
-            book = replace(book, begin=first.end, entries=book.entries[1:])
+    for book in _in_order(books):
         found = [
             cut_off(entry, book.begin) if entry.end > book.begin else entry
             for entry in found
@@ -70,20 +69,51 @@ def entries_of(books: Sequence[Book]) -> list[LedgerEntry]:
     return _rewound(found)
 
 
+def _in_order(books: Sequence[Book]) -> Iterator[Book]:
+    """By their terms. A book may begin with the last round of the head before: if that head has
+    seen the end of it, this is not taken from the successor's.
+    """
+    ended = set[int | None]()
+    for book in sorted(books, key=lambda b: (b.term, b.begin)):
+        first = book.entries[0]
+        is_known = first.round is not None and first.round in ended
+        ended |= {entry.round for entry in book.entries[:-1]} | {end.round for end in book.ends}
+        if is_known:
+            ends = tuple(end for end in book.ends if end.round != first.round)
+            yield replace(book, begin=first.end, entries=book.entries[1:], ends=ends)
+        else:
+            yield book
+
+
+def as_one(books: Sequence[Book]) -> Book:
+    """The books of several heads, at least one, as a single one, of bounded size."""
+    pages, ordered = Pages(), list(_in_order(books))
+    for entry in entries_of(books):
+        pages.add(entry)
+    for book in ordered:
+        for end in book.ends:
+            pages.note_end(end)
+    entries = tuple(pages.entries)
+    begin, until = entries[0].begin, entries[-1].end
+    ends = tuple(pages.ends)
+    return replace(ordered[-1], begin=begin, until=until, entries=entries, ends=ends)
+
+
 def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
     """Of a job that may have been requeued, or was launched several times. Where launches follow
     one another, the time before and between them is the job script's.
     """
     found: list[LedgerEntry] = []
     ordered = sorted(launches, key=lambda launch: launch.begin)
-    ends = [float("-inf"), *(launch.until for launch in ordered)]
-    for launch, last_end in zip(ordered, ends, strict=False):
+    last_end = -math.inf
+    for launch in ordered:
         entries = entries_of(launch.books)
         since = launch.allocated
         if entries and since is not None and launch.begin >= last_end:
             since = max(since, last_end)
             found += _script(since, entries[0])
         found += entries
+        last_end = max(last_end, launch.until)
     return _rewound(found)
 
 
@@ -105,7 +135,7 @@ def account(launches: Sequence[Launch]) -> Account:
 
 def round_ends(launches: Sequence[Launch]) -> list[RoundEnd]:
     """Of all launches, in the order of time."""
-    ends = [end for launch in launches for book in launch.books for end in book.ends]
+    ends = [end for launch in launches for book in _in_order(launch.books) for end in book.ends]
     return sorted(ends, key=lambda end: end.at)
 
 

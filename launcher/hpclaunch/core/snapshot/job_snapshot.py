@@ -95,7 +95,7 @@ class JobSnapshot:
     past: tuple[PastRound, ...] = ()  # the newest last
     verdict: str = ""  # how the job ends
     code: int | None = None  # its exit code
-    goodput: float | None = None  # while this head has led; None if that is not told
+    goodput: float | None = None  # of the launch so far; None if that is not known
     is_complete: bool = True  # all agents have told what somebody who looks asks for
 
     @property

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
 from ..ledger.book import Category, RoundEnd
 from ..ledger.end_causes import EndCause
-from ..ledger.job_report import EndReport, JobReport
+from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.summing import Launch, entries_of, job_entries, round_ends
-from ..protocol.wording import count, harmless, plain, signal_name, some
+from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
 from . import page_lanes as lanes
@@ -39,7 +39,6 @@ FAMILIES = {
 WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
 LEAST_LOSS = 0.05  # seconds: less is written as none
 ROOM = 0.007  # of the length of the job, behind its end: for marks that are there
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ class EndCard:
 @dataclass(frozen=True, slots=True)
 class JobPage:
     name: str
-    state: str  # "done", "failed" or "running"
+    state: str  # "done", "failed", "ended" in another way, or "running"
     result: str
     reason: str
     facts: tuple[Fact, ...]
@@ -191,7 +190,7 @@ def job_page(
     happened = _happened(report.ends, ends, histories)
     return JobPage(
         name=plain(some(report.launches, 3)),
-        state="running" if not report.over else "failed" if report.code else "done",
+        state=_state(report.outcome),
         result=_result(report),
         reason=plain(report.reason) if report.over and report.code else "",
         facts=tuple(_facts(report, histories, local)),
@@ -237,12 +236,23 @@ def share(part: float) -> str:
 # The head
 
 
+def _state(outcome: JobOutcome | None) -> str:
+    match outcome:
+        case None:
+            return "running"
+        case JobOutcome.DONE:
+            return "done"
+        case JobOutcome.FAILED:
+            return "failed"
+    return "ended"
+
+
 def _result(report: JobReport) -> str:
-    if not report.over:
+    outcome = report.outcome
+    if outcome is None:
         return "not over, as far as is known"
-    if report.code == 0:
-        return "done"
-    return plain(f"failed: {report.cause}, exit code {report.code}")
+    why = "" if outcome is JobOutcome.DONE else f": {report.cause}, exit code {report.code}"
+    return plain(f"{outcome.value}{why}")
 
 
 def _facts(
@@ -653,6 +663,7 @@ def _cards(
             fits, room = _fitting(text, room)
             shown += [(plain(name), fits)] if fits else []
         how = signal_name(end.signal) if end.signal else f"exit code {end.code}" if end.code else ""
+        followed = (*end.consequences, *(each for each in end.lost if each != end.text))
         late = end.seen - end.at
         facts = [how, f"seen after {seat_time(late)}" if late >= 1 else ""]
         yield EndCard(
@@ -666,7 +677,7 @@ def _cards(
             facts=tuple(filter(None, facts)),
             evidence=tuple(map(plain, end.evidence)),
             tail=tail,
-            consequences=tuple(plain(each) for each in (*end.consequences, *end.lost) if each),
+            consequences=tuple(plain(each) for each in followed if each),
             stacks=tuple(shown),
             stacks_at="" if found is None else harmless(found.where),
         )

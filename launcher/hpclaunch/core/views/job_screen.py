@@ -151,8 +151,7 @@ def _facts(job: JobSnapshot) -> Iterable[str]:
         known += [f"{duration(saved.age)} old"] if saved.age is not None else []
         yield f"checkpoint {' · '.join([*known, saved.path])}"
     if job.goodput is not None:
-        since = f" since {job.head} leads" if job.term else ""
-        yield f"goodput {job.goodput:.1%}{since}"
+        yield f"goodput {job.goodput:.1%}"
     if job.end is not None:
         what = "preempted: it ends" if job.is_preempted else "Slurm ends the job"
         yield f"{what} in {duration(job.end)}"

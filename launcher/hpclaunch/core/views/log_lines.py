@@ -9,7 +9,7 @@ from ..protocol.wording import as_bytes, harmless, plain
 
 # Sequences that terminals take for commands: colours and the like, and all others.
 _COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
-_COMMANDS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
+_COMMANDS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 _PLAIN = "\x1b[0m"
 _NO_TIME = "--:--:--"
 
@@ -24,14 +24,14 @@ class LogLines:
         self._for_terminal = for_terminal
         self._day = ""  # of the last line
 
-    def round(self, launch: str, number: int, at: float | None, why: str) -> bytes:
-        """Before the lines of a round that began then. `why`: how the one before it ended."""
+    def round(self, launch: str, number: int, at: float | None, ended: str) -> bytes:
+        """Before the lines of a round that began then. `ended`: that another did, and why."""
         when = ""
         if at is not None:
             self._day, begun = self._moment(at)
             when = f", {self._day} {begun}"
-        ended = f"; round {number - 1} ended: {why}" if why else ""
-        return as_bytes(f"-- {plain(launch)} round {number}{when}{plain(ended)}\n")
+        before = f"; {ended}" if ended else ""
+        return as_bytes(f"-- {plain(launch)} round {number}{when}{plain(before)}\n")
 
     def line(self, at: float | None, rank: int, text: bytes) -> bytes:
         """`at`: None if that is not known."""

@@ -10,6 +10,7 @@ from itertools import groupby, pairwise
 
 from ..history.moment import AgentHistory, GpusMoment, WorkersMoment
 from ..ledger.book import Category, LedgerEntry, SeatSeconds
+from ..ledger.round_shares import BEFORE_STEPS
 from ..protocol.model import Doing
 from .time_axis import TimeAxis
 
@@ -20,14 +21,11 @@ SAME = 1.0  # seconds: of two moments that are not further apart, workers were s
 GAP = 3  # times as long as moments are apart: nothing was noted in between
 FEWEST = 10.0  # seconds that are put together for one point
 
-OVERHEAD = (
-    *(Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING, Category.SAVING),
-)
+OVERHEAD = (*BEFORE_STEPS, Category.SAVING)
 FAULTS = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.LOST)
 IDLE = (*(Category.SCRIPT, Category.WAITING, Category.SPARE, Category.END, Category.UNKNOWN),)
 
-# Of a round, in this order. The other categories go on beside it.
-BEFORE = (Category.START, Category.IMPORTS, Category.RENDEZVOUS, Category.LOADING)
+# Of a round, after BEFORE_STEPS, in this order. The other categories go on beside it.
 WHILE = (Category.TRAINING, Category.SAVING)
 AFTER = (Category.REDONE, Category.DETECTION, Category.RESTART, Category.END)
 
@@ -80,7 +78,7 @@ def _parts(entry: LedgerEntry) -> list[tuple[float, SeatSeconds]]:
     edges = (entry.begin, begin, end, entry.end)
     parts: list[SeatSeconds] = [{}, {}, {}]
     for category, seconds in entry.spent.items():
-        if category in BEFORE and begin > entry.begin:
+        if category in BEFORE_STEPS and begin > entry.begin:
             parts[0][category] = seconds
         elif category in WHILE and end > begin:
             parts[1][category] = seconds

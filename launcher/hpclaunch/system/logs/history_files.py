@@ -6,9 +6,6 @@ last one may be cut off.
 
 from __future__ import annotations
 
-import os
-import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +13,13 @@ import msgspec
 
 from hpclaunch import __version__
 from hpclaunch.core.history.moment import AgentHistory, AgentMoment
+from hpclaunch.core.ledger.book import LATEST
 from hpclaunch.worker import private_files
 
 from ..shared import packing
+from .log_directory import HISTORIES
 
 FORMAT = 1
-FILES = re.compile(r"history-[\w.-]+\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +31,6 @@ class HistoryTitle:
     launch: str  # the same for all agents of a launch
     index: int
     host: str
-
-
-def name(label: str, began: float) -> str:
-    """Of the file of an agent that began at this time."""
-    return f"history-{label}-{time.strftime('%Y%m%dT%H%M%S', time.localtime(began))}.jsonl"
 
 
 def title(launch: str, index: int, host: str) -> str:
@@ -55,14 +48,13 @@ def _line(value: object) -> str:
 def read(directory: Path) -> list[AgentHistory]:
     """All that can be read of those in this directory. Raises OSError for the directory itself."""
     found = []
-    for entry in sorted(os.listdir(directory)):
-        if FILES.fullmatch(entry):
-            try:
-                with open(directory / entry, "rb", opener=private_files.open_file) as f:
-                    history = _history(f.read().splitlines())
-            except OSError:
-                continue
-            found += [] if history is None else [history]
+    for path in HISTORIES.in_directory(directory):
+        try:
+            with open(path, "rb", opener=private_files.open_file) as f:
+                history = _history(f.read().splitlines())
+        except OSError:
+            continue
+        found += [] if history is None else [history]
     return found
 
 
@@ -80,5 +72,6 @@ def _history(lines: list[bytes]) -> AgentHistory | None:
             moments.append(packing.unpack(each, AgentMoment))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # cut off: by a full disk, or a node that was lost
+    moments = [moment for moment in moments if 0 <= moment.at < LATEST]
     moments.sort(key=lambda moment: moment.at)
     return AgentHistory(first.launch, first.index, first.host, tuple(moments))

@@ -6,8 +6,6 @@ It is written anew now and then, and at the end; times are seconds since the epo
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,17 +14,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.ledger.book import Book, moved
+from hpclaunch.core.ledger.book import Book, is_sound, moved
+from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.worker import private_files
 
 from ..shared import packing
+from .log_directory import LEDGERS
 
 if TYPE_CHECKING:  # agents only write
     from hpclaunch.core.ledger.job_report import JobReport
     from hpclaunch.core.ledger.summing import Launch
 
 FORMAT = 1
-FILES = re.compile(r"ledger-[\w.-]+\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +38,25 @@ class LedgerFile:
     book: Book
 
 
-def name(label: str, began: float) -> str:
-    """Of the file of an agent that began at this time."""
-    return f"ledger-{label}-{time.strftime('%Y%m%dT%H%M%S', time.localtime(began))}.json"
-
-
 def text(book: Book, ahead: float, *, launch: str, allocated: float | None, over: bool) -> str:
-    """Of a file. `ahead`: by how much the real time is ahead of the clock of the book."""
+    """Of a file; see `in_real_time`."""
+    book = in_real_time(book, ahead)
+    return packing.pack(LedgerFile(FORMAT, __version__, launch, allocated, over, book)).decode()
+
+
+def in_real_time(book: Book, ahead: float) -> Book:
+    """As it can be written down. `ahead`: by how much the real time is ahead of its clock."""
     book = moved(book, ahead)
     # JSON has no infinity: whatever was saved in 1970 comes before everything.
     entries = (
         entry if entry.resumed is None else replace(entry, resumed=max(0.0, entry.resumed))
         for entry in book.entries
     )
-    book = replace(book, entries=tuple(entries))
-    return packing.to_json(LedgerFile(FORMAT, __version__, launch, allocated, over, book)).decode()
+    return replace(book, entries=tuple(entries))
 
 
 def to_json(report: JobReport) -> str:
-    return packing.to_json(report).decode()
+    return harmless_json(packing.to_json(report).decode())
 
 
 def read(directory: Path) -> tuple[list[Launch], list[str]]:
@@ -66,17 +65,15 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
     """
     found: dict[str, list[LedgerFile]] = {}
     unknown = []
-    for entry in sorted(os.listdir(directory)):
-        if not FILES.fullmatch(entry):
-            continue
+    for path in LEDGERS.in_directory(directory):
         try:
-            with open(directory / entry, "rb", opener=private_files.open_file) as f:
-                file = msgspec.json.decode(f.read(), type=LedgerFile)
+            with open(path, "rb", opener=private_files.open_file) as f:
+                file = packing.unpack(f.read(), LedgerFile)
         except (OSError, msgspec.MsgspecError):
-            unknown.append(entry)
+            unknown.append(path.name)
             continue
-        if file.format != FORMAT or not file.book.entries:
-            unknown.append(entry)
+        if file.format != FORMAT or not is_sound(file.book):
+            unknown.append(path.name)
             continue
         found.setdefault(file.launch, []).append(file)
     launches = [_launch(launch, files) for launch, files in found.items()]
@@ -87,15 +84,16 @@ def _launch(launch: str, files: Sequence[LedgerFile]) -> Launch:
     from hpclaunch.core.ledger.summing import Launch
 
     allocated = [file.allocated for file in files if file.allocated is not None]
-    books = tuple(file.book for file in files)
-    over = any(file.over and file.book.verdict is not None for file in files)
-    return Launch(launch, books, min(allocated, default=None), over)
+    found = Launch(launch, tuple(file.book for file in files), min(allocated, default=None))
+    # A head that was cut off may have come to an end, while another one led the others.
+    over = any(file.over and file.book is found.newest for file in files)
+    return replace(found, over=over and found.newest.verdict is not None)
 
 
 def date(directory: Path) -> float:
     """When the newest ledger in it was written; 0 if there is none."""
     try:
-        files = [entry for entry in os.listdir(directory) if FILES.fullmatch(entry)]
-        return max((os.lstat(directory / file).st_mtime for file in files), default=0.0)
+        files = LEDGERS.in_directory(directory)
+        return max((os.lstat(file).st_mtime for file in files), default=0.0)
     except OSError:
         return 0.0

@@ -146,6 +146,12 @@ class LogServiceClient(Helper):
         self.ask(op="append", directory=str(directory), name=name, text=text)
         return True
 
+    def read_books(self, directory: Path, launch: str, term: int) -> None:
+        """What the heads of this launch before that of this term have written: "books", if there is
+        something.
+        """
+        self.ask(op="read_books", directory=str(directory), launch=launch, term=term)
+
     def report(self, directory: Path, launch: str) -> None:
         """Write the report of this launch to a file there, from what is kept there by then."""
         self.ask(op="report", directory=str(directory), launch=launch)

@@ -13,9 +13,10 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -23,12 +24,15 @@ from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
 STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
+JOB = "job-{}"  # an empty file: this run is that of another job than its name says
 FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
+LONGEST = 1 << 16  # bytes of what is in that lock
 MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROUND = re.compile(r"round-(\d{1,6})")
+EVIDENCE = "evidence"  # of a hang, in the directory of a round
 _NUMBERED = re.compile(r"(\.r\d+)?(-\d+)?$")  # the end of a name: the number of the run
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
 
@@ -36,12 +40,46 @@ _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this 
 _held: list[int] = []  # the locks, for as long as this process lives
 
 
+@dataclass(frozen=True, slots=True)
+class AgentFiles:
+    """Files of one kind, of which each agent has its own: KIND-AGENT-TIME.SUFFIX."""
+
+    kind: str
+    suffix: str
+
+    def name(self, label: str, began: float) -> str:
+        """Of the file of an agent that began at this time."""
+        at = time.strftime("%Y%m%dT%H%M%S", time.localtime(began))
+        return f"{self.kind}-{label}-{at}.{self.suffix}"
+
+    @property
+    def pattern(self) -> str:
+        return rf"{self.kind}-[\w.-]+\.{self.suffix}"
+
+    def in_directory(self, directory: Path) -> list[Path]:
+        """In the order of their names. Raises OSError."""
+        names = re.compile(self.pattern)
+        return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
+
+
+INDEXES = re.compile(r"index-agent-[\w.-]+\.txt")  # in the directory of a round
+LEDGERS = AgentFiles("ledger", "json")
+HISTORIES = AgentFiles("history", "jsonl")
+
+
+def index_of(label: str) -> str:
+    """The name of the index of an agent."""
+    return f"index-agent-{label}.txt"
+
+
 class LogDirectory:
     """Created private to the user; files in it are appended to, never overwritten."""
 
-    def __init__(self, path: Path, again: str = "") -> None:
-        """`again`: the name of a launch that goes on from another run of it; "" for the others."""
-        self.path = path.absolute()
+    def __init__(self, path: Path, launch: str, again: str = "") -> None:
+        """`launch`: its name. `again`: the same of one that goes on from another run of it; "" for
+        the others.
+        """
+        self.path, self.launch = path.absolute(), launch
         self.first_round = _next_round(self.path, again) if again else 0
         with _refused(path):
             # A directory that exists keeps its mode; what we put into it is private.
@@ -51,6 +89,11 @@ class LogDirectory:
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
         if not usable:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
+
+    def is_of(self, job: str) -> None:
+        """Let the launch be found by this job, too."""
+        with contextlib.suppress(OSError):  # then it has the name of the first job only
+            os.close(private_files.open_file(self.path / JOB.format(job), os.O_WRONLY | os.O_CREAT))
 
     def round(self, number: int) -> Path:
         """Where the files of a round are going to be."""
@@ -77,6 +120,8 @@ class LogDirectory:
 
     def elsewhere(self, number: int) -> Path:
         """The same on this host's own disk, where this directory takes no more files."""
+        import tempfile  # takes time, and is of use here only
+
         own = Path(tempfile.gettempdir()) / f"hpclaunch-logs-{os.geteuid()}"
         return own / self.path.name / f"round-{number}"
 
@@ -119,6 +164,21 @@ def of_all_launches() -> Path:
     return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
 
 
+def jobs_of(launch: str) -> tuple[str, str]:
+    """The jobs that it is of: 71_3.0 is a launch of element 71_3 of job 71."""
+    element = launch.partition(".")[0]
+    return element, element.partition("_")[0]
+
+
+def first_jobs(above: Path, job: str) -> set[str]:
+    """The job that the launches of this one have the name of, if its script was submitted again.
+    `above` is the directory of all launches.
+    """
+    if not job.isdigit():
+        return set()
+    return {jobs_of(marker.parent.name)[0] for marker in above.glob(f"*/{JOB.format(job)}")}
+
+
 def _next_round(path: Path, launch: str) -> int:
     """The number after the highest round of the runs before: they have used `path` as well, or are
     beside it, and have the name of this launch but for their number.
@@ -135,15 +195,20 @@ def _next_round(path: Path, launch: str) -> int:
 
 
 def _last_round(directory: Path) -> int:
-    try:
-        names = os.listdir(directory)
-    except OSError:
-        return -1
-    return max((int(m[1]) for name in names if (m := _ROUND.fullmatch(name))), default=-1)
+    with contextlib.suppress(OSError):
+        return max(rounds(directory), default=-1)
+    return -1
 
 
-def unused(path: Path, name: str, launch: str) -> Path:
+def rounds(directory: Path) -> dict[int, Path]:
+    """The directories of rounds, by their numbers. Raises OSError."""
+    found = filter(None, map(_ROUND.fullmatch, os.listdir(directory)))
+    return {int(match[1]): directory / match[0] for match in found}
+
+
+def unused(path: Path, name: str, launch: str) -> tuple[Path, str]:
     """`path`, or as long as other launches use it, a directory in it with the `name` of this one.
+    Also the name that the agent had which came first: without Slurm, each has another.
 
     It is this launch's for as long as one of its agents lives; they have the same `launch`.
     """
@@ -152,18 +217,21 @@ def unused(path: Path, name: str, launch: str) -> Path:
         with _refused(found):
             private_files.make_directory(found.absolute())
         writable = os.access(found, os.W_OK | os.X_OK)  # if not, LogDirectory complains
-        if not writable or _lock(found / LOCK, os.fsencode(f"{launch}\n")):
-            return found
+        called = _lock(found / LOCK, launch, name) if writable else name
+        if called is not None:
+            return found, called
         found = path / (name if number == 1 else f"{name}-{number}")
     raise UsageError(f"too many launches use the log directory {path}: give each one its own")
 
 
-def _lock(path: Path, launch: bytes) -> bool:
-    """False where another launch has it. Where a file system has no locks, nobody can tell."""
+def _lock(path: Path, launch: str, name: str) -> str | None:
+    """The name of the launch; None where another one has it. Where a file system has no locks,
+    nobody can tell.
+    """
     try:
         fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT)
     except OSError:
-        return False  # such as another user's
+        return None  # such as another user's
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,16 +239,18 @@ def _lock(path: Path, launch: bytes) -> bool:
             pass
         else:  # of no launch that still runs
             os.ftruncate(fd, 0)
-            os.pwrite(fd, launch, 0)
+            os.pwrite(fd, os.fsencode(f"{name}\n{launch}"), 0)
         # Waits for an agent that is just writing. Another may have come first here: so it is read.
         fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.pread(fd, len(launch) + 1, 0) != launch:
+        called, _, has_it = os.fsdecode(os.pread(fd, LONGEST, 0)).partition("\n")
+        if has_it != launch:
             os.close(fd)
-            return False
+            return None
+        name = called
     except OSError:
         pass
     _held.append(fd)
-    return True
+    return name
 
 
 def size(path: Path) -> int:

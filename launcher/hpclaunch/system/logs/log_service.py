@@ -17,6 +17,8 @@ before; nothing waits for a console.
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "append", "directory": PATH,
         "name": NAME, "text": T}      the history
+    {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
+        "launch": NAME, "term": N}                       "book": a book, packed}
     {"op": "say", "text": T}
     {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
@@ -37,7 +39,7 @@ import os
 import select
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpclaunch.core.protocol.wording import for_console
 from hpclaunch.system.shared import disk, open_file_limit
@@ -49,6 +51,9 @@ from .index_writer import IndexWriter
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 from .volume import LOOKS, Volume
+
+if TYPE_CHECKING:
+    from hpclaunch.core.ledger.summing import Launch
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
 ROOM = 5.0  # seconds between two looks whether a file system is full
@@ -213,6 +218,21 @@ class LogService:
         if why not in self._unkept:  # the ledger is written again and again
             self._unkept.add(why)
             self._say(f"cannot write {names}: {why}")
+
+    def _read_books(self, directory: str, launch: str, term: int) -> None:
+        # Imported after a takeover: no other job pays for it.
+        from hpclaunch.core.ledger.summing import as_one
+        from hpclaunch.system.shared import packing
+
+        from . import ledger_files
+
+        launches: list[Launch] = []
+        with contextlib.suppress(OSError):
+            launches, _ = ledger_files.read(Path(directory))
+        mine = (book for each in launches if each.name == launch for book in each.books)
+        if books := [book for book in mine if book.term < term]:
+            book = packing.pack(as_one(books)).decode()
+            self._channel.tell("books", term=term, book=book)
 
     def _report(self, directory: str, launch: str) -> None:
         # Imported once a job is over: no job pays for it.

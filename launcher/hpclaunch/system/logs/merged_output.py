@@ -21,10 +21,9 @@ from pathlib import Path
 
 from hpclaunch.worker import private_files
 
-from .log_directory import size
+from .log_directory import INDEXES, rounds, size
 from .output_index import (
     JOINED,
-    NAMES,
     PERIOD,
     FileGrowth,
     IndexBegun,
@@ -39,7 +38,6 @@ MOST_OPEN = 200  # files
 UNDATED = 1 << 20  # bytes at the end of a file without times that may be of the last minutes
 ALL = 1 << 62  # bytes
 FILES = re.compile(r"(rank-(\d{1,9})\.(?:out|err))(?:\.(\d{1,9}))?")
-ROUNDS = re.compile(r"round-(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +332,9 @@ class _OutputIndex:
 class _Round:
     """The files of one round."""
 
-    def __init__(self, directory: Path, wanted: Wanted, files: _OpenFiles) -> None:
+    def __init__(self, directory: Path, number: int, wanted: Wanted, files: _OpenFiles) -> None:
         self._directory = directory
+        self.number = number
         self._wanted = wanted
         self._opened = files
         self._indexes: dict[str, _OutputIndex] = {}
@@ -348,7 +347,7 @@ class _Round:
         if self._indexes:
             return min(index.begun.time for index in self._indexes.values())
         names = self._names()
-        indexes = [self._directory / name for name in names if NAMES.fullmatch(name)]
+        indexes = [self._directory / name for name in names if INDEXES.fullmatch(name)]
         if indexes:
             return min(_OutputIndex(path, self._opened).begun.time for path in indexes)
         paths = [self._directory / name for name in names if FILES.fullmatch(name)]
@@ -385,7 +384,7 @@ class _Round:
             if found := FILES.fullmatch(name):
                 self._find(found[1], int(found[2]), found[1].endswith("err"), found[3])
         for name in names:
-            if NAMES.fullmatch(name) and name not in self._indexes:
+            if INDEXES.fullmatch(name) and name not in self._indexes:
                 self._add(name)
 
     def _find(self, name: str, rank: int, is_errors: bool, segment: str | None) -> None:
@@ -455,10 +454,9 @@ class JobOutput:
     def look(self, directories: Iterable[Path]) -> None:
         """For rounds that have begun. Raises OSError for a directory that cannot be read."""
         for directory in directories:
-            for name in os.listdir(directory):
-                path = directory / name
-                if ROUNDS.fullmatch(name) and path not in self._over:
-                    self._rounds.setdefault(path, _Round(path, self._wanted, self._opened))
+            for number, path in rounds(directory).items():
+                if path not in self._over and path not in self._rounds:
+                    self._rounds[path] = _Round(path, number, self._wanted, self._opened)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
         """What is new, by time. `final`: nothing more is going to be written."""
@@ -483,12 +481,6 @@ class JobOutput:
         """
         newest: dict[Path, tuple[float, int, Path]] = {}
         for path, each in self._rounds.items():
-            found = (each.begun_last, _number(path), path)
+            found = (each.begun_last, each.number, path)
             newest[path.parent] = max(found, newest.get(path.parent, found))
         return [path for path in self._rounds if path != newest[path.parent][2]]
-
-
-def _number(path: Path) -> int:
-    found = ROUNDS.fullmatch(path.name)
-    assert found is not None, "it was found by its name"
-    return int(found[1])

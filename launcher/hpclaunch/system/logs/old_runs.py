@@ -18,18 +18,17 @@ from pathlib import Path
 
 from hpclaunch.worker import private_files
 
-from .log_directory import FIRST, LOCK, STATUS
-from .output_index import NAMES
+from .log_directory import EVIDENCE, FIRST, HISTORIES, INDEXES, JOB, LEDGERS, LOCK, STATUS, rounds
 from .volume import open_files
 
 JOURNALS = re.compile(r"journal(-agent-[\w.-]+)?\.jsonl\S*")
-ROUNDS = re.compile(r"round-\d+")
-OTHERS = (FIRST, LOCK, STATUS)
+OTHERS = (FIRST, LOCK)
 OURS = re.compile(
     r"rank-\d+\.(out|err)(\.\d+)?|rank-\d+\.error\.json|filtered-agent-\S+|store\.err(\.\d+)?"
-    r"|ledger-[\w.-]+\.json(\.new)?|report\.json(\.new)?|history-[\w.-]+\.jsonl"
-    rf"|{NAMES.pattern}"
+    rf"|(?:{LEDGERS.pattern}|{re.escape(STATUS)}|report\.json)(\.new)?|{HISTORIES.pattern}"
+    rf"|{INDEXES.pattern}|{JOB.format('[0-9]+')}"
 )
+OF_HANGS = re.compile(r"rank-\d+(\.native\.txt|\.collectives\.json|\.txt)(\.new)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,8 @@ def runs(directory: Path, before: float) -> Iterator[Run | None]:
 
 def _run(path: Path, names: list[str], before: float) -> Run | None:
     files = []
-    for name in names:
-        if ROUNDS.fullmatch(name) and not (path / name).is_symlink():
-            files += [
-                path / name / file for file in os.listdir(path / name) if OURS.fullmatch(file)
-            ]
+    for of_round in rounds(path).values():
+        files += [*_ours(of_round, OURS), *_ours(of_round / EVIDENCE, OF_HANGS)]
     files += [path / name for name in names if OURS.fullmatch(name)]
     files += [path / name for name in names if JOURNALS.fullmatch(name) or name in OTHERS]
     found = [os.lstat(file) for file in files]
@@ -71,6 +67,15 @@ def _run(path: Path, names: list[str], before: float) -> Run | None:
     if changed >= before:
         return None
     return Run(path, tuple(files), sum(each.st_blocks * 512 for each in found), changed)
+
+
+def _ours(directory: Path, names: re.Pattern[str]) -> list[Path]:
+    try:
+        if stat.S_ISDIR(os.lstat(directory).st_mode):
+            return [directory / name for name in os.listdir(directory) if names.fullmatch(name)]
+    except FileNotFoundError:
+        pass
+    return []
 
 
 class Removal:
@@ -90,7 +95,7 @@ class Removal:
         for file in run.files:
             if file not in journals:
                 file.unlink(missing_ok=True)
-        for directory in run.path.glob("round-*"):
+        for directory in (*run.path.glob(f"round-*/{EVIDENCE}"), *run.path.glob("round-*")):
             _remove_empty(directory)
         for journal in journals:
             journal.unlink(missing_ok=True)

@@ -18,11 +18,9 @@ Some lines may be missing, torn, or there twice. What no index tells of is only 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 
 FORMAT = 1
-NAMES = re.compile(r"index-agent-[\w.-]+\.txt")
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
 
@@ -64,11 +62,6 @@ class IndexBegun:
 
 
 IndexLine = FileGrowth | SegmentCut | IndexBegun
-
-
-def name_of(label: str) -> str:
-    """Of the index of an agent."""
-    return f"index-agent-{label}.txt"
 
 
 def parse(line: bytes) -> IndexLine | None:

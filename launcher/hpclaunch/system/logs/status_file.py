@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
+from hpclaunch.worker import private_files
 
 from ..shared import packing
-from .log_directory import STATUS, of_all_launches
+from .log_directory import STATUS, first_jobs, of_all_launches
 
 
 def newest(which: str) -> LaunchSnapshot | None:
@@ -25,12 +26,15 @@ def newest(which: str) -> LaunchSnapshot | None:
     above = of_all_launches()
     places = [Path(which)]
     if "/" not in which:
-        places += [above / which, *above.glob(f"{glob.escape(which)}.*")]
+        names = {which, *first_jobs(above, which)}
+        places += [above / which, *(p for n in names for p in above.glob(f"{glob.escape(n)}.*"))]
     found = []
     for place in places:
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            data = (place / STATUS).read_bytes()
-            found.append(packing.unpack(data, LaunchSnapshot))
+        with (
+            contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError),
+            open(place / STATUS, "rb", opener=private_files.open_file) as f,
+        ):
+            found.append(packing.unpack(f.read(), LaunchSnapshot))
     if not found:
         return None
     last = max(found, key=lambda launch: launch.time)

@@ -1,0 +1,24 @@
+"""The report as text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from hpclaunch.cli.report_text import text
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.job_report import report
+from hpclaunch.core.ledger.summing import Launch
+
+BEGIN = 1.7e9  # 2023-11-14 22:13:20
+
+
+@pytest.mark.parametrize(("lasted", "when"), [(1000.0, "22:21:40"), (200_000.0, "Nov 16 02:00:00")])
+def test_when_a_round_ended(lasted, when):
+    """With its day, if that could be another one."""
+    middle, last = BEGIN + lasted / 2, BEGIN + lasted
+    trained = LedgerEntry(BEGIN, last, 1.0, {Category.TRAINING: lasted}, 0, (BEGIN, last))
+    book = Book(0, BEGIN, last, (trained,), (RoundEnd(0, middle, middle, ("growth",)),))
+    lines = text(report([Launch("1.0", (book,))]), "logs", time.gmtime)
+    assert f"  {when} round 0: more nodes" in lines
