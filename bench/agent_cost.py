@@ -1,13 +1,14 @@
 """What an agent costs in another version of hpclaunch and in this one, in turn: CPU and memory.
 
     git worktree add /tmp/before COMMIT
-    python bench/agent_cost.py --before /tmp/before [--rounds 9] [--seconds 30]
+    python bench/agent_cost.py --before /tmp/before [--rounds 9] [--seconds 30] [--age 2]
 
 `start` is the CPU time of the agent and its helpers from the command to its worker's first line,
-`idle` what they use from then on, `watched` the same while `hpclaunch status --watch` looks once a
-second, without what that uses itself. The worker is a script without torch. Times are CPU times:
-other programs on this machine change them little, and never as much as they change the time that
-passes.
+`idle` what they use from then on, in a job that is `--age` seconds old (in the first minute the
+history is noted more often than later), `watched` the same while `hpclaunch status --watch` looks
+once a second, without what that uses itself. The worker is a script without torch. Times are CPU
+times: other programs on this machine change them little, and never as much as they change the time
+that passes.
 """
 
 import argparse
@@ -75,13 +76,13 @@ def used(processes: list[psutil.Process], seconds: float) -> float:
     return (cpu(processes) - before) * 3600 / seconds
 
 
-def measure(tree: Path, seconds: float) -> dict[str, float]:
+def measure(tree: Path, age: float, seconds: float) -> dict[str, float]:
     with launched(tree) as agent:
         found = {
             "start, agent, CPU s": cpu([agent]),
             "start, all, CPU s": cpu(family(agent)),
         }
-        time.sleep(REST)
+        time.sleep(age)
         members = family(agent)
         found |= {
             "agent PSS, MB": pss([agent]),
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument("--before", type=Path, required=True, metavar="TREE")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=30)
+    parser.add_argument("--age", type=float, default=REST)
     args = parser.parse_args()
     trees = {"before": args.before.resolve(), "now": HERE}
     for tree in trees.values():  # as an installation is
@@ -135,7 +137,7 @@ def main() -> None:
     found: dict[str, dict[str, list[float]]] = {name: {} for name in trees}
     for number in range(args.rounds):
         for name in sorted(trees, reverse=bool(number % 2)):
-            for what, value in measure(trees[name], args.seconds).items():
+            for what, value in measure(trees[name], args.age, args.seconds).items():
                 found[name].setdefault(what, []).append(value)
     print(f"medians of {args.rounds}, and the range\n{'':24}{'before':>26}{'now':>26}   ratio")
     for what, now in found["now"].items():

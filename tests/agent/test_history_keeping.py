@@ -44,7 +44,10 @@ def keeping(index=0, logs=True):
 
 
 def test_the_head_begins_with_whose_it_is_and_the_hosts(service):
-    history, now = keeping(), time.monotonic()
+    history = keeping()
+    history.keep(service, time.monotonic(), (), None)
+    assert service.lines == []  # no start waits for it
+    now = history.next_deadline()
     history.keep(service, now, (), None)
     history.keep(service, now, (), None)  # nothing has changed
     title, moment = service.lines
@@ -54,7 +57,8 @@ def test_the_head_begins_with_whose_it_is_and_the_hosts(service):
 
 
 def test_then_it_notes_a_moment_each_period(service):
-    history, now = keeping(), time.monotonic()
+    history = keeping()
+    now = history.next_deadline()
     history.keep(service, now, (), None)
     service.lines.clear()
     for _ in range(3):
@@ -66,9 +70,9 @@ def test_then_it_notes_a_moment_each_period(service):
 
 
 def test_what_a_stalled_directory_does_not_take_comes_later(service):
-    history, now = keeping(), time.monotonic()
+    history = keeping()
     service.stalled = True
-    history.keep(service, now, (), None)
+    history.keep(service, history.next_deadline(), (), None)
     service.stalled = False
     history.keep(service, history.next_deadline(), (), None)
     title, moment = service.lines
@@ -77,10 +81,15 @@ def test_what_a_stalled_directory_does_not_take_comes_later(service):
 
 
 def test_changes_are_bounded(service, monkeypatch):
-    monkeypatch.setattr(history_keeping, "MOST_CHANGES", 0)
+    monkeypatch.setattr(history_keeping, "MOST_CHANGES", 2)
     history = keeping()
-    history.keep(service, time.monotonic(), (), None)
-    assert service.lines == []
+    now = history.next_deadline()
+    history.keep(service, now, (), None)
+    service.lines.clear()
+    for changes in range(1, 9):
+        monkeypatch.setattr(Control, "book_changes", 100 + changes)
+        history.keep(service, now + changes / 10, (), None)
+    assert len(service.lines) == 2
 
 
 def test_an_agent_without_workers_that_does_not_lead_notes_nothing(service):

@@ -7,15 +7,14 @@ import selectors
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 
 from hpclaunch.agent.metrics_service import FRESH, Known
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
+from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
-from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
 from hpclaunch.system.shared import packing
 
@@ -47,8 +46,8 @@ def spent(begin, end, category, number=None):
     return LedgerEntry(begin, end, 1.0, {category: end - begin}, number, trained)
 
 
-def text(book):
-    return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=False)
+def packed(*books):
+    return packing.pack(Launch("71.0", books))
 
 
 class Agent:
@@ -57,7 +56,7 @@ class Agent:
     def __init__(self):
         self.socket = ViewSocket()
         self.launch = LAUNCH
-        self.book = None
+        self.books = ()
         self.asked = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._answer)
@@ -76,7 +75,7 @@ class Agent:
                     continue
                 for word, address in self.socket.receive():
                     self.asked.append(word)
-                    ledger = b"" if self.book is None else text(self.book).encode()
+                    ledger = packed(*self.books) if self.books else b""
                     self.socket.answer(
                         address, file_of(ledger if word == LEDGER else packing.pack(self.launch))
                     )
@@ -120,14 +119,10 @@ def test_an_agent_is_asked_at_most_once_a_second_however_many_scrape():
         assert value(known.scraped(), "leads") == 1
 
 
-def test_the_books_of_earlier_heads_come_from_the_log_directory(tmp_path):
-    first = a_book(spent(100, 200, Category.TRAINING, 0), ends=())
-    (tmp_path / ledger_files.name("0", 1e9)).write_text(text(first))
-    other = ledger_files.text(first, 0.0, launch="70.0", allocated=None, over=False)
-    (tmp_path / ledger_files.name("9", 1e9)).write_text(other)
+def test_the_time_under_earlier_heads_is_told_too():
+    first = a_book(spent(100, 200, Category.TRAINING, 0))
     with an_agent() as agent:
-        agent.launch = replace(LAUNCH, logs=str(tmp_path))
-        agent.book = a_book(spent(210, 240, Category.RESTART), term=1)
+        agent.books = (first, a_book(spent(210, 240, Category.RESTART), term=1))
         known = Known(agent.socket.name, ranks=False)
         families = until(known, lambda found: value(found, "goodput_ratio") is not None)
     assert value(families, "seat_seconds", category="training") == pytest.approx(100)
@@ -142,7 +137,7 @@ def test_ends_of_rounds_are_counted_although_a_book_forgets_old_ones():
     look = packing.pack(LAUNCH)
     known = Known(b"nobody", ranks=False)
     for told in (ends[:3], ends[1:4], ends[3:]):
-        known.end(look, text(a_book(entry, ends=tuple(told))).encode())
+        known.end(look, packed(a_book(entry, ends=tuple(told))))
     assert value(known.scraped(), "round_ends", cause="more nodes") == 5
 
 

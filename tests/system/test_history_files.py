@@ -16,9 +16,11 @@ from hpclaunch.core.history.moment import (
     JobMoment,
     SavedMoment,
     WorkersMoment,
+    states_of,
 )
 from hpclaunch.system.logs import history_files, old_runs, stack_files
 from hpclaunch.system.logs.log_client import LogServiceClient
+from hpclaunch.system.logs.log_directory import HISTORIES
 
 GPUS = GpusMoment(2, 0.5, None, 1, 2, 60)
 MOMENTS = (
@@ -56,9 +58,15 @@ def test_what_is_no_history_is_left_out(tmp_path, text):
     assert history_files.read(tmp_path) == []
 
 
+def test_a_moment_of_no_possible_time_is_left_out(tmp_path):
+    odd = history_files.line(AgentMoment(1e300, 0, None, JobMoment("999999999999R")))
+    (tmp_path / NAME).write_text("".join([*lines(), odd]))
+    assert history_files.read(tmp_path) == [HISTORY]
+    assert len(states_of("999999999999R")) < 100_000
+
+
 def test_files_have_names_that_pruning_knows():
-    name = history_files.name("n1.site", time.time())
-    assert history_files.FILES.fullmatch(name)
+    name = HISTORIES.name("n1.site", time.time())
     assert old_runs.OURS.fullmatch(name)
 
 
@@ -99,11 +107,12 @@ def test_stacks_are_those_of_the_rank_at_fault_and_the_first_ones(tmp_path):
     (where / "rank-1.native.txt").write_bytes(b"\xff native")
     (where / "rank-1.collectives.json").write_text("{}")
     (tmp_path / "round-4").mkdir()
-    (found,) = stack_files.read(tmp_path, {3: 17})
+    (found,) = stack_files.read(tmp_path, [(3, 17), (3, 12), (4, 5)])
     assert (found.round, found.where) == (3, str(where))
     names = [name for name, _ in found.files]
-    assert names[:4] == ["rank-17.txt", "rank-0.txt", "rank-1.native.txt", "rank-1.txt"]
-    assert found.files[2][1] == "\ufffd native"
+    assert names[:3] == ["rank-12.txt", "rank-17.txt", "rank-0.txt"]
+    assert names[3:5] == ["rank-1.native.txt", "rank-1.txt"]
+    assert found.files[3][1] == "\ufffd native"
     assert len(found.files) == stack_files.MOST_FILES
     assert max(len(text) for _, text in found.files) == stack_files.MOST_BYTES
     assert abs(found.at - time.time()) < LIMIT

@@ -9,15 +9,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..core.control import Control
-from ..core.history import moment
 from ..core.protocol.model import GpuUse, Phase, RankVitals
-from ..system.logs import history_files
 from ..system.logs.log_client import LogServiceClient
+from ..system.logs.log_directory import HISTORIES
 from .config import Config
+from .later_imports import AFTER
+
+if TYPE_CHECKING:
+    from ..core.history.moment import SavedMoment, WorkersMoment
 
 ASKS = 10.0  # seconds at least between two times that workers and GPUs are asked: that costs most
+SLACK = 1.5  # seconds that a moment may be late: to wake up for it costs more than to note it
 ANSWER = 1.0  # seconds for those who are asked
 MOST_CHANGES = 2000  # that are noted at once; later ones with the next moment
 VITALS = 0  # the number of what is asked for the history; the core's numbers begin with 1
@@ -30,11 +35,11 @@ class HistoryKeeping:
 
     def __init__(self, config: Config, control: Control, ask: Callable[[], None]) -> None:
         self._directory = None if config.logs is None else config.logs.path
-        self._name = history_files.name(config.allocation.label, time.time())
+        self._name = HISTORIES.name(config.allocation.label, time.time())
         self._launch, self._places = config.allocation.name, config.job.places
         self._control, self._ask = control, ask
         self._began = time.monotonic()
-        self._due = self._began + moment.SHORTEST
+        self._due = self._began + AFTER
         self._ask_at, self._take_at = self._began, math.inf
         self._vitals: Sequence[RankVitals] = ()
         self._is_titled = self._is_named = False  # whose it is, and the job's hosts, are noted
@@ -43,7 +48,8 @@ class HistoryKeeping:
         self._left = MOST_CHANGES
 
     def next_deadline(self) -> float:
-        return math.inf if self._directory is None else min(self._due, self._take_at)
+        due = math.inf if self._directory is None else min(self._due, self._take_at)
+        return due + SLACK  # most often, something else wakes the loop before
 
     def heard(self, vitals: Sequence[RankVitals]) -> None:
         self._vitals = vitals
@@ -53,32 +59,39 @@ class HistoryKeeping:
         service: LogServiceClient,
         now: float,
         gpus: Sequence[GpuUse],
-        saved: moment.SavedMoment | None,
+        saved: SavedMoment | None,
     ) -> None:
         """Call it after every turn of the loop. `gpus` and `saved` are what was told last."""
         if self._directory is None:
             return
         leads, phase = self._control.leads, self._control.member.phase
         here = phase in (Phase.RUNNING, Phase.STOPPING)
+        is_gone = self._round == (self._control.member.round, True) and not here
+        noted = False
         if now >= self._due:
+            from ..core.history import moment
+
             self._due = now + moment.period(now - self._began, len(self._places))
             if phase is Phase.RUNNING and now >= self._ask_at:
                 self._ask_at, self._take_at = now + ASKS - ANSWER, now + ANSWER
                 self._vitals = ()
                 self._ask()
             elif phase is Phase.RUNNING or leads:
-                workers = self._control.workers_moment(now) if here else None
+                workers = self._control.workers_moment(now) if here or is_gone else None
                 self._write(service, workers, saved)
+                noted = True
         if now >= self._take_at:
             self._take_at = math.inf
             if phase is Phase.RUNNING:
                 workers = self._control.workers_moment(now, self._vitals, gpus)
                 self._write(service, workers, saved)
-        is_gone = self._round == (self._control.member.round, True) and not here
         seen = ((self._control.member.round, here), self._control.book_changes)
         if seen != (self._round, self._changes):
-            self._round, self._changes = seen
-            if self._left and (leads or is_gone):
+            self._round = seen[0]
+            if now < self._began + AFTER and not is_gone:
+                return  # that is noted then
+            self._changes = seen[1]
+            if self._left and (leads or is_gone) and not noted:
                 self._left -= 1
                 workers = self._control.workers_moment(now) if here or is_gone else None
                 self._write(service, workers, saved)
@@ -86,9 +99,12 @@ class HistoryKeeping:
     def _write(
         self,
         service: LogServiceClient,
-        workers: moment.WorkersMoment | None,
-        saved: moment.SavedMoment | None,
+        workers: WorkersMoment | None,
+        saved: SavedMoment | None,
     ) -> None:
+        from ..core.history import moment
+        from ..system.logs import history_files
+
         control, text = self._control, ""
         if not self._is_titled:  # now that this agent has its place
             host = self._places[control.index].host

@@ -38,9 +38,10 @@ from ..core.protocol.wording import signal_name
 from ..system.logs import error_file
 from ..system.logs.journal.journal import Journal
 from ..system.logs.log_client import LogServiceClient
+from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from . import evidence, post_mortem, sampling, sequel
+from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
 from .gpu_sharing import GpuSharing
@@ -48,6 +49,7 @@ from .health_watch import HealthWatch
 from .history_keeping import VITALS, HistoryKeeping
 from .joining import join
 from .last_words import LastWords
+from .later_imports import LaterImports
 from .ledger_keeping import Ledger
 from .metrics import Metrics
 from .native_stacks import NativeStacks
@@ -116,6 +118,7 @@ class Agent:
         self.metrics = Metrics(config, self.viewing.name, self._poller, self.output.say)
         self.notifying = Notifying(config, self._poller, self.output.say)
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
+        self.later_imports = LaterImports()
         self.last_words = LastWords()
         self.round_dir: Path | None = None
         self._asked = 0  # the number of the newest request to the log service
@@ -176,10 +179,12 @@ class Agent:
             self.last_words,
             self.health,
             self.resuming,
+            self.native_stacks,
             self.viewing,
             self.waiting,
             self.ledger,
             self.history,
+            self.later_imports,
         )
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
@@ -197,7 +202,10 @@ class Agent:
         now = time.monotonic()
         self._deliver(*self.health.expire(now), *self.resuming.expire(now))
         self._deliver(*self.last_words.expire(now))
+        for found in self.native_stacks.expire(now):
+            self._take_evidence(found)
         self.viewing.expire(now)
+        self.later_imports.expire(now)
         if now >= self._disk_until:
             self._deliver(*self._check_health({"silent": True}))
         if now >= self.control.next_deadline():
@@ -320,7 +328,7 @@ class Agent:
                 self._deliver(events.WorkersSeen(**{**seen, **lists}))
             case {"event": "evidence", "number": number, "ranks": ranks}:
                 assert self.round_dir is not None, "no evidence without a round"
-                hang = evidence.HangEvidence(self.round_dir / "evidence", number, ranks, {})
+                hang = evidence.HangEvidence(self.round_dir / EVIDENCE, number, ranks, {})
                 if not self.native_stacks.add_to(hang):
                     self._take_evidence(hang)
             case {"event": "sample", "number": number, "ranks": ranks, "ways": ways}:
@@ -397,6 +405,8 @@ class Agent:
                     self._refuse(number, f"{why}: {file}", full=full)
                 case {"event": "tail", "id": number, "text": text}:
                     self._deliver(*self.last_words.receive(number, text))
+                case {"event": "books", "term": term, "book": book}:
+                    self.ledger.take_books(self.control, term, book, time.monotonic())
                 case {"event": "disk", "seen": seen} if self._disk_until < math.inf:
                     self._deliver(*self._check_health(seen))
         if service.lost:
@@ -488,7 +498,7 @@ class Agent:
             case effects.Say(text=text):
                 self.output.say(text)
             case effects.Notify():
-                self.notifying.tell(effect)
+                self.notifying.tell(effect, lambda: self.control.goodput(time.monotonic()))
             case effects.Exit(verdict=verdict, alone=alone):
                 self.verdict = verdict
                 self._in_order = not alone
@@ -622,5 +632,7 @@ def run(
     begun()
     code = agent.run()
     if agent.verdict is not None:
+        from . import sequel  # no start of an agent pays for it
+
         sequel.carry_out(agent.verdict, config.job, os.environ, leads=agent.control.leads)
     return code

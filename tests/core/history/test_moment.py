@@ -43,8 +43,9 @@ def test_states_of_another_version_are_left_out():
 @pytest.mark.parametrize(
     ("age", "agents", "seconds"),
     [
-        pytest.param(0, 1, 5, id="a young job"),
-        pytest.param(HOUR, 1, 18, id="an hour"),
+        pytest.param(0, 1, 5, id="its first minute"),
+        pytest.param(100, 1, 20, id="a young job"),
+        pytest.param(HOUR, 1, 120, id="an hour"),
         pytest.param(30 * DAY, 1, 300, id="weeks"),
         pytest.param(0, 1024, 64, id="many agents, which write to one file system"),
     ],
@@ -54,7 +55,7 @@ def test_the_older_a_job_the_less_often(age, agents, seconds):
 
 
 @pytest.mark.parametrize(
-    ("age", "most"), [(HOUR, 460), (DAY, 1110), (7 * DAY, 3000), (30 * DAY, 10_000)]
+    ("age", "most"), [(HOUR, 100), (DAY, 390), (7 * DAY, 2300), (30 * DAY, 10_000)]
 )
 def test_a_job_of_weeks_notes_a_bounded_number(age, most):
     at, number = 0.0, 0

@@ -14,8 +14,9 @@ from itertools import groupby
 from ..protocol.model import GpuUse, RankVitals, Spent
 from ..snapshot.job_snapshot import AgentState, JobSnapshot
 
-SHORTEST, LONGEST = 5.0, 300.0  # seconds between two moments
-PER_AGE = 200  # moments: a job that is as old as that many periods has the next longer one
+SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
+YOUNG, YOUNGEST = 60.0, 5.0  # seconds: until a job is as old as that, it is the latter
+PER_AGE = 30  # moments: a job that is as old as that many periods has the next longer one
 AGENTS = 16  # that may write to the log directory in one second
 
 LETTERS = {
@@ -31,7 +32,7 @@ LETTERS = {
     AgentState.LEFT: "E",
 }
 STATES = {letter: state for state, letter in LETTERS.items()}
-RUN = re.compile(r"(\d*)([A-Z])")
+RUN = re.compile(r"(\d{0,5})([A-Z])")  # no job has more agents than such a number says
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,11 @@ class AgentMoment:
 
 
 def period(age: float, agents: int) -> float:
-    """Seconds until the next moment of an agent of this age. A job of an hour has some 450, one of
-    a day 1,100, and each day after that adds 288.
+    """Seconds until the next moment of an agent of this age. A job of an hour has some 100, one of
+    a day 380, and each day after that adds 288.
     """
-    return min(LONGEST, max(SHORTEST, agents / AGENTS, age / PER_AGE))
+    shortest = YOUNGEST if age < YOUNG else SHORTEST
+    return min(LONGEST, max(shortest, agents / AGENTS, age / PER_AGE))
 
 
 def of_workers(

@@ -1,0 +1,33 @@
+"""What no start of an agent needs is imported a second later, and not when it is needed: by then
+the file system that it is on may have stalled, and the loop would wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from importlib import import_module
+
+AFTER = 1.0  # seconds
+MODULES = (
+    "core.head.job_snapshots",
+    "core.history.moment",
+    "core.ledger.summing",
+    "system.logs.history_files",
+    "system.logs.ledger_files",
+    "agent.sequel",
+)
+
+
+class LaterImports:
+    def __init__(self) -> None:
+        self._due = time.monotonic() + AFTER
+
+    def next_deadline(self) -> float:
+        return self._due
+
+    def expire(self, now: float) -> None:
+        if now >= self._due:
+            self._due = math.inf
+            for module in MODULES:
+                import_module(f"hpclaunch.{module}")

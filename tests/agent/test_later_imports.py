@@ -1,0 +1,65 @@
+"""What agents import a second after their start: everything that they would import later."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hpclaunch
+from hpclaunch.agent.later_imports import AFTER, MODULES, LaterImports
+
+PACKAGE = Path(hpclaunch.__file__).parent
+# Imported by a start, where it is needed at all.
+NEEDED_AT_ONCE = {
+    "core.head.announcing",
+    "core.placement.mps_shares",
+    "core.snapshot.job_snapshot",  # with those that make one
+    "core.views.live_line",
+    "core.views.text_style",
+    "system.gpus.gpu_watcher_client",
+    "system.gpus.mps",
+    "system.network.lookup",
+    "system.network.view_socket",
+}
+
+
+def imported_in_functions(file: Path):
+    """Modules of this package, without its name."""
+    package = file.relative_to(PACKAGE).parts[:-1]
+    tree = ast.parse(file.read_text())
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    for node in (n for function in functions for n in ast.walk(function)):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join((*package[: len(package) - node.level + 1], node.module or ""))
+            for alias in node.names:
+                below = f"{base.strip('.')}.{alias.name}"
+                there = (PACKAGE / f"{below.replace('.', '/')}.py").exists()
+                yield below if there else base.strip(".")
+
+
+@pytest.mark.parametrize("folder", ["agent", "core"])
+def test_everything_is_imported_by_then(folder):
+    files = [f for f in (PACKAGE / folder).rglob("*.py") if f.name != "metrics_service.py"]
+    later = {module for file in files for module in imported_in_functions(file)}
+    assert later - NEEDED_AT_ONCE <= set(MODULES)
+
+
+def test_once_after_a_second():
+    program = (
+        "import sys\n"
+        "from hpclaunch.agent import later_imports\n"
+        "later = later_imports.LaterImports()\n"
+        "later.expire(later.next_deadline() - 0.1)\n"
+        "names = {f'hpclaunch.{module}' for module in later_imports.MODULES}\n"
+        "assert not names & sys.modules.keys()\n"
+        "later.expire(later.next_deadline())\n"
+        "assert names <= sys.modules.keys()\n"
+        "assert later.next_deadline() == float('inf')\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert LaterImports().next_deadline() <= time.monotonic() + AFTER
