@@ -24,9 +24,9 @@ from head_scale import WORKERS, Cluster
 from hpclaunch.agent.metrics import MetricsServiceClient
 from hpclaunch.core.head.bookkeeping import Bookkeeper
 from hpclaunch.core.ledger.book import MOST_ENTRIES, LedgerEntry
+from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.model import Progress, RankVitals, Vitals
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
 from hpclaunch.system.shared import packing
@@ -89,7 +89,7 @@ class Agent:
             for at in range(1 - MOST_ENTRIES, 0)
         ]
         book = replace(book, begin=earlier[0].begin, entries=(*earlier, *book.entries))
-        return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=False).encode()
+        return packing.pack(Launch("71.0", (book,)))
 
 
 def measure(agents: int, scrapes: int, *, ranks: bool) -> None:

@@ -24,6 +24,7 @@ SMALLEST = {
     "launch_and_restart": "--workers 2 --runs 1",
     "many_agents": "--agents 4",
     "metrics": "--agents 2 --scrapes 1",
+    "questions": "--askers 2 --seconds 0.5",
     "restarts_never_hang": "--restarts 1 --torchrun 1 --workers 2",
     "step_cost": "--steps 100 --workers 1",
     "stragglers": "--slow 1 --healthy 0 --workers 2 --seconds 1",

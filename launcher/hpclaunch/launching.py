@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ PROGRAM = (
 )
 MARGIN = 15.0  # seconds beyond --grace until a launcher that does not end is killed
 AGAIN = 0.05  # seconds between two questions to a launcher that has just come up
+PATIENCE = 30.0  # seconds for it to answer
 Option = str | int | float | os.PathLike[str] | Sequence[str] | None
 
 
@@ -148,7 +150,8 @@ class LaunchedJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._trouble: Exception | None = None
         reading, writing = os.pipe()
-        child = [sys.executable, "-c", PROGRAM, ROOT, str(os.getpid()), str(writing), *command]
+        mine = [str(os.getpid()), str(writing), "" if own is None else own.name]
+        child = [sys.executable, "-c", PROGRAM, ROOT, *mine, *command]
         # Not Thread.join: an interrupt of it lets a thread that lives count as ended.
         self._started, self._ended = threading.Event(), threading.Event()
         threading.Thread(
@@ -237,10 +240,15 @@ class LaunchedJob:
         return JobResult(code, (found.reason if found else "") or killed, found)
 
     def snapshot(self) -> LaunchSnapshot:
-        """The job as it is now, or as it was at the end: what `hpclaunch status --json` prints."""
+        """The job as it is now, or as it was at the end: what `hpclaunch status --json` prints.
+        UsageError if the launcher does not answer.
+        """
+        limit = time.monotonic() + PATIENCE
         while not self._ended.wait(AGAIN):
             if (found := launches.of_process(self.pid)) is not None:
                 return found
+            if time.monotonic() >= limit:  # it is stopped, perhaps
+                raise UsageError(f"job {self.name}: it does not answer")
         if (last := status_file.newest(str(self.logs))) is None:
             raise UsageError(f"job {self.name} has ended, and there is no snapshot in {self.logs}")
         return last
@@ -269,7 +277,7 @@ class LaunchedJob:
                 self._process.kill()  # the workers end with it
             self._ended.wait()
             if self._own is not None:
-                self._own.cleanup()
+                self._own.cleanup()  # the launcher has done so, unless it was killed
 
     def _ask(self, request: Request) -> None:
         answers = view_client.request(request.value, self.pid) if self.running else []

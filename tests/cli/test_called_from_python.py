@@ -88,6 +88,18 @@ def test_a_job_that_fails(script, tmp_path):
     assert job.logs == tmp_path / "logs"
 
 
+def test_a_launcher_that_does_not_answer(script, monkeypatch):
+    monkeypatch.setattr("hpclaunch.launching.PATIENCE", 0.0)
+    with hpclaunch.launch(script, cold=True) as job:
+        output(job)
+        os.kill(job.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(hpclaunch.UsageError, match="it does not answer"):
+                job.snapshot()
+        finally:
+            os.kill(job.pid, signal.SIGCONT)
+
+
 def test_what_may_be_asked(script, tmp_path):
     with hpclaunch.launch(script, log_dir=tmp_path / "logs", cold=True) as job:
         output(job)
@@ -308,6 +320,19 @@ def test_nobody_else_can_read_what_is_passed(tmp_path):
     directory, *found = (tmp_path / "modes").read_text().split()
     assert found == ["0o600", "0o700"]
     assert not Path(directory).exists()
+
+
+def test_what_is_passed_does_not_outlive_a_caller_that_is_killed(tmp_path):
+    program = """
+        import os, time, hpclaunch
+        job = hpclaunch.launch(lambda: time.sleep(600), log_dir="logs", grace=1)
+        os.kill(os.getpid(), 9)
+    """
+    (tmp_path / "own").mkdir()
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    environ = environment() | {"TMPDIR": str(tmp_path / "own")}
+    subprocess.run(command, cwd=tmp_path, env=environ, timeout=LIMIT, check=False)
+    until(lambda: not list((tmp_path / "own").glob("hpclaunch-*")))
 
 
 def test_a_function_of_the_main_program(tmp_path, monkeypatch):

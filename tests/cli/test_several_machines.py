@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launching import crowd, free_port, script, until
+from launching import hpclaunch as command
 from launching import start as start_agent
 
 import hpclaunch
@@ -48,6 +50,7 @@ WAIT = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 open(f"of-{dist.get_world_size()}-{dist.get_rank()}", "w").close()
+print("here", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.1)
 dist.destroy_process_group()
@@ -124,8 +127,9 @@ def is_open(port):
 @pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
 @pytest.mark.parametrize("nnodes", ["2:3", "1:3"])
 def test_machines_lose_their_head(tmp_path, nnodes, numbered):
-    """They go on where no two groups of them could be large enough."""
-    agents, _ = three_machines(tmp_path, nnodes, numbered=numbered)
+    """They go on where no two groups of them could be large enough. Their logs are one launch's."""
+    shared = ("--log-dir=logs", "--notify=cat >> told")
+    agents, _ = three_machines(tmp_path, nnodes, numbered=numbered, options=shared)
     agents[0].kill()
     agents[0].communicate()
     if nnodes == "2:3":
@@ -135,6 +139,15 @@ def test_machines_lose_their_head(tmp_path, nnodes, numbered):
     if nnodes == "2:3":
         assert [code for _, code in ended] == [0, 0]
         assert "the head on 127.0.0.1 was lost: " in ended[0][0] + ended[1][0]
+        report = json.loads(command("report", "logs", "--json", cwd=tmp_path).stdout)
+        assert len(report["launches"]) == 1
+        said = command("logs", "logs", cwd=tmp_path).stdout
+        assert re.search(r"^-- .* round 2, .*; round 0 ended: node lost$", said, re.MULTILINE)
+        assert [(end["round"], end["cause"]) for end in report["ends"]] == [(0, "node lost")]
+        lasted = report["seats"] * (report["end"] - report["begin"])
+        assert report["total"] == pytest.approx(lasted, rel=0.01)
+        over = json.loads((tmp_path / "told").read_text().splitlines()[-1])
+        assert over["goodput"] == pytest.approx(report["goodput"], abs=0.05)
     else:
         assert [code for _, code in ended] == [1, 1]
         assert "the head on 127.0.0.1 was lost" in ended[0][0]

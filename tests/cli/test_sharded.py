@@ -24,6 +24,7 @@ def loss(directory: Path, script: str, workers: int, steps: int, how: str) -> tu
     return float(reached), done.stdout
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("script", "first", "then", "at_once"),
     [

@@ -60,6 +60,10 @@ def waiting(directory, *options):
     return stepping(directory, "--cold", *options, text=WAITING)
 
 
+def phases(launch):
+    return [worker["phase"] for worker in launch["job"]["agents"][0]["workers"]]
+
+
 def runs(launch):
     return launch["job"]["agents"][0]["ranks"]
 
@@ -76,7 +80,7 @@ def stepping(directory, *options, **more):
 
 def test_a_launch_on_this_machine(tmp_path):
     with stepping(tmp_path, "--nproc", 2) as run:
-        launch = run.until_told(lambda each: len(each["job"]["agents"][0]["workers"]) == 2)
+        launch = run.until_told(lambda each: phases(each) == ["step", "step"])
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
         assert launch["logs"].startswith(str(tmp_path))

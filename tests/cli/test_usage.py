@@ -195,12 +195,22 @@ def test_a_directory_that_is_gone(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_command_whose_output_nobody_reads(cwd):
+@pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
+def test_a_command_whose_output_nobody_reads(cwd, words):
     """As in `hpclaunch checkpoints . | head -1`."""
+    (cwd / "train.py").touch()
     reading, writing = os.pipe()
     os.close(reading)
-    command = [HPCLAUNCH, "checkpoints", "."]
     pipes = {"stdout": writing, "stderr": subprocess.PIPE}
-    done = subprocess.run(command, cwd=cwd, env=environment(), **pipes)
+    done = subprocess.run([HPCLAUNCH, *words], cwd=cwd, env=environment(), **pipes)
     os.close(writing)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
+def test_a_command_whose_output_has_no_room(cwd, words):
+    (cwd / "train.py").touch()
+    command = ["bash", "-c", '"$@" >/dev/full', "bash", HPCLAUNCH, *words]
+    done = subprocess.run(command, cwd=cwd, env=environment(), stderr=subprocess.PIPE, text=True)
+    said = "hpclaunch: error: cannot write to standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, said)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.network.view_socket import ViewSocket, file_of
 
@@ -57,3 +58,12 @@ def test_one_that_is_asked_by_its_pid():
     with answering({**OTHER, "pid": 4711}):
         assert [json.loads(data)["name"] for _, data in view_client.looked(4711)] == ["newer"]
         assert view_client.looked("4711") == []
+
+
+def test_several_launches_of_a_job_are_named():
+    both = [
+        LaunchSnapshot(name, "71", "n1", 1, "a.py", "", 0.0, 0.0, None) for name in ("71.0", "71.1")
+    ]
+    assert launches.FoundLaunches("71", both[:1]).only is both[0]
+    with pytest.raises(launches.NoLaunchError, match=r"several launches, name one: 71\.0, 71\.1"):
+        _ = launches.FoundLaunches("71", both).only

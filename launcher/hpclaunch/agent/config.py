@@ -11,10 +11,10 @@ from ..core.placement.streams import Streams
 from ..core.protocol.model import Allocation, Job, Trouble
 from ..system.lessons import NO_LESSON, Lesson
 from ..system.logs.log_directory import LogDirectory
-from ..system.metrics_target import MetricsTarget
 
 if TYPE_CHECKING:
     from ..core.health.findings import Finding
+    from ..system.metrics_target import MetricsTarget
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
 from ..core.protocol.wording import plain
-from ..system.metrics_target import MetricsTarget
 from ..system.shared.helper import Helper
 from .config import Config
+
+if TYPE_CHECKING:
+    from ..system.metrics_target import MetricsTarget
 
 END_LIMIT = 5.0  # seconds for the last file; a file system may stall
 MOST_LOST = 3  # processes that were killed, and replaced

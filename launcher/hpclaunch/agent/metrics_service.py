@@ -20,16 +20,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from hpclaunch import __version__
-from hpclaunch.core.ledger.book import Book
 from hpclaunch.core.ledger.job_report import JobReport, report
 from hpclaunch.core.ledger.summing import Launch
+from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.core.views.job_metrics import MetricFamily, job_metrics
 from hpclaunch.system.exposition import Exposition
-from hpclaunch.system.logs import ledger_files
 from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_client import ask
 from hpclaunch.system.network.view_socket import LEDGER, LOOK
@@ -57,9 +54,6 @@ class Known:
         self._report: JobReport | None = None
         self._ended: Counter[str] = Counter()  # rounds, by cause
         self._last_ended = -1  # the last of these
-        # By the term in which this agent leads: the books of those that have led before
-        self._earlier: dict[int, tuple[Book, ...]] = {0: ()}
-        self._reading: set[int] = set()  # for which terms these are being read
         self.leads = False
         self.used_at = -math.inf  # the last scrape
         self.scrapes = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable after one
@@ -80,7 +74,7 @@ class Known:
                     launch = packing.unpack(data, LaunchSnapshot)
                     if launch.job is not None and now >= self._summed_at + LEDGER_FRESH:
                         self._summed_at = now
-                        self._sum(self._ask(LEDGER), launch.logs)
+                        self._sum(self._ask(LEDGER), launch)
                     self._tell(launch)
             return self._families
 
@@ -92,7 +86,7 @@ class Known:
         """Take in what the agent says last."""
         with self._lock:
             launch = packing.unpack(look, LaunchSnapshot)
-            self._sum(ledger, launch.logs, is_last=True)
+            self._sum(ledger, launch)
             self._tell(launch)
             self._looked_at = math.inf
 
@@ -102,35 +96,16 @@ class Known:
             launch, self._report, self._ended, __version__, ranks=self._ranks
         )
 
-    def _sum(self, ledger: bytes, logs: str, *, is_last: bool = False) -> None:
-        if not ledger:  # another agent leads by now
+    def _sum(self, ledger: bytes, launch: LaunchSnapshot) -> None:
+        if not ledger:  # another agent leads by now, or does not know all books yet
             return
-        file = msgspec.json.decode(ledger, type=ledger_files.LedgerFile)
-        term = file.book.term
-        if term not in self._earlier and not is_last:
-            self._report = None  # until they are there
-            if term not in self._reading:
-                self._reading.add(term)
-                wanted = (Path(logs), file.launch, term)
-                threading.Thread(target=self._read_earlier, args=wanted, daemon=True).start()
-            return
-        books = (*self._earlier.get(term, ()), file.book)
-        self._report = report([Launch(file.launch, books, file.allocated, file.over)])
+        self._report = report([packing.unpack(ledger, Launch)])
+        if launch.job is not None and launch.job.stage is Stage.STOPPING:
+            return  # an earlier failure may still be heard of
         for end in self._report.ends:  # of which a book keeps the newest
             if end.round > self._last_ended:
                 self._last_ended = end.round
                 self._ended[end.cause] += 1
-
-    def _read_earlier(self, logs: Path, name: str, term: int) -> None:
-        """What the heads before this one have written. The file system may stall."""
-        try:
-            launches, _ = ledger_files.read(logs)
-        except OSError:  # perhaps it can be read the next time
-            self._reading.discard(term)
-            return
-        books = (book for each in launches if each.name == name for book in each.books)
-        self._earlier[term] = tuple(book for book in books if book.term < term)
-        self._summed_at = -math.inf
 
 
 @dataclass(slots=True)

@@ -12,11 +12,13 @@ from typing import Any
 import zmq
 
 from ..core.protocol.effects import Detail, Notify
+from ..core.protocol.model import Topic
 from ..core.protocol.wording import count, harmless, plain
 from ..system.notifier import NotifierClient
 from .config import Config
 
 FORMAT = 1  # of an event
+OVER = (Topic.JOB_OVER, Topic.JOB_REQUEUED)
 MOST = 64  # events that wait; beyond that, the oldest are dropped
 END_LIMIT = 10.0  # seconds for what is left at the end
 
@@ -30,7 +32,8 @@ class Notifying:
         self._dropped = 0
         self._has_failed = False  # and the user knows
 
-    def tell(self, notify: Notify) -> None:
+    def tell(self, notify: Notify, goodput: Callable[[], float | None]) -> None:
+        """`goodput` is asked once the job is over."""
         allocation, job = self._config.allocation, self._config.job
         event: dict[str, Detail] = {
             "format": FORMAT,
@@ -43,6 +46,8 @@ class Notifying:
             "text": notify.text,
         }
         event |= notify.details
+        if notify.topic in OVER and (so_far := goodput()) is not None:
+            event["goodput"] = round(so_far, 4)
         self._waiting.append({k: _readable(v) for k, v in event.items()})
         if len(self._waiting) > MOST:
             self._waiting.popleft()

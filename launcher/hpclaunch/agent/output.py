@@ -12,7 +12,7 @@ from ..core.placement.streams import Shown, Std, Streams
 from ..core.protocol.model import Assignment
 from ..core.protocol.wording import harmless
 from ..system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
-from ..system.logs.output_index import name_of
+from ..system.logs.log_directory import index_of
 from ..system.processes.fork_server_client import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
@@ -101,7 +101,7 @@ class Output:
                 files.append(StreamFile(path, taps))
         self._shown = {"duplicates": duplicates, "errors": errors, "store": store}
         self._shown |= {"limit": self._limit}
-        path = str(directory / name_of(self._label))
+        path = str(directory / index_of(self._label))
         self._shown |= {"index": IndexFile(path, self._launch, self._host)}
         self._shown |= {"directory": directory, "streams": files, "number": number}
         self.service.prepare(**self._shown)

@@ -13,11 +13,10 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
-from ..core.history.moment import SavedMoment
 from ..core.protocol import events
 from ..core.protocol.model import EXIT_LOST, Assignment, Look, Rounds, Seen, Trouble
 from ..core.protocol.wording import some
@@ -32,6 +31,9 @@ from ..system.checkpoints.client import (
     Suggested,
 )
 from .config import Checkpoints, Config
+
+if TYPE_CHECKING:
+    from ..core.history.moment import SavedMoment
 
 MOST_ROUNDS = 256  # that are remembered
 NEAR = 3  # rounds to tell about, before and after the one in which something was saved
@@ -248,6 +250,8 @@ class Resuming:
 
     def _note_newest(self, last: FoundCheckpoint) -> None:
         if last.lacks is None and last.time:
+            from ..core.history.moment import SavedMoment
+
             self.newest = SavedMoment(last.time / 1e9, last.step, last.size)
 
     def _see(self, look: Look, missing: str, damage: str = "") -> list[events.Event]:

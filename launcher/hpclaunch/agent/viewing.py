@@ -17,7 +17,6 @@ import zmq
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.model import Request
-from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
 from ..system.logs.log_directory import STATUS
 from ..system.shared import packing
 from .config import Config
@@ -32,7 +31,7 @@ FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
 LEDGER_FRESH = 2.0  # and a ledger
 SHARE = 0.02  # of the time of the loop, at most, for making either
 KEPT = 60.0  # seconds between two snapshots in the log directory
-PAUSE = 0.02  # seconds between two times that questions are read
+PAUSE = 0.008  # seconds between two times that questions are read
 LOOKED = 1.0  # seconds between two events that say that somebody looks
 REQUESTS = {request.value.encode(): request for request in Request}
 
@@ -172,9 +171,11 @@ class Viewing:
         return self._snapshots.make(), self._ledgers.make()
 
     def _ledger_text(self) -> bytes:
-        return self._ledger.text(self._control, time.monotonic()).encode()
+        return self._ledger.of_launch(self._control, time.monotonic()).encode()
 
     def _snapshot(self) -> bytes:
+        from ..core.snapshot.job_snapshot import LaunchSnapshot, NodeGpu
+
         config, control, now = self._config, self._control, time.monotonic()
         launch = LaunchSnapshot(
             name=config.allocation.name,

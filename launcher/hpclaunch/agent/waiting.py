@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from ..core.control import Control
 from ..core.protocol import events
 from ..core.protocol.stages import Stage
-from ..core.views.live_line import live_line
-from ..core.views.text_style import TextStyle
 from .output import Output
 
 OVER = (Stage.ENDING, Stage.ENDED)
@@ -62,6 +60,9 @@ class WaitOnTerminal:
             self._deliver(events.LookedAt())
         self._since = min(self._since, now)
         _, columns = self._output.size
+        from ..core.views.live_line import live_line  # only a terminal pays for it
+        from ..core.views.text_style import TextStyle
+
         text = live_line(snapshot, TextStyle(columns - 1 if columns > 1 else NARROW))
         if text or snapshot.stage is not Stage.RUNNING:
             self._known_at = now

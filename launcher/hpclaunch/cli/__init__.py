@@ -11,7 +11,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TextIO
 
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
@@ -38,6 +40,12 @@ COMMANDS = {
     "stop": "stop",
     "top": "top",
 }
+
+MANY = 1000  # pieces that are written at once
+
+
+class NobodyReadsError(Exception):
+    """What a command prints: it was for `head`, or for a pager that was left."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -104,8 +112,7 @@ def _command(name: str, words: list[str]) -> int:
         return code
     except UsageError as e:
         return _complain(e)
-    except BrokenPipeError:  # of head, or of a pager that was left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python itself would complain at its end
+    except NobodyReadsError:
         return 128 + signal.SIGPIPE
 
 
@@ -122,16 +129,29 @@ def say(text: str) -> None:
         sys.stderr.buffer.flush()
 
 
-def write(text: str) -> None:
-    """Write what a command prints to standard output. BrokenPipeError if nobody reads it."""
+def standard_output() -> TextIO:
+    """Standard output. Raises UsageError if there is none."""
     if sys.stdout is None:
         raise UsageError("standard output is closed")
-    # A file may have any bytes in its name.
-    data = memoryview(text.encode(sys.stdout.encoding, "backslashreplace"))
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except BrokenPipeError:
-        raise
-    except OSError as e:
-        raise UsageError(f"cannot write to standard output: {e.strerror}") from e
+    return sys.stdout
+
+
+def write(text: str) -> None:
+    """`write_bytes` for a text, in which names of files may have any bytes."""
+    write_bytes([text.encode(standard_output().encoding, "backslashreplace")])
+
+
+def write_bytes(pieces: Iterable[bytes]) -> None:
+    """Write what a command prints to standard output, many pieces at once. Raises UsageError if
+    that cannot be, and NobodyReadsError.
+    """
+    fd, rest = standard_output().fileno(), iter(pieces)
+    while some := list(islice(rest, MANY)):
+        data = memoryview(b"".join(some))
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except BrokenPipeError as e:
+            raise NobodyReadsError from e
+        except OSError as e:
+            raise UsageError(f"cannot write to standard output: {e.strerror}") from e

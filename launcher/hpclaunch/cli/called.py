@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
@@ -20,8 +22,18 @@ if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
 
 
-def main(parent: str, fd: str, *words: str) -> int:
-    """`fd` is the descriptor for the line; the words are those of the command."""
+def main(parent: str, fd: str, own: str, *words: str) -> int:
+    """`fd` is the descriptor for the line, `own` a directory that is there for the job, "" without
+    one; the words are those of the command.
+    """
+    try:
+        return _launch(parent, fd, words)
+    finally:
+        if own:  # that program may have been killed
+            shutil.rmtree(own, ignore_errors=True)
+
+
+def _launch(parent: str, fd: str, words: Sequence[str]) -> int:
     os.set_inheritable(int(fd), False)
     # The signal with which it is ended must arrive, whatever that program does with its own.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
 
-from . import values
+from . import standard_output, values, write_bytes
 
 EXIT_FAIL = 1
 WIDTH = 100  # where there is no terminal
@@ -91,14 +89,7 @@ def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _show(visits: Sequence[Visit]) -> None:
     """Written in one piece, since other tasks of the step may be writing, too."""
-    if sys.stdout is None:
-        raise UsageError("standard output is closed")
-    data = memoryview(as_bytes(_table(visits)))
-    try:
-        while data:
-            data = data[os.write(sys.stdout.fileno(), data) :]
-    except OSError as e:
-        raise UsageError(f"cannot write to standard output: {e.strerror}") from e
+    write_bytes([as_bytes(_table(visits))])
 
 
 def _table(visits: Sequence[Visit]) -> str:
@@ -108,7 +99,7 @@ def _table(visits: Sequence[Visit]) -> str:
 
     from .doctor_meeting import folded
 
-    tty = sys.stdout.isatty()
+    tty = standard_output().isatty()
     width = shutil.get_terminal_size().columns if tty else WIDTH
     console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
     styles = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "bold red"}

@@ -15,7 +15,6 @@ import argparse
 import datetime
 import heapq
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
 from hpclaunch.core.protocol.wording import count, for_console
 
-from . import say
+from . import say, write_bytes
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -58,9 +57,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     agents = [_Agent(path, names, verbose=options.verbose) for path in files]
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
     try:
-        _show(lines, options.until)
-    except BrokenPipeError:
-        raise
+        write_bytes(for_console(f"{text}\n") for text in _until(lines, options.until))
     except OSError as e:
         raise UsageError(f"cannot replay {options.journal}: {e.strerror or e}") from e
     except KeyboardInterrupt:
@@ -91,17 +88,14 @@ def _files(where: Path) -> list[Path]:
     return files
 
 
-def _show(lines: Iterator[Line], until: str | None) -> None:
-    if sys.stdout is None:
-        raise UsageError("standard output is closed")
-    out, end = sys.stdout.buffer, None
+def _until(lines: Iterator[Line], until: str | None) -> Iterator[str]:
+    end = None
     for time, text in lines:
         if until is not None and end is None:
             end = _moment(until, time)
         if end is not None and time > end:
             break
-        out.write(for_console(f"{text}\n"))
-    out.flush()
+        yield text
 
 
 def _moment(text: str, begin: float) -> float:

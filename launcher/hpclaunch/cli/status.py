@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.core.views.job_list import job_line, job_list
 from hpclaunch.core.views.job_screen import job_screen
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.json:
         from hpclaunch.system.shared import packing
 
-        write(packing.to_json(told.launches).decode() + "\n")
+        write(harmless_json(packing.to_json(told.launches).decode()) + "\n")
     elif told.launches or told.others:
         write(_text(_shown(told.launches, told.others, style(environ))))
     else:
@@ -72,15 +73,12 @@ def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
     from hpclaunch.system.network import launches
 
     try:
-        found = launches.find(job, environ).launches
+        found = launches.find(job, environ)
     except launches.NoLaunchError:
         if (last := status_file.newest(job)) is None:
             raise
         return last
-    if len(found) > 1:
-        names = ", ".join(launch.name for launch in found)
-        raise launches.NoLaunchError(f"job {job} has several launches, name one: {names}")
-    return found[0]
+    return found.only
 
 
 def style(environ: Mapping[str, str]) -> TextStyle:

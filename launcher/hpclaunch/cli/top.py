@@ -83,15 +83,16 @@ def _show(found: launches.FoundLaunches, environ: Mapping[str, str]) -> None:
 
     from hpclaunch.system.network import launches
 
-    console = Console()
+    console, launch = Console(), found.only
     state: TopState | None = TopState()
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while state is not None:
             with found.watch(PAUSE) as stream:
-                state = _follow(stream, found.launches[0], state, live, environ)
+                state = _follow(stream, launch, state, live, environ)
             if state is not None:  # another agent may lead by now
                 try:
                     found = launches.find(found.which, environ)
+                    launch = found.launches[0]
                 except launches.NoLaunchError:
                     return
 

@@ -54,6 +54,14 @@ class FoundLaunches:
     step: Sequence[str] = ()  # how a command line begins that runs where they are led
     env: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def only(self) -> LaunchSnapshot:
+        """The launch, if there is one of this name. Raises NoLaunchError, which names several."""
+        if len(self.launches) > 1:
+            names = ", ".join(launch.name for launch in self.launches)
+            raise NoLaunchError(f"job {self.which} has several launches, name one: {names}")
+        return self.launches[0]
+
     def request(self, request: Request) -> list[str]:
         """Why not, for each launch; "" if it is done."""
         if not self.step:
@@ -123,6 +131,8 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     except OSError as e:
         raise NoLaunchError(f"cannot look at job {which}: {e.strerror}: {e.filename}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
+    if not running and (later := _of_later_job(which, number, env)):
+        return later
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
         raise NoLaunchError(f"cannot look at job {which}: {complaint or state}")
@@ -133,6 +143,19 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
         raise NoLaunchError(f"cannot look at job {which}: {e}") from e
+
+
+def _of_later_job(which: str, number: str, env: Mapping[str, str]) -> FoundLaunches | None:
+    """One that has the name of an earlier job, whose script was submitted again."""
+    jobs, _ = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
+    first = int(number) if number.isdigit() else 0
+    later = [job for job in jobs if job.id.isdigit() and int(job.id) > first]
+    running = [job for job in later if job.state == slurm_steps.RUNNING]
+    for job, found in _each(running, env):
+        names = [] if isinstance(found, NoLaunchError) else [x.name for x in found.launches]
+        if mine := next((n for n in names if which in (n, n.partition(".")[0])), ""):
+            return _in_job(job, mine, env)
+    return None
 
 
 def all_launches(environ: Mapping[str, str]) -> Told:
@@ -146,12 +169,11 @@ def all_launches(environ: Mapping[str, str]) -> Told:
         return Told(here, others)
     known = {launch.slurm_id for launch in here}
     asked = [j for j in jobs if j.state == slurm_steps.RUNNING and j.id not in known]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for job, found in zip(asked, pool.map(lambda j: _try(j, env), asked), strict=True):
-            if isinstance(found, NoLaunchError):
-                others.append((job.id, f"{job.state.lower()}: {found}"))
-            else:
-                launches |= {launch.name: launch for launch in found.launches}
+    for job, found in _each(asked, env):
+        if isinstance(found, NoLaunchError):
+            others.append((job.id, f"{job.state.lower()}: {found}"))
+        else:
+            launches |= {launch.name: launch for launch in found.launches}
     others += [(job.id, job.state.lower()) for job in jobs if job.state != slurm_steps.RUNNING]
     return Told(list(launches.values()), others, complaint)
 
@@ -159,6 +181,14 @@ def all_launches(environ: Mapping[str, str]) -> Told:
 def of_process(pid: int) -> LaunchSnapshot | None:
     """The launch of an agent on this machine; None if that does not answer."""
     return next((_read(data) for _, data in view_client.looked_patiently(pid)), None)
+
+
+def _each(
+    jobs: Sequence[SlurmJob], env: Mapping[str, str]
+) -> list[tuple[SlurmJob, FoundLaunches | NoLaunchError]]:
+    """The launches of each of these jobs, several of which are asked at once."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(zip(jobs, pool.map(lambda job: _try(job, env), jobs), strict=True))
 
 
 def _try(job: SlurmJob, env: Mapping[str, str]) -> FoundLaunches | NoLaunchError:
