@@ -10,10 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
-SHORT := not horovod and not compiles and not requeues
+SHORT := not horovod and not compiles and not requeues and not frameworks
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-horovod test-torch
 .PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -42,6 +42,9 @@ test-compiled: $(VENV)/frameworks system     ## DeepSpeed and a program in C++, 
 
 test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as root; 10 minutes
 	$(BIN)/pytest -m requeues
+
+test-frameworks: $(VENV)/frameworks system     ## trainings with each framework, interrupted and not, as root; 15 minutes
+	$(RUN) -m 'frameworks and not compiles'
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod
@@ -74,6 +77,7 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 	$(BIN)/python bench/journal.py
 	$(BIN)/python bench/many_agents.py
 	$(BIN)/python bench/metrics.py
+	$(BIN)/python bench/questions.py
 	$(BIN)/python bench/restarts_never_hang.py
 
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any
