@@ -137,6 +137,16 @@ def test_rounds_that_are_over():
     assert len(snapshot(crew).past) <= 8
 
 
+def test_the_round_of_a_head_that_is_lost_is_over():
+    crew = training("n0 n1 n2", fewest=2, most=3)
+    crew.kill(0)
+    crew.until(crew.now + 10.0)
+    (new,) = crew.heads
+    (past,) = snapshot(crew, new).past
+    assert (past.round, past.why) == (0, f"the head on n0 was lost: n{new} leads now")
+    assert not past.is_fault
+
+
 def test_a_lost_node_is_named_with_the_reason():
     crew = training("n0 n1 n2", fewest=2, most=3)
     crew.kill(2)

@@ -202,6 +202,8 @@ class Head:
         self.budget.take_over(election.configuration.record.tally)
         self._preflight_due = False
         self._begins = int(takeover.begun)
+        if takeover.begun:
+            self.onlookers.took_over(takeover, now)
         self._stage_since = self._tenure_since = now
         self.notices.begin_to_ask(now)
         self.round = max(takeover.next_round, self.job.first_round)

@@ -15,6 +15,7 @@ from ..protocol.messages import Report
 from .restarts import how
 from .roster import Peer
 from .round import End, Round
+from .takeover import Takeover
 
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import CheckpointSnapshot, PastRound
@@ -87,9 +88,16 @@ class Onlookers:
         ranks = sum(p.assignment.nproc for p in current.participants if p.assignment is not None)
         fault = current.is_programs_fault
         why = how(current.cause) if fault else _why(current)
-        from ..snapshot.job_snapshot import PastRound
+        self._keep(current.number, ranks, why, now, is_fault=fault)
 
-        self._past.append((now, PastRound(current.number, 0.0, ranks, why, is_fault=fault)))
+    def took_over(self, takeover: Takeover, now: float) -> None:
+        """The last round has ended with its head."""
+        self._keep(takeover.last_round, 0, takeover.said, now, is_fault=False)
+
+    def _keep(self, number: int, ranks: int, why: str, now: float, *, is_fault: bool) -> None:
+        from ..snapshot.job_snapshot import PastRound  # only a round that has ended pays for it
+
+        self._past.append((now, PastRound(number, 0.0, ranks, why, is_fault=is_fault)))
 
     # What is seen of it
 

@@ -66,7 +66,7 @@ class PastRound:
 
     round: int
     ended: float
-    ranks: int
+    ranks: int  # 0 if that is not known: the round was another head's
     why: str
     is_fault: bool  # it counts as a restart
 
