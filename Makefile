@@ -10,10 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
-SHORT := not horovod and not compiles and not requeues and not frameworks
+SHORT := not horovod and not compiles and not requeues and not frameworks and not benches
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-benches test-horovod test-torch
 .PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -43,8 +43,11 @@ test-compiled: $(VENV)/frameworks system     ## DeepSpeed and a program in C++, 
 test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as root; 10 minutes
 	$(BIN)/pytest -m requeues
 
-test-frameworks: $(VENV)/frameworks system     ## trainings with each framework, interrupted and not, as root; 15 minutes
+test-frameworks: $(VENV)/frameworks system     ## trainings with each framework, interrupted, killed and not, as root; 20 minutes
 	$(RUN) -m 'frameworks and not compiles'
+
+test-benches: $(VENV)/ready system     ## each measurement at its smallest; 3 minutes
+	$(BIN)/pytest -m benches
 
 test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it first, 10 to 20 minutes
 	PYTHONPATH=$(CURDIR)/$(VENV)/horovod $(BIN)/pytest -m horovod
