@@ -6,6 +6,12 @@ import pytest
 
 from hpclaunch.agent.evidence import state_of
 
+BACKWARD = """Thread 0x00007f2ebbfddb80 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 7 in _engine_run_backward
+  File "/home/me/train.py", line 211 in main
+"""
+RECORDED = {"entries": [{"state": "completed", "collective_seq_id": 1, "process_group": ["0", ""]}]}
+
 
 @pytest.mark.parametrize(
     ("states", "state"),
@@ -20,3 +26,18 @@ def test_the_state_of_a_rank_is_the_worst_of_its_processes(states, state):
     processes = [{"state": each, "wchan": wchan} for each, wchan in states]
     found = {"rank": 3, "stacks": "", "records": None, "busy": False, "processes": processes}
     assert state_of(found).state == state
+
+
+@pytest.mark.parametrize(
+    ("records", "busy", "waits"),
+    [
+        pytest.param({"entries": []}, False, ("", 0, "backward"), id="a torch without a recorder"),
+        pytest.param({"entries": []}, True, None, id="it computes"),
+        pytest.param(RECORDED, False, None, id="all that was recorded is done"),
+        pytest.param(None, False, None, id="it does not answer"),
+    ],
+)
+def test_a_rank_that_stands_still_in_backward_waits_for_the_others(records, busy, waits):
+    processes = [{"state": "S", "wchan": "futex_wait_queue"}]
+    found = {"rank": 0, "stacks": BACKWARD, "records": records, "busy": busy}
+    assert state_of({**found, "processes": processes}).waits == waits

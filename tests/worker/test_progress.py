@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.torch
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
+TORCH = tuple(map(int, version("torch").split(".")[:2]))
 LIMIT = 120  # seconds; far more than any of this takes
 
 MODEL = """
@@ -332,6 +334,7 @@ dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=ra
 """
 
 
+@pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6, FSDP2 needs a GPU")
 def test_sharded_parameters(server, tmp_path):
     text = """
 from torch.distributed.device_mesh import init_device_mesh
@@ -350,7 +353,8 @@ dist.destroy_process_group()
 def test_a_pipeline(server, tmp_path):
     text = """
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-stage = PipelineStage(torch.nn.Linear(4, 4), rank, 2, torch.device("cpu"))
+takes = (torch.zeros(2, 4),)  # before torch 2.6, it has to be told
+stage = PipelineStage(torch.nn.Linear(4, 4), rank, 2, torch.device("cpu"), input_args=takes)
 schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
 optimizer = torch.optim.AdamW(stage.submod.parameters())
 for _ in range(5):

@@ -27,7 +27,10 @@ def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
     stack = tracebacks.main_thread(found["stacks"])
     waits = flight_records.awaited(found["records"])
-    if waits is None and (name := tracebacks.collective(stack)):
+    name = tracebacks.collective(stack)
+    if not name and flight_records.is_silent(found["records"]) and not found["busy"]:
+        name = tracebacks.implied_collective(stack)
+    if waits is None and name:
         waits = ("", 0, name)
     states = [
         "D" if process["wchan"].startswith(FUSE) else process["state"]

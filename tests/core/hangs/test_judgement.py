@@ -119,6 +119,9 @@ def test_a_single_rank_is_at_fault_itself():
     found = judged(elsewhere(0))
     assert found.culprits == (0,)
     assert found.lines == ("rank 0 on n1 is in loader.py:88, next_batch",)
+    assert judged(elsewhere(0), ended=[1]).culprits == (0,)
+    found = judged(waiting(0))
+    assert (found.culprits, len(found.lines)) == ((0,), 1)
 
 
 def test_a_culprit_that_uses_the_cpu_may_only_take_long():

@@ -55,6 +55,17 @@ def test_a_stage_of_a_pipeline_that_waits_for_another():
     assert tracebacks.place(stack) == "train.py:31, main"
 
 
+def test_collectives_that_no_stack_tells():
+    torch = "/env/lib/python3.11/site-packages/torch"
+    own = tracebacks.Frame("/home/me/train.py", 7, "main")
+    backward = tracebacks.Frame(f"{torch}/autograd/graph.py", 769, "_engine_run_backward")
+    begins = tracebacks.Frame(f"{torch}/distributed/utils.py", 298, "_sync_module_states")
+    assert tracebacks.implied_collective([backward, own]) == "backward"
+    assert tracebacks.implied_collective([begins, own]) == "broadcast"
+    assert tracebacks.implied_collective([own, backward, own]) == ""  # of a function of the user's
+    assert tracebacks.implied_collective([]) == ""
+
+
 def test_a_debugger():
     text = 'Thread 0x1 (most recent call first):\n  File "/lib/python3.11/bdb.py", line 5 in f\n'
     assert tracebacks.is_debugged(tracebacks.main_thread(text))

@@ -43,6 +43,11 @@ def awaited(records: Mapping[str, Any] | None) -> Collective | None:
     return None
 
 
+def is_silent(records: Mapping[str, Any] | None) -> bool:
+    """Whether the worker has answered, but torch has recorded nothing."""
+    return records is not None and not _entries(records)
+
+
 def _entries(records: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """The oldest first."""
     found = (records or {}).get("entries")

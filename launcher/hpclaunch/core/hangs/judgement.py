@@ -36,7 +36,8 @@ def judge(
     """`states` by rank, without a `state` for those that nothing is known of; `ended` are the ranks
     that are done. `host` names the host of a rank.
     """
-    at_fault = [states[rank] for rank in _culprits(states)]
+    culprits = _culprits(states) if len(states) > 1 or ended else list(states)
+    at_fault = [states[rank] for rank in culprits]
     known = {state.rank for state in at_fault}
     waiters = [s for s in states.values() if s.waits is not None and s.rank not in known]
     lines = [

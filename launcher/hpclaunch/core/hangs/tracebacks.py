@@ -12,6 +12,9 @@ _LIBRARIES = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+t?/|^<frozen
 _COLLECTIVES = "/torch/distributed/distributed_c10d.py"
 # Waits for messages of other stages of a pipeline, which it has begun to send or receive before.
 _PIPELINES = ("/torch/distributed/pipelining/schedules.py", "_wait_batch_p2p")
+# Where collectives are begun in C++: for gradients, and by DDP as it begins and in forward().
+_BACKWARD = ("/torch/autograd/graph.py", "_engine_run_backward")
+_SYNCHRONIZES = ("/torch/nn/parallel/distributed.py", "/torch/distributed/utils.py")
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
 # What a collective's own function calls on the way to the one that waits.
 _INNER = {"wrapper", "wait", "_wait", "__exit__"}
@@ -52,6 +55,17 @@ def collective(stack: Sequence[Frame]) -> str:
         return "batch_isend_irecv"
     inside = [f.function for f in stack if f.file.endswith(_COLLECTIVES)]
     return next((name for name in reversed(inside) if name not in _INNER), "")
+
+
+def implied_collective(stack: Sequence[Frame]) -> str:
+    """Where a rank that stands still most likely waits for the others though no collective is in
+    the stack: "backward" or "broadcast"; "" if it is elsewhere.
+    """
+    if not stack:
+        return ""
+    if stack[0].file.endswith(_BACKWARD[0]) and stack[0].function == _BACKWARD[1]:
+        return "backward"
+    return "broadcast" if stack[0].file.endswith(_SYNCHRONIZES) else ""
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:

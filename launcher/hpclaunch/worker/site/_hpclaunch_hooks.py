@@ -216,6 +216,8 @@ def ends_in_order(c10d):
     gloo's threads take it to let go of a collective's tensors. If DDP's reducer then has the last
     reference to the group, it waits for these threads with the lock held, for ever. With torch 2.13
     about every fourth script hangs that ends right after a collective, whoever launches it.
+
+    Before torch 2.6, its threads are called as that which has made them.
     """
     import functools
     import time
@@ -227,7 +229,7 @@ def ends_in_order(c10d):
     @functools.wraps(destroy)
     def destroy_group(*args, **kwargs):
         limit = time.monotonic() + 1
-        while in_round() and (states := states_of(b"pt_gloo_runloop")):
+        while in_round() and (states := states_of(b"pt_gloo_runloop", b"pt_main_thread")):
             time.sleep(0.001)  # without the lock
             if b"R" not in states or time.monotonic() > limit:
                 break
@@ -236,14 +238,17 @@ def ends_in_order(c10d):
     c10d.destroy_process_group = destroy_group
 
 
-def states_of(name):
-    """Of this process's threads with that name, as in proc(5)."""
+def states_of(*names):
+    """Of this process's other threads with such a name, as in proc(5)."""
+    from _thread import get_native_id
+
     states = []
     try:
-        for thread in os.listdir("/proc/self/task"):
+        for thread in set(os.listdir("/proc/self/task")) - {str(get_native_id())}:
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
-                _, _, rest = f.read().partition(b"(" + name + b") ")
-            if rest:
+                _, _, rest = f.read().partition(b"(")
+            name, _, rest = rest.rpartition(b") ")
+            if name in names:
                 states.append(rest[:1])
     except OSError:
         pass  # a thread has ended meanwhile, or this process has too many open files
