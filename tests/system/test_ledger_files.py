@@ -69,3 +69,10 @@ def test_a_book_of_no_possible_time_is_damaged(tmp_path, end):
     book = Book(0, BEGIN, BEGIN + 10, (replace(TRAINED, end=end),))
     (tmp_path / "ledger-agent-0.json").write_text(text(book))
     assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
+
+
+def test_a_file_with_bytes_that_are_no_text_is_damaged(tmp_path):
+    written = text(Book(0, BEGIN, BEGIN + 10, (TRAINED,), names=("n1",))).encode()
+    (tmp_path / "ledger-agent-0.json").write_bytes(written.replace(b'"n1"', b'"n\xff"'))
+    (tmp_path / "ledger-agent-1.json").write_bytes(b'"\xff"')
+    assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json", "ledger-agent-1.json"])

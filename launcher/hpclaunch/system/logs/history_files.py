@@ -63,14 +63,14 @@ def _history(lines: list[bytes]) -> AgentHistory | None:
     moments = []
     try:
         first = packing.unpack(lines[0], HistoryTitle)
-    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (IndexError, msgspec.MsgspecError):
         return None
     if first.format != FORMAT:
         return None
     for each in lines[1:]:
         try:
             moments.append(packing.unpack(each, AgentMoment))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except msgspec.MsgspecError:
             continue  # cut off: by a full disk, or a node that was lost
     moments = [moment for moment in moments if 0 <= moment.at < LATEST]
     moments.sort(key=lambda moment: moment.at)

@@ -31,7 +31,7 @@ def newest(which: str) -> LaunchSnapshot | None:
     found = []
     for place in places:
         with (
-            contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError),
+            contextlib.suppress(OSError, msgspec.MsgspecError),
             open(place / STATUS, "rb", opener=private_files.open_file) as f,
         ):
             found.append(packing.unpack(f.read(), LaunchSnapshot))

@@ -275,5 +275,5 @@ def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[s
 def _read(data: bytes) -> LaunchSnapshot:
     try:
         return packing.unpack(data, LaunchSnapshot)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as e:
+    except msgspec.MsgspecError as e:
         raise NoLaunchError(f"it runs with another version of hpclaunch: {e}") from e

@@ -32,11 +32,11 @@ def pack(value: object) -> bytes:
 
 def unpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Raises MsgspecError for what is no packed value of this type."""
-    if bytes(data)[:1] != b'"':
-        return msgspec.json.decode(data, type=kind)
     try:
+        if bytes(data)[:1] != b'"':
+            return msgspec.json.decode(data, type=kind)
         value = json.loads(msgspec.json.decode(data, type=str))
-    except json.JSONDecodeError as e:
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
         raise msgspec.DecodeError(str(e)) from e
     return msgspec.convert(value, type=kind, str_keys=True)
 
