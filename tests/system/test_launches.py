@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import threading
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ import pytest
 
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client
-from hpclaunch.system.network.view_socket import ViewSocket, file_of
+from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
 
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
 
@@ -20,13 +21,13 @@ OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True,
 @contextmanager
 def answering(answer):
     """An agent that answers every question with this."""
-    socket, (reading, writing) = ViewSocket(), os.pipe()
+    agent, (reading, writing) = ViewSocket(), os.pipe()
 
     def serve():
-        while reading not in select.select([socket, reading], [], [])[0]:
-            for _, address in socket.receive():
+        while reading not in select.select([agent, reading], [], [])[0]:
+            for _, address in agent.receive():
                 file = file_of(json.dumps(answer).encode())
-                socket.answer(address, file)
+                agent.answer(address, file)
                 os.close(file)
 
     thread = threading.Thread(target=serve)
@@ -37,7 +38,7 @@ def answering(answer):
         os.close(writing)
         thread.join()
         os.close(reading)
-        socket.close()
+        agent.close()
 
 
 def test_one_of_another_version_does_not_hide_the_others():
@@ -52,6 +53,57 @@ def test_one_that_answers_something_else_does_not_hide_the_others(answer):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
         told = launches.all_launches({"PATH": "/nonexistent"})
     assert ("newer", "it runs with another version of hpclaunch") in told.others
+
+
+@pytest.mark.parametrize("job", [{}, {"is_complete": True}, "running", {"agents": [{}]}])
+def test_a_job_of_another_version_may_look_different(job):
+    with answering({**OTHER, "job": job}):
+        told = launches.all_launches({"PATH": "/nonexistent"})
+    assert ("newer", "it runs with another version of hpclaunch") in told.others
+
+
+@contextmanager
+def silent(questions):
+    """An agent that is stopped, with so many questions that it has not read; None: no room for
+    more.
+    """
+    agent, other = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    with agent, other:
+        name = b"\0" + name_of(os.geteuid()) + b"0"  # it is asked first
+        agent.bind(name)
+        other.setblocking(False)
+        try:
+            for _ in range(10_000 if questions is None else questions):
+                other.sendto(b"look", name)
+        except BlockingIOError:
+            assert questions is None
+        else:
+            assert questions is not None
+        yield
+
+
+def test_one_that_has_no_room_for_questions_does_not_hide_the_others(monkeypatch):
+    monkeypatch.setattr(view_client, "LIMIT", 0.5)
+    with silent(None), answering(OTHER):
+        assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
+
+
+def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypatch):
+    """Until they have told all: what they are asked for takes them a moment."""
+    monkeypatch.setattr(view_client, "LIMIT", 0.5)
+    monkeypatch.setattr(view_client, "PATIENCE", 0.4)
+    asked = []
+    ask = view_client.ask
+
+    def counting(question, names, within=None):
+        asked.append(names)
+        return ask(question, names, within)
+
+    monkeypatch.setattr(view_client, "ask", counting)
+    with silent(0), answering({**OTHER, "job": {"is_complete": False, "agents": []}}):
+        ((name, _),) = view_client.looked_patiently("newer")
+    assert len(asked) > 1
+    assert asked[1:] == [[name]] * (len(asked) - 1)
 
 
 def test_one_that_is_asked_by_its_pid():

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import json
 import os
 import socket
@@ -18,6 +17,7 @@ from .view_socket import LOOK, name_of, uid_of
 
 LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
 PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
+RETRY = 0.05  # seconds between two tries to ask an agent that has too many questions
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 _SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4)  # credentials, and a descriptor
 
@@ -40,23 +40,42 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
         asking.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         asking.bind(b"")  # the kernel chooses a name
         limit = time.monotonic() + within
-        asking.settimeout(within)
-        waiting = set()
-        for name in names:
-            with contextlib.suppress(OSError):  # it has ended, or does not read
-                asking.sendto(question, name)
-                waiting.add(name)
-        while waiting and (left := limit - time.monotonic()) > 0:
-            asking.settimeout(left)
+        unasked, waiting = names, set[bytes]()
+        while True:
+            asked, unasked = _send(asking, question, unasked)
+            waiting |= asked
+            left = limit - time.monotonic()
+            if left <= 0 or not (waiting or unasked):
+                break
+            asking.settimeout(min(left, RETRY) if unasked else left)
             try:
                 _, ancillary, _, sender = asking.recvmsg(8, _SPACE)
             except TimeoutError:
-                break
+                continue
             data = _content(ancillary)
             if uid_of(ancillary) == os.geteuid() and sender in waiting:
                 waiting.discard(sender)
                 answers[sender] = data
     return answers
+
+
+def _send(
+    asking: socket.socket, question: bytes, names: list[bytes]
+) -> tuple[set[bytes], list[bytes]]:
+    """Returns those that have the question, and those that have no room for it yet: to wait for one
+    of them would let the time for all the others pass.
+    """
+    asked, full = set(), []
+    asking.settimeout(0)
+    for name in names:
+        try:
+            asking.sendto(question, name)
+            asked.add(name)
+        except BlockingIOError:
+            full.append(name)
+        except OSError:
+            pass  # it has ended, or does not read
+    return asked, full
 
 
 def _content(ancillary: list[tuple[int, int, bytes]]) -> bytes:
@@ -74,12 +93,12 @@ def _content(ancillary: list[tuple[int, int, bytes]]) -> bytes:
     return data
 
 
-def looked(which: str | int) -> list[tuple[bytes, bytes]]:
+def looked(which: str | int, names: list[bytes] | None = None) -> list[tuple[bytes, bytes]]:
     """The agents here, each with its answer: all of them (""), or those of the launch, or of the
-    Slurm job, with the name `which`, or the one with this pid.
+    Slurm job, with the name `which`, or the one with this pid. `names`: only look at these.
     """
     found = []
-    for name, data in sorted(ask(LOOK, sockets()).items()):
+    for name, data in sorted(ask(LOOK, sockets() if names is None else names).items()):
         launch = _launch(data)
         if launch and which in ("", launch["name"], launch["slurm_id"], launch["pid"]):
             found.append((name, data))
@@ -98,18 +117,22 @@ def _launch(data: bytes) -> dict[str, Any]:
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
     """The same, once they know what agents are only asked for when somebody looks."""
+    found = looked(which)
     limit = time.monotonic() + PATIENCE
-    while True:
-        found = looked(which)
-        jobs = [json.loads(data)["job"] for _, data in found]
-        if time.monotonic() >= limit or all(map(_is_complete, filter(None, jobs))):
-            return found
+    while time.monotonic() < limit and not all(_is_complete(data) for _, data in found):
         time.sleep(AGAIN)
+        found = looked(which, [name for name, _ in found])  # others may not answer at all
+    return found
 
 
-def _is_complete(job: dict[str, Any]) -> bool:
-    lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
-    return job["is_complete"] and not lacks_gpus
+def _is_complete(data: bytes) -> bool:
+    """Also what an agent tells that does not lead, or one of another version."""
+    job = json.loads(data)["job"]
+    try:
+        lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
+        return bool(job["is_complete"]) and not lacks_gpus
+    except (KeyError, TypeError):
+        return True
 
 
 def request(word: str, which: str | int) -> list[str]:
