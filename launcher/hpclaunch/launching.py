@@ -76,6 +76,9 @@ def launch(
     at the end of a `with` block, and in any case with this process.
     """
     environ = {**os.environ, **(env or {})}
+    for name, value in environ.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"env: variables are strings, and not {name!r}: {value!r}")
     parser = launch_options.build_parser(environ)
     words = _words(parser, options)
     directory = Path.cwd() if cwd is None else Path(cwd)

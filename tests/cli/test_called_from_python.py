@@ -207,6 +207,8 @@ def test_an_interrupt_ends_it_in_order(tmp_path):
         ({"requeue": True}, "--requeue needs --checkpoint-dir"),
         ({"log_dir": "stepping.py"}, "cannot write to the log directory"),
         ({"cwd": "nowhere"}, "cwd nowhere is not a directory"),
+        ({"env": {"THREADS": 4}}, "env: variables are strings, and not 'THREADS': 4"),
+        ({"env": {"UNSET": None}}, "env: variables are strings, and not 'UNSET': None"),
     ],
 )
 def test_options_that_are_wrong(script, options, why):
