@@ -106,6 +106,12 @@ def test_one_that_is_silent_does_not_keep_others_from_being_asked_again(monkeypa
     assert asked[1:] == [[name]] * (len(asked) - 1)
 
 
+def test_an_empty_name_is_that_of_no_launch():
+    """And not of the only one that there is: it would be stopped."""
+    with answering(OTHER), pytest.raises(launches.NoLaunchError, match="is empty"):
+        launches.find("", {"PATH": "/nonexistent"})
+
+
 def test_one_that_is_asked_by_its_pid():
     with answering({**OTHER, "pid": 4711}):
         assert [json.loads(data)["name"] for _, data in view_client.looked(4711)] == ["newer"]

@@ -120,6 +120,8 @@ class LaunchStream:
 
 def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     """The launches with this name, or of this Slurm job. NoLaunchError if there are none."""
+    if not which:  # such as a variable that is not set; it would stand for all launches
+        raise NoLaunchError("the name of the job is empty: hpclaunch status lists them")
     if found := _leading(data for _, data in view_client.looked_patiently(which)):
         return FoundLaunches(which, found)
     number = which.partition(".")[0]
