@@ -237,3 +237,25 @@ print(len(names), len(view_client.ask(sys.argv[1].encode(), names)))
         after = run.told()
         assert (after["pid"], after["job"]["round"]) == (before["pid"], 0)
         assert run.ends()[0] == 0
+
+
+def test_a_terminal_that_tells_no_size_shows_the_last_line(tmp_path):
+    """Some serial lines and containers have one of 0 x 0."""
+    with waiting(tmp_path) as run:
+        launch = run.until_told(runs)
+        watching, terminal = os.openpty()  # as the kernel makes it
+        with subprocess.Popen(
+            [HPCLAUNCH, "status", launch["name"], "--watch"],
+            env=environment() | {"TERM": "xterm"},
+            cwd=tmp_path,
+            stdout=terminal,
+        ) as watch:
+            os.close(terminal)
+            shown = b""
+            with contextlib.suppress(OSError):  # of a terminal that is closed
+                while b"   0  " not in shown and len(shown) < 10_000:
+                    shown += os.read(watching, 4096)
+            watch.terminate()
+        os.close(watching)
+        assert b"   0  " in shown, shown
+        assert run.ends()[0] == 0

@@ -9,7 +9,6 @@ hpclaunch status 71 --json   all that is known of it
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,7 +126,8 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
 
 
 def _draw(seen: Sequence[LaunchSnapshot], environ: Mapping[str, str]) -> None:
-    lines = _shown(seen, (), style(environ))[: os.get_terminal_size().lines - 1]
+    height = shutil.get_terminal_size().lines  # some terminals have none, by what they tell
+    lines = _shown(seen, (), style(environ))[: height - 1]
     write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR)
 
 
