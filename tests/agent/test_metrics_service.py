@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from hpclaunch.agent.metrics_service import FRESH, Known
+from hpclaunch.agent.metrics_service import FRESH, Known, MetricsService
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry, RoundEnd
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.snapshot.job_snapshot import JobSnapshot, LaunchSnapshot
+from hpclaunch.system.exposition import Exposition
+from hpclaunch.system.metrics_target import MetricsTarget
 from hpclaunch.system.network.view_socket import LEDGER, ViewSocket, file_of
 from hpclaunch.system.shared import packing
 
@@ -149,3 +151,18 @@ def test_an_agent_that_is_gone_is_told_of_as_it_was():
     after = known.scraped()
     assert value(after, "snapshot_timestamp_seconds") == 1.7e9
     assert value(after, "round") == value(before, "round") == 1
+
+
+def test_a_port_beyond_the_last_one_is_complained_of():
+    """The agents of one node have ports in a row: there may be none left."""
+    said = []
+
+    class Channel:
+        def tell(self, event, why):
+            said.append((event, why))
+
+    known = Known(b"", ranks=False)
+    target = MetricsTarget(port=65536)
+    service = MetricsService(Channel(), known, target, "", Exposition(known.scraped))
+    service._try()
+    assert said == [("complaint", "bind(): port must be 0-65535.")]

@@ -152,6 +152,8 @@ class MetricsService:
                 self._try_at = math.inf
             else:
                 self._write()
+        except OverflowError as e:  # several agents of a node, and no port left for this one
+            self._complain(str(e))
         except OSError as e:
             self._complain(e.strerror or str(e))
 
