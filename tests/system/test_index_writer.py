@@ -220,6 +220,11 @@ def test_a_torn_line_spoils_no_other(watched):
         b'1.0 begin {"format": 99}',
         b"1.0 0.0 rank-0.out 1 2",
         b"\xff a b",
+        b"1e300 0.0 rank-0.out 1 0 2",  # no clock says so: what shows times would fail
+        b"nan 0.0 rank-0.out 1 0 2",
+        b"-1.0 cut rank-0.out 1 0",
+        b"1.0 1e300 rank-0.out 1 0 2",
+        b"1.0 -1.0 rank-0.out 1 0 2",
     ],
 )
 def test_what_is_none_of_its_lines(line):

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 FORMAT = 1
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
+LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
 JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
 
 
@@ -65,10 +66,12 @@ IndexLine = FileGrowth | SegmentCut | IndexBegun
 
 
 def parse(line: bytes) -> IndexLine | None:
-    """None for a line of another version, or one that is torn."""
+    """None for a line of another version, or one that is torn or of no possible time."""
     words = line.decode(errors="replace").split(" ", 2)
     try:
         at, word, rest = float(words[0]), words[1], words[2]
+        if not 0 <= at < LATEST:
+            return None
         if word == "begin":
             told = json.loads(rest)
             if told["format"] != FORMAT:
@@ -79,7 +82,8 @@ def parse(line: bytes) -> IndexLine | None:
             segment, begin = map(int, numbers)
             return SegmentCut(at, name, segment, begin)
         segment, begin, length = map(int, numbers)
-        return FileGrowth(at - float(word), at, name, segment, begin, length)
+        since = at - float(word)
+        return FileGrowth(since, at, name, segment, begin, length) if 0 <= since <= at else None
     except (ValueError, IndexError, KeyError, TypeError):
         return None
 
