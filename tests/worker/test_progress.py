@@ -334,7 +334,7 @@ dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=ra
 """
 
 
-@pytest.mark.skipif(TORCH < (2, 6), reason="before torch 2.6, FSDP2 needs a GPU")
+@pytest.mark.skipif(TORCH < (2, 7), reason="before torch 2.7, FSDP2 needs a GPU")
 def test_sharded_parameters(server, tmp_path):
     text = """
 from torch.distributed.device_mesh import init_device_mesh

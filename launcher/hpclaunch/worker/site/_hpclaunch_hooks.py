@@ -217,7 +217,7 @@ def ends_in_order(c10d):
     reference to the group, it waits for these threads with the lock held, for ever. With torch 2.13
     about every fourth script hangs that ends right after a collective, whoever launches it.
 
-    Before torch 2.6, its threads are called as that which has made them.
+    Before torch 2.8 or so, its threads have the name of the one that has made them.
     """
     import functools
     import time
@@ -229,7 +229,7 @@ def ends_in_order(c10d):
     @functools.wraps(destroy)
     def destroy_group(*args, **kwargs):
         limit = time.monotonic() + 1
-        while in_round() and (states := states_of(b"pt_gloo_runloop", b"pt_main_thread")):
+        while in_round() and (states := states_of(b"pt_gloo_runloop") or states_of(own_name())):
             time.sleep(0.001)  # without the lock
             if b"R" not in states or time.monotonic() > limit:
                 break
@@ -238,8 +238,17 @@ def ends_in_order(c10d):
     c10d.destroy_process_group = destroy_group
 
 
-def states_of(*names):
-    """Of this process's other threads with such a name, as in proc(5)."""
+def own_name():
+    """Of the thread that asks; b"" if this process has too many open files."""
+    try:
+        with open("/proc/thread-self/comm", "rb") as f:
+            return f.read().rstrip(b"\n")
+    except OSError:
+        return b""
+
+
+def states_of(wanted):
+    """Of this process's other threads with that name, as in proc(5)."""
     from _thread import get_native_id
 
     states = []
@@ -248,7 +257,7 @@ def states_of(*names):
             with open(f"/proc/self/task/{thread}/stat", "rb") as f:
                 _, _, rest = f.read().partition(b"(")
             name, _, rest = rest.rpartition(b") ")
-            if name in names:
+            if name == wanted:
                 states.append(rest[:1])
     except OSError:
         pass  # a thread has ended meanwhile, or this process has too many open files
