@@ -102,6 +102,8 @@ def test_restart_notice_and_stop(tmp_path):
         name = run.until_told()["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr
+        outs = "hpclaunch-logs/*/round-0/rank-*.out"
+        until(lambda: sum("noticed" in out.read_text() for out in tmp_path.glob(outs)) == 2)
         hpclaunch("restart", name, cwd=tmp_path)
         job = run.until_told(lambda each: each["job"]["round"] == 1)["job"]
         assert job["past"][0]["why"] == "the user has asked for a restart"
