@@ -75,8 +75,9 @@ def launch(
     Raises UsageError where the command would end with exit code 2: nothing runs then. The job ends
     at the end of a `with` block, and in any case with this process.
     """
-    environ = {**os.environ, **(env or {})}
-    for name, value in environ.items():
+    given = env or {}
+    environ = {**os.environ, **given}
+    for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UsageError(f"env: variables are strings, and not {name!r}: {value!r}")
     parser = launch_options.build_parser(environ)

@@ -27,11 +27,11 @@ def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
     stack = tracebacks.main_thread(found["stacks"])
     waits = flight_records.awaited(found["records"])
-    name = tracebacks.collective(stack)
-    if not name and flight_records.is_silent(found["records"]) and not found["busy"]:
-        name = tracebacks.implied_collective(stack)
-    if waits is None and name:
-        waits = ("", 0, name)
+    if waits is None:
+        name = tracebacks.collective(stack)
+        if not name and flight_records.is_silent(found["records"]) and not found["busy"]:
+            name = tracebacks.implied_collective(stack)
+        waits = ("", 0, name) if name else None
     states = [
         "D" if process["wchan"].startswith(FUSE) else process["state"]
         for process in found["processes"]

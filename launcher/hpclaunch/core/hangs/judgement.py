@@ -36,8 +36,7 @@ def judge(
     """`states` by rank, without a `state` for those that nothing is known of; `ended` are the ranks
     that are done. `host` names the host of a rank.
     """
-    culprits = _culprits(states) if len(states) > 1 or ended else list(states)
-    at_fault = [states[rank] for rank in culprits]
+    at_fault = [states[rank] for rank in _culprits(states, ended)]
     known = {state.rank for state in at_fault}
     waiters = [s for s in states.values() if s.waits is not None and s.rank not in known]
     lines = [
@@ -70,8 +69,10 @@ def _doubtful(states: Mapping[int, RankState], at_fault: Collection[RankState]) 
     return [s for s in states.values() if s in at_fault or not s.state or nobody_waits]
 
 
-def _culprits(states: Mapping[int, RankState]) -> list[int]:
+def _culprits(states: Mapping[int, RankState], ended: Collection[int]) -> list[int]:
     waits = {rank: s.waits for rank, s in states.items() if s.waits is not None}
+    if len(states) == 1 and not (waits and ended):  # it waits for nobody else
+        return list(states)
     if not waits:
         return _apart(states)
     if len(waits) < len(states):
@@ -101,8 +102,6 @@ def _apart(states: Mapping[int, RankState]) -> list[int]:
     stuck = [rank for rank, s in states.items() if s.state in (IN_THE_KERNEL, STOPPED)]
     if stuck and len(stuck) < len(states):
         return stuck
-    if len(states) == 1:
-        return list(states)
     return _minority({rank: state.place for rank, state in states.items()})
 
 

@@ -217,7 +217,7 @@ def ends_in_order(c10d):
     reference to the group, it waits for these threads with the lock held, for ever. With torch 2.13
     about every fourth script hangs that ends right after a collective, whoever launches it.
 
-    Before torch 2.8 or so, its threads have the name of the one that has made them.
+    In older ones, 2.4 to 2.6 at least, these threads have the name of the one that has made them.
     """
     import functools
     import time
