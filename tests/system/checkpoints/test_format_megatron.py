@@ -1,6 +1,7 @@
 """Megatron's directories, as its save_checkpoint writes them (makers/megatron_legacy.py)."""
 
 import os
+import shutil
 
 import pytest
 from looking import age, cut_short, damage, newest, passed_over
@@ -47,6 +48,19 @@ def test_killed_as_it_wrote_the_tracker(tmp_path, megatron):
     for rank in range(2):
         for step in (10, 20):
             age(root / f"iter_{step:07d}" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt", 70)
+    assert f"{TRACKER} does not name it yet" in passed_over(root, root / "iter_0000020")
+
+
+def test_killed_as_it_wrote_the_tracker_and_others_saved_on(tmp_path, megatron):
+    """The first rank was still at the tracker of 20 when another began with 30, a moment later."""
+    root = tmp_path / "out"
+    megatron.save(root, 10, 20, world=2)
+    (root / TRACKER).write_text("")
+    moment = (root / TRACKER).stat().st_mtime_ns
+    shutil.copytree(root / "iter_0000020", root / "iter_0000030")
+    shutil.rmtree(root / "iter_0000030" / "mp_rank_00")
+    later = moment + 10**7
+    os.utime(root / "iter_0000030" / "mp_rank_01" / "model_optim_rng.pt", ns=(later, later))
     assert f"{TRACKER} does not name it yet" in passed_over(root, root / "iter_0000020")
 
 

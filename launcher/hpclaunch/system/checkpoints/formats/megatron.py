@@ -30,6 +30,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 CONFIG = "metadata.json"
 NAME = re.compile(r"iter_(\d{7,})")
 RANK = re.compile(r"mp_rank_\d\d+(?:_\d\d\d+){0,2}")
+FIRST_RANK = re.compile(r"mp_rank_00+(?:_000+){0,2}")
 
 
 class Megatron:
@@ -118,15 +119,28 @@ def _tracked(root: Folder) -> int | None:
 
 def _saved_last(root: Folder) -> int | None:
     """The iteration that was saved just before the tracker was emptied: all ranks had finished it.
-    One with a newer file was begun afterwards."""
-    latest = root.files[TRACKER].time + SLACK
+
+    The others may have begun with the next one since. The first rank has not: it was at the
+    tracker. What it wrote is compared without slack, since it has one clock.
+    """
+    emptied = root.files[TRACKER].time
     saved = []
     for name in root.folders:
         if named := NAME.fullmatch(name):
-            times = [entry.time for entry in _all_files(root.folder(name))]
-            if times and max(times) <= latest:
-                saved.append((max(times), int(named[1])))
+            folder = root.folder(name)
+            by_first = [entry.time for entry in _by_first_rank(folder)]
+            by_others = [entry.time for entry in _all_files(folder)]
+            if by_first and max(by_first) <= emptied and max(by_others) <= emptied + SLACK:
+                saved.append((max(by_others), int(named[1])))
     return max(saved)[1] if saved else None
+
+
+def _by_first_rank(folder: Folder) -> Iterator[Entry]:
+    if dcp.METADATA in folder.files:
+        yield folder.files[dcp.METADATA]
+    for rank in folder.folders:
+        if FIRST_RANK.fullmatch(rank):
+            yield from folder.folder(rank).files.values()
 
 
 def _all_files(folder: Folder) -> Iterator[Entry]:
