@@ -58,9 +58,17 @@ def test_whether_slurm_starts_it_again(tmp_path, monkeypatch, preempted, requeue
 @pytest.mark.parametrize(("end", "at"), [(BEGAN, 1600000000.0), ("", None)])
 def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
-    nothing = dict.fromkeys(("preempted", "requeued", "requeued_if_killed"), False)
+    nothing = dict.fromkeys(("preempted", "requeued", "requeued_if_killed", "endless"), False)
     nothing["may_requeue"] = None
     assert job_end.ask(shown("job", "7"), end, "") == (at, nothing)
+
+
+@pytest.mark.parametrize(("limit", "at"), [("UNLIMITED", None), ("00:10:00", 1600000000.0)])
+def test_what_the_environment_said_is_over_once_there_is_no_time_limit(limit, at):
+    """The variable has the end that the job began with."""
+    said, found = job_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, "")
+    assert said == at
+    assert found["endless"] == (at is None)
 
 
 NODE = 'echo "NodeName=n1 State=IDLE+DRAIN"'

@@ -137,6 +137,16 @@ def test_an_administrator_extends_the_time_limit():
     assert given(crew) == {0: [101], 1: [101]}
 
 
+def test_an_administrator_takes_the_time_limit_away():
+    crew = training(ends_at=200.0)
+    crew.until(50.0)
+    crew.ends_at = None  # Slurm does not know any
+    crew.tell(0, EndFound(None, endless=True))
+    crew.until(1500.0)
+    assert given(crew) == {}
+    assert not crew.verdicts
+
+
 def test_an_end_that_is_put_off_has_a_notice_of_its_own():
     crew = training(ends_at=200.0, notice=100.0)
     crew.until(78.0)

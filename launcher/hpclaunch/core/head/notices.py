@@ -119,19 +119,20 @@ class Notices:
         self._known_at = self._asked_at
         if self.ask_at > now:  # else it is to be asked anew
             self.ask_at = self._asked_at + self.timing.ask_end
-        if event.left is None or self._is_requeued:  # from then on, Slurm does not know the end
+        left = math.inf if event.endless else event.left
+        if left is None or self._is_requeued:  # from then on, Slurm does not know the end
             return []
         if self.preempted and not (event.preempted or event.requeued):
             return []  # Slurm, which takes nothing back, has not answered this time
-        self._end_at = now + event.left
+        self._end_at = now + left
         self._is_requeued = event.requeued
         if self.knows_end and self._end_at > self._told_end_at + self.seconds:
             self.knows_end = False  # it was put off: they are to have notice of the new one, too
         was = self.preempted
-        self.preempted = was or (event.preempted and event.left > 0)
+        self.preempted = was or (event.preempted and left > 0)
         if (self.preempted or self._is_requeued) and not was:
             how = "requeued" if self._is_requeued else "preempted"
-            return [Say(f"the job is {how}: it ends in {event.left:.0f} s")]
+            return [Say(f"the job is {how}: it ends in {left:.0f} s")]
         return []
 
     @property

@@ -235,6 +235,7 @@ class EndFound:
     may_requeue: bool | None = None  # whether it may be started again; None if that is not known
     requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
     draining: tuple[str, ...] = ()  # its nodes that no other job gets any more
+    endless: bool = False  # it has no time limit, or none any more
 
 
 @dataclass(frozen=True, slots=True)

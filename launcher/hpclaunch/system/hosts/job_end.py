@@ -57,14 +57,14 @@ def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, 
     """When the job ends, None if that is not known, and the other fields of an EndFound.
 
     `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if it does not
-    say, and `restarts` is how often the job was started again before this run. The times are in
-    seconds since 1970.
+    say, unless there is no time limit any more, and `restarts` is how often the job was started
+    again before this run. The times are in seconds since 1970.
     """
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
     may_requeue = {"0": False, "1": True}.get(fields.get("Requeue", ""))
     requeued = int(_digits(fields.get("Restarts", "")) or 0) > int(_digits(restarts) or 0)
-    again = False
+    again = endless = False
     if requeued:
         at = time.time() + kill_wait()  # Slurm says no more when it ends
     elif preempted_at is not None:
@@ -73,8 +73,9 @@ def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, 
         if at is None:  # of a job without a time limit, Slurm does not show it
             at = preempted_at + float(_digits(partition.get("GraceTime", "")) or 0)
     elif at is None:
-        at = float(end) if _digits(end) else None
-    found = {"preempted": preempted_at is not None, "requeued": requeued}
+        endless = fields.get("TimeLimit") == "UNLIMITED"
+        at = float(end) if _digits(end) and not endless else None
+    found = {"preempted": preempted_at is not None, "requeued": requeued, "endless": endless}
     return at, found | {"may_requeue": may_requeue, "requeued_if_killed": again}
 
 
