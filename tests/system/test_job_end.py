@@ -6,7 +6,7 @@ import time
 import pytest
 
 from hpclaunch.system.hosts import job_end
-from hpclaunch.system.shared.scontrol import shown
+from hpclaunch.system.shared.scontrol import fields_of, shown
 
 JOB = "JobId=7 EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main Requeue={}"
 PARTITION = "PartitionName=main GraceTime=30 PreemptMode={} State=UP"
@@ -69,6 +69,17 @@ def test_what_the_environment_said_is_over_once_there_is_no_time_limit(limit, at
     said, found = job_end.ask({"TimeLimit": limit, "EndTime": "Unknown"}, BEGAN, "")
     assert said == at
     assert found["endless"] == (at is None)
+
+
+def test_words_of_the_user_are_no_fields():
+    job = (
+        "JobId=7 JobName=until EndTime=3 UserId=me(1) Restarts=0 EndTime=1800000000 "
+        "Command=/home/me/job.sh EndTime=4 WorkDir=/home/me Comment=Restarts=5"
+    )
+    fields = fields_of(job)
+    assert (fields["EndTime"], fields["Restarts"]) == ("1800000000", "0")
+    node = fields_of("NodeName=n1 OS=Linux 6.1 State=IDLE Reason=was State=IDLE+DRAIN")
+    assert (node["NodeName"], node["State"]) == ("n1", "IDLE")
 
 
 NODE = 'echo "NodeName=n1 State=IDLE+DRAIN"'

@@ -25,6 +25,15 @@ def said(*words: str) -> str:
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """Of the first line: a heterogeneous job has several."""
-    pairs = (word.partition("=") for word in text.partition("\n")[0].split())
-    return {name: value for name, _, value in pairs}
+    """Of the first line: a heterogeneous job has several.
+
+    The name of a job, which comes before its user, and its command, comment and the like, which
+    come last, are words of the user's. Some look like fields.
+    """
+    line = text.partition("\n")[0]
+    _, _, of_user = line.partition(" UserId=")
+    pairs = (word.partition("=") for word in (of_user or line).split())
+    found: dict[str, str] = {}
+    for name, _, value in pairs:
+        found.setdefault(name, value)
+    return found
