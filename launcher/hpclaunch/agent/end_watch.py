@@ -13,7 +13,9 @@ from ..system.hosts.job_end import JobEndClient
 
 
 class EndWatch:
-    """`ask` begins a question, and an event answers it; only the newest one is answered."""
+    """`ask` begins a question, and an event answers it. An answer that comes after the next
+    question is late, but of use: Slurm may take longer for each than there is between two.
+    """
 
     def __init__(self, job: Job, environ: Mapping[str, str], poller: zmq.Poller) -> None:
         self._job = job.slurm_id
@@ -33,9 +35,7 @@ class EndWatch:
             self._client = None
 
     def ask(self) -> list[events.Event]:
-        """Answered by EndFound, here or later. A question that is not answered is given up: the
-        process may hang.
-        """
+        """Answered by EndFound, here or later, or not at all: the process may hang."""
         self._number += 1
         if self._client is None:
             try:
@@ -54,8 +54,9 @@ class EndWatch:
         if client.lost:
             self.close()
             return [events.EndFound(None)]
-        newest = [reply for reply in replies if reply["number"] == self._number]
-        if newest:
-            self.began = newest[-1]["began"] or self.began
-        found = (reply["found"] for reply in newest)
-        return [events.EndFound(**f | {"draining": tuple(f["draining"])}) for f in found]
+        self.began = next((r["began"] for r in reversed(replies) if r["began"]), self.began)
+        return [self._found(reply["number"], reply["found"]) for reply in replies]
+
+    def _found(self, number: int, found: dict[str, Any]) -> events.EndFound:
+        more = {"draining": tuple(found["draining"]), "late": number != self._number}
+        return events.EndFound(**found | more)

@@ -82,6 +82,31 @@ def test_slurm_is_asked_again_soon_if_it_does_not_answer():
     assert given(crew) == {0: [101], 1: [101]}
 
 
+def test_an_answer_to_an_earlier_question_tells_when_the_end_is():
+    crew = training(ends_at=None)
+    crew.until(20.0)  # the second question was at 15
+    crew.tell(0, EndFound(40.0, late=True))
+    crew.until(22.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.ends_at = 100.0  # it is asked again as if it had not answered
+    crew.until(38.0)
+    assert not crew.verdicts
+
+
+def test_an_answer_to_an_earlier_question_does_not_tell_what_sigterm_means():
+    """Slurm may have given it before."""
+    crew = training(ends_at=None)
+    crew.until(100.0)
+    crew.tell(1, Signalled(TERM))
+    crew.tell(0, EndFound(900.0, late=True))
+    crew.until(101.0)
+    assert not crew.verdicts
+    crew.tell(0, EndFound(60.0, preempted=True))
+    crew.until(110.0)
+    assert not crew.verdicts
+    assert given(crew) == {0: [101], 1: [101]}
+
+
 def test_slurm_that_has_answered_is_asked_once_a_minute():
     crew = training(ends_at=1000.0)
     crew.ends_at = 100.0

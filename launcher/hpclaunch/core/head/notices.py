@@ -116,9 +116,10 @@ class Notices:
         return [AskForEnd()]
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
-        self._known_at = self._asked_at
-        if self.ask_at > now:  # else it is to be asked anew
-            self.ask_at = self._asked_at + self.timing.ask_end
+        if not event.late:
+            self._known_at = self._asked_at
+            if self.ask_at > now:  # else it is to be asked anew
+                self.ask_at = self._asked_at + self.timing.ask_end
         left = math.inf if event.endless else event.left
         if left is None or self._is_requeued:  # from then on, Slurm does not know the end
             return []

@@ -236,6 +236,7 @@ class EndFound:
     requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
     draining: tuple[str, ...] = ()  # its nodes that no other job gets any more
     endless: bool = False  # it has no time limit, or none any more
+    late: bool = False  # another AskForEnd has come since the one that this answers
 
 
 @dataclass(frozen=True, slots=True)

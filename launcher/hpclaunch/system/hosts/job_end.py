@@ -1,8 +1,8 @@
 """The process that asks Slurm when the job ends: `scontrol` may take long, or hang.
 
-Each request is answered with its number, the fields of an EndFound, and when the job began. Without
-an answer of Slurm's, as in containers that lack `scontrol`, the end is what SLURM_JOB_END_TIME said
-when the job began. Standard library only.
+A request is answered with its number, the fields of an EndFound, and when the job began; of several
+that have come meanwhile, only the newest is. Without an answer of Slurm's, as in containers that
+lack `scontrol`, the end is what SLURM_JOB_END_TIME said when the job began. Standard library only.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def main(fd: str, _blocked: str, agent: str, job: str, end: str, restarts: str, 
     drained: list[str] = []
     try:
         while True:
-            for request in channel.read():
+            for request in channel.read()[-1:]:
                 fields = shown("job", job)
                 has_answered = has_answered or bool(fields)
                 at, found = ask(fields, end, restarts)
                 if has_answered and not fields:
                     at = None  # what it has said before still counts
-                found["left"] = None if at is None else at - time.time()
                 found["draining"] = drained = draining(nodes, drained) if nodes else []
+                found["left"] = None if at is None else at - time.time()
                 began = began or seconds(fields.get("StartTime", ""))
                 channel.tell("end", number=request["number"], found=found, began=began)
     except AgentGoneError:

@@ -1,0 +1,52 @@
+"""Slurm is asked when the job ends, and may take its time: a `scontrol` that is played."""
+
+from __future__ import annotations
+
+import pytest
+import zmq
+
+from hpclaunch.agent.end_watch import EndWatch
+from hpclaunch.core.protocol.model import Job, Place
+
+SCONTROL = """#!/bin/sh
+echo begun >> {0}/begun
+while [ ! -e {0}/go ]; do sleep 0.01; done
+echo "JobId=7 UserId=me(1) StartTime=1600000000 EndTime=1600001000"
+"""
+ANSWER_LIMIT = 60_000  # ms
+
+
+@pytest.fixture
+def poller():
+    return zmq.Poller()
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch, poller):
+    (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path))
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    watch = EndWatch(Job((Place(0, 0, "n0"),), slurm_id="7"), {}, poller)
+    yield watch
+    watch.close()
+
+
+def answers(watch, poller):
+    return watch.receive(dict(poller.poll(ANSWER_LIMIT)))
+
+
+def test_the_answer_to_an_earlier_question_is_of_use(watch, poller, tmp_path):
+    """Where each takes longer than there is between two, no other would ever come."""
+    assert watch.ask() == []
+    while not (tmp_path / "begun").exists():
+        pass
+    for _ in range(3):
+        assert watch.ask() == []
+    (tmp_path / "go").touch()
+    (first,) = answers(watch, poller)
+    assert first.late
+    assert first.left < 0
+    assert watch.began == 1600000000
+    (second,) = answers(watch, poller)
+    assert not second.late
+    assert (tmp_path / "begun").read_text().split() == ["begun"] * 2  # not once for each
