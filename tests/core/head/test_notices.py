@@ -510,6 +510,37 @@ def test_workers_that_save_and_leave_for_a_signal(after, code):
     assert verdict(crew).code == code
 
 
+def test_the_search_for_what_they_have_saved_may_take_a_while():
+    crew = training()
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew)
+    crew.checkpoint = None
+    crew.until(129.0)
+    leave(crew)
+    crew.until(133.0)
+    crew.tell(0, CheckpointChosen("/c/5.pt", age=5.0))
+    crew.until(134.0)
+    assert verdict(crew).code == EXIT_SAVED
+
+
+@pytest.mark.parametrize(("saved_at", "code"), [(595.0, EXIT_SAVED), (90.0, 0)])
+def test_a_save_for_a_signal_may_take_long(saved_at, code):
+    """It is all that they have done since."""
+    crew = training()
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", saved_at
+    crew.until(600.0)
+    take(crew, last=True)
+    leave(crew)
+    crew.until(601.0)
+    assert verdict(crew).code == code
+
+
 def test_workers_that_save_and_go_on():
     crew = training()
     crew.until(951.0)

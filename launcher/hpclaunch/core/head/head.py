@@ -651,7 +651,8 @@ class Head:
             return self._watch_workers(current, now) + self._give_notice(current, now)
         if self._only_waits_for_slurm:
             return []
-        if self.notices.have_left(current, now):
+        # A search takes time, in which what they have done does not change.
+        if self._last_search.has_begun or self.notices.have_left(current, now):
             searched = self._last_search.ask(self._choosing.search, now, ended_well=True)
             if searched is not None:
                 return searched

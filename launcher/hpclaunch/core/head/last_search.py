@@ -17,7 +17,7 @@ class LastSearch:
         self.job = job
         self.until = math.inf  # when to go on without an answer
         self.found: CheckpointChosen | None = None
-        self._begun = False
+        self.has_begun = False
 
     @property
     def is_open(self) -> bool:
@@ -30,8 +30,8 @@ class LastSearch:
 
         `ended_well`: all workers have ended with 0, and were not ended.
         """
-        if self.job.saves and not self._begun:
-            self._begun, self.until = True, now + self.job.timing.search
+        if self.job.saves and not self.has_begun:
+            self.has_begun, self.until = True, now + self.job.timing.search
             return [replace(search, ended_well=ended_well)]
         if now < self.until < math.inf:
             return []

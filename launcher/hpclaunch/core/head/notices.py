@@ -306,13 +306,19 @@ class Notices:
 
     def have_left(self, current: Round, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
-        have had notice of the end, or a short while ago a signal, and came to its step. Or Slurm
-        itself has sent them SIGTERM.
+        have had notice of the end, or a signal, and came to its step: the latter a short while ago,
+        or they have begun no other step since. Or Slurm itself has sent them SIGTERM.
         """
         lasts = max(self.seconds, self.timing.least_notice)
-        for_signal = self._given_step > 0 and now < self._given_at + lasts
+        is_recent = now < self._given_at + lasts
+        for_signal = self._given_step > 0 and (is_recent or self._left_at_once(current))
         noticed = (self.knows_end or for_signal) and self._is_taken(current)
         return noticed or self._signalled_at < math.inf
+
+    def _left_at_once(self, current: Round) -> bool:
+        """Whether workers that have ended did so at the very step of the last notice."""
+        answers = _last_answers(current)
+        return self._given_step > 0 and all(a is not None and a.last for a in answers)
 
     def may_have_saved(self, current: Round) -> bool:
         """Whether workers that have failed have had notice of the end, and came to its step."""
@@ -341,8 +347,7 @@ class Notices:
         """
         if (verdict := self.verdict_of_saving(current, saved, now, restarts)) is not None:
             return verdict
-        answers = _last_answers(current)
-        at_once = self._given_step > 0 and all(a is not None and a.last for a in answers)
+        at_once = self._left_at_once(current)
         unnoticed = not self._is_taken(current)
         if not (self.job.saves and (unnoticed or (self.knows_end and at_once))):
             return None
