@@ -10,7 +10,7 @@ import pytest
 
 import hpclaunch
 from hpclaunch.worker.progress_watch import ProgressWatch
-from hpclaunch.worker.site._hpclaunch_progress import ENTERED
+from hpclaunch.worker.site._hpclaunch_progress import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
 from surroundings import environment
 
@@ -54,6 +54,20 @@ while sys.stdin.readline().strip() != "end":
     print(made, flush=True)
 end()
 """
+# One model is trained after another: with an optimizer that is made then, or was before.
+ANOTHER = """
+for _ in range(40):
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+"""
+ANOTHER += TRAIN
+TWO = """
+first, optimizer = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+for each, steps in ((first, 40), (optimizer, IN_A_ROW)):
+    for _ in range(steps):
+        each.step()
+"""
+TWO = TWO.replace("IN_A_ROW", str(IN_A_ROW))
+TWO += TRAIN.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1)", "")
 ACCUMULATED = TRAIN.replace(
     "    loss().backward()\n", "    for _ in range(4):\n        loss().backward()\n"
 )
@@ -198,6 +212,17 @@ def test_the_optimizer_that_steps_the_most_counts(group):
     one = group(GAN)
     one.step()
     assert one.notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": [3, 3]}
+    one.notices.give(one.pids, 1)
+    one.ask(0)
+    assert one.hear(0) == [USR1, 1, True]
+
+
+@pytest.mark.parametrize("text", [ANOTHER, TWO], ids=["made then", "made before"])
+def test_a_model_that_is_trained_after_another_one(group, text):
+    """Its optimizer has made fewer steps, and may never make as many."""
+    one = group(text)
+    one.step()
+    assert one.notices.offer(1, 42, 0) == {"accepted": True, "busy": False, "steps": [41, 41]}
     one.notices.give(one.pids, 1)
     one.ask(0)
     assert one.hear(0) == [USR1, 1, True]

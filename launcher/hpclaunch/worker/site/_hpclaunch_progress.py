@@ -31,7 +31,7 @@ SIGNAL = 58
 
 SLOT = 192  # bytes
 # The fields of a slot, 8 bytes each.
-STEP = 0  # steps so far: of the optimizer that has made the most, or as often as the script says so
+STEP = 0  # steps so far: of the optimizer that leads (see `stepped`), or as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
 PHASE = 2
 WRITER = 3  # the pid of the process that writes the fields above; 0 if none does
@@ -58,6 +58,7 @@ ASKED_AT = 22  # the fork server's descriptor that requests are written to
 HEARER = 23  # the thread of ANSWERER that answers them
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
+IN_A_ROW = 16  # steps of others without one of the optimizer that has made the most
 FIRST_PAUSE, LONGEST_PAUSE = 0.0002, 0.01  # seconds between two looks whether a notice is given
 
 PHASES = ("start", "rendezvous", "first step", "step", "evaluation", "save", "end")
@@ -91,8 +92,9 @@ class ProgressSlot:
 
     def __init__(self):
         self._unmap()
-        self._counts: Any = {}
-        self._most = 0
+        self._counts: Any = {}  # steps by optimizer
+        self._most = 0  # of these
+        self._others = 0  # steps in a row of optimizers that have made fewer
         self._engine: Any = None  # that is making a step, of which those of optimizers are parts
         self._begun = False  # it is a worker, or below one, and no template
         self._tried = 0  # the process that has tried to write to its slot
@@ -226,16 +228,27 @@ class ProgressSlot:
             self.stepped(None)
 
     def stepped(self, optimizer, monotonic=time.monotonic):
-        """After each step of each optimizer, so it is short."""
+        """After each step of each optimizer, so it is short.
+
+        Those of the one that has made the most count: others make theirs in between. If they go on
+        without it, as where one model is trained after another, the next to step is level with it.
+        So what counts depends on the order of the steps alone, which is the same on all ranks.
+        """
         if self._steps is None:
             return
         if self._engine is not None:
             self._times[TIME] = monotonic()
             return
         which = id(optimizer)
-        self._counts[which] = count = self._counts.get(which, 0) + 1
+        count = self._counts.get(which, 0) + 1
         if count > self._most:
             self._steps[STEP] = self._most = count
+            self._others = 0
+        elif count < self._most:
+            self._others += 1
+            if self._others >= IN_A_ROW:
+                count, self._others = self._most, 0
+        self._counts[which] = count
         if self._steps[PHASE] != STEPS:
             self._turn_to(STEPS)
         self._times[TIME] = monotonic()
@@ -337,9 +350,11 @@ class ProgressSlot:
             self._turn_to(START)  # it may well be a server, which waits for requests
         self.answer()
 
-    def _made(self, *_):
-        """An optimizer was."""
+    def _made(self, optimizer):
+        """It was, or its state is loaded. It goes on from where the others are."""
         if self.writes:
+            if "state" not in vars(optimizer):  # not loaded anew; another had its id, on some ranks
+                self._counts[id(optimizer)] = self._most
             if not self._listens:
                 self._listens = True
                 self.listen(self.stepped)
