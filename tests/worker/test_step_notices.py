@@ -316,6 +316,25 @@ def test_workers_that_end_with_the_step(group):
     assert not both.notices.was_last(1)
 
 
+@pytest.mark.parametrize("ends", [(0,), (0, 1)])
+def test_workers_that_had_ended_before(group, ends):
+    """They have had less to do. The others may come to the step, if there are any."""
+    both = group(TRAIN, TRAIN)
+    both.step()
+    for rank in ends:
+        both.ask(rank, "end")
+        both.workers[rank].wait()
+    left = {rank: pid for rank, pid in both.pids.items() if rank not in ends}
+    both.notices.offer(1, 2, 0)
+    both.notices.give(left, 1)
+    assert not both.notices.is_taken(1)
+    if left:
+        both.ask(1)
+        assert both.hear(1) == [USR1, 1, True]
+        assert both.hear(1) == 2
+    assert both.notices.is_taken(1) == both.notices.was_last(1) == bool(left)
+
+
 def test_without_progress_it_comes_at_once(group):
     one = group(TRAIN, told=False)
     one.step()

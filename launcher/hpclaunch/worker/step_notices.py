@@ -27,6 +27,7 @@ class StepNotices:
         self.signum = 0  # of the last one that was offered
         self._step = 0  # of the same
         self._given_step = 0  # of the last one that was given
+        self._given_to: set[int] = set()  # the ranks that had not ended by then
 
     def offer(self, number, step, signum):
         """Answer a notice before `step`, or with 0 before the next step of each rank.
@@ -60,7 +61,7 @@ class StepNotices:
         """Returns the ranks that have no handler for its signal, if it names one, and do not ask
         for it either; `pids` are the living workers', by rank."""
         pages = self._progress.pages()
-        self._given_step = self._step
+        self._given_step, self._given_to = self._step, set(pids)
         for get, put in pages.values():
             put(page.GIVEN, number)
             if not makes_steps(get):
@@ -85,19 +86,25 @@ class StepNotices:
         return True
 
     def is_taken(self, number):
-        """Whether all workers of the round that make steps have taken it, those that have ended
-        too."""
-        return all(get(page.TAKEN) == number for get in self._stepping())
+        """Whether all workers that make steps have taken it, those too that have ended since it was
+        given. False if all had ended before."""
+        able, had_ended = self._stepping()
+        return all(get(page.TAKEN) == number for get in able) and bool(able or not had_ended)
 
     def was_last(self, number):
         """Whether it was taken, and no worker has begun a step after that of the notice. `number`
         is that of the last one that was given."""
-        stepping = self._stepping()
-        last = all(get(page.ENTERED) <= self._given_step for get in stepping)
-        return bool(stepping) and last and self.is_taken(number)
+        able, _ = self._stepping()
+        last = all(get(page.ENTERED) <= self._given_step for get in able)
+        return bool(able) and last and self.is_taken(number)
 
     def _stepping(self):
-        return [get for get, _ in self._progress.pages().values() if get(page.ENTERED)]
+        """What reads the slots of workers that make steps: of those that could take the last notice
+        that was given, and of those that had ended."""
+        pages = self._progress.pages()
+        stepping = [rank for rank, (get, _) in pages.items() if get(page.ENTERED)]
+        able = [pages[rank][0] for rank in stepping if rank in self._given_to]
+        return able, [pages[rank][0] for rank in stepping if rank not in self._given_to]
 
 
 def makes_steps(get):

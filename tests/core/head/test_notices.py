@@ -54,9 +54,9 @@ def take(crew, *, last=False):
         crew.tell(agent, NoticeTaken(notices[-1].number, last))
 
 
-def leave(crew, code=0):
+def leave(crew, code=0, agents=None):
     """All workers end."""
-    for agent in list(crew.agents):
+    for agent in list(crew.agents if agents is None else agents):
         first = 2 * agent
         for rank in (first, first + 1):
             crew.tell(agent, WorkerExited(rank, code, 0))
@@ -494,6 +494,21 @@ def test_workers_that_are_finished(taken, saved_at):
     leave(crew)
     crew.until(956.0)
     assert verdict(crew).code == 0
+
+
+def test_workers_that_save_and_leave_after_others_have_finished():
+    """These had less to do, and have had no notice."""
+    crew = training()
+    crew.until(940.0)
+    leave(crew, agents=[0])
+    crew.until(951.0)
+    assert given(crew) == {1: [101]}
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 953.0
+    crew.until(955.0)
+    leave(crew, agents=[1])
+    crew.until(956.0)
+    assert verdict(crew).code == EXIT_SAVED
 
 
 @pytest.mark.parametrize(("after", "code"), [(5.0, EXIT_SAVED), (500.0, 0)])

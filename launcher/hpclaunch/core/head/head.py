@@ -652,12 +652,12 @@ class Head:
         if self._only_waits_for_slurm:
             return []
         # A search takes time, in which what they have done does not change.
-        if self._last_search.has_begun or self.notices.have_left(current, now):
+        if self._last_search.has_begun or self.notices.have_left(now):
             searched = self._last_search.ask(self._choosing.search, now, ended_well=True)
             if searched is not None:
                 return searched
             saved = self._last_search.found
-            self.verdict = self.notices.verdict_of_leaving(current, saved, now, self.budget.total)
+            self.verdict = self.notices.verdict_of_leaving(saved, now, self.budget.total)
             if self.verdict is not None and self._leaving and not self.notices.knows_end:
                 self.verdict = None
                 relieved = self._relievable(current)
@@ -767,12 +767,12 @@ class Head:
             lambda p: bool(p.lost) or p.has_stopped(current.number),
         ):
             return []
-        if self.verdict is None and current.has_failed and self.notices.may_have_saved(current):
+        if self.verdict is None and current.has_failed and self.notices.may_have_saved:
             searched = self._last_search.ask(self._choosing.search, now)
             if searched is not None:
                 return searched
             saved = self._last_search.found
-            self.verdict = self.notices.verdict_of_saving(current, saved, now, self.budget.total)
+            self.verdict = self.notices.verdict_of_saving(saved, now, self.budget.total)
         if current.is_programs_fault and self.verdict is None:
             self.verdict = self.budget.spend(
                 current.failures.values(),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..protocol.effects import AskForEnd, Effect, Say
@@ -29,6 +30,7 @@ from ..protocol.model import (
 )
 from ..protocol.timing import LEARNED
 from ..protocol.wording import signal_name
+from .roster import Peer
 from .round import Round
 
 TOGETHER = 64  # steps; ranks that are further apart do not step together
@@ -71,6 +73,7 @@ class Notices:
         self._told_end_at = math.inf  # the end of the job that this was of
         self._given_at = math.inf  # the last notice, of the end or of a signal
         self._given_step = self._given_number = 0
+        self._given_to: list[Peer] = []  # the agents that had workers left
         self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
         self._signals: deque[int] = deque()  # to be passed on
@@ -208,8 +211,7 @@ class Notices:
         """Whether all agents that have workers left have heard that the last notice was given."""
         if not self._given_number:
             return True
-        reports = [p.report for p in current.participants if p.report is not None]
-        answers = [r.notice for r in reports if r.phase is not Phase.DONE]
+        answers = _last_answers(_with_workers(current))
         return all(a is not None and a.given >= self._given_number for a in answers)
 
     def _offer(self, now: float) -> list[Effect]:
@@ -250,11 +252,14 @@ class Notices:
         if not holds:
             late = now >= self._offered_at + self.timing.answer
             return self._withdraw(now) if late else None
-        return self._give(offer, now, stepping=bool(counts))
+        return self._give(offer, current, now, stepping=bool(counts))
 
-    def _give(self, offer: StepNotice, now: float, *, stepping: bool) -> list[Effect]:
+    def _give(
+        self, offer: StepNotice, current: Round, now: float, *, stepping: bool
+    ) -> list[Effect]:
         self.offer = replace(offer, given=True)
         self._given_at, self._given_number = now, offer.number
+        self._given_to = _with_workers(current)
         self._given_step = offer.step if stepping else 0
         if not self._is_of_end:
             self._signals.popleft()
@@ -304,31 +309,34 @@ class Notices:
         is_theirs = self.comes_later and self._warned_at >= self._began_at
         return self._warned_at if is_theirs else math.inf
 
-    def have_left(self, current: Round, now: float) -> bool:
+    def have_left(self, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
         have had notice of the end, or a signal, and came to its step: the latter a short while ago,
         or they have begun no other step since. Or Slurm itself has sent them SIGTERM.
         """
         lasts = max(self.seconds, self.timing.least_notice)
         is_recent = now < self._given_at + lasts
-        for_signal = self._given_step > 0 and (is_recent or self._left_at_once(current))
-        noticed = (self.knows_end or for_signal) and self._is_taken(current)
+        for_signal = self._given_step > 0 and (is_recent or self._left_at_once)
+        noticed = (self.knows_end or for_signal) and self._is_taken
         return noticed or self._signalled_at < math.inf
 
-    def _left_at_once(self, current: Round) -> bool:
+    @property
+    def _left_at_once(self) -> bool:
         """Whether workers that have ended did so at the very step of the last notice."""
-        answers = _last_answers(current)
+        answers = _last_answers(self._given_to)
         return self._given_step > 0 and all(a is not None and a.last for a in answers)
 
-    def may_have_saved(self, current: Round) -> bool:
+    @property
+    def may_have_saved(self) -> bool:
         """Whether workers that have failed have had notice of the end, and came to its step."""
-        return self.knows_end and self._is_taken(current)
+        return self.knows_end and self._is_taken
 
-    def _is_taken(self, current: Round) -> bool:
-        answers = _last_answers(current)
-        return self._given_number > 0 and all(
-            a is not None and a.taken >= self._given_number for a in answers
-        )
+    @property
+    def _is_taken(self) -> bool:
+        """By all agents that had workers left when the last notice was given."""
+        answers = _last_answers(self._given_to)
+        number = self._given_number
+        return bool(answers) and all(a is not None and a.taken >= number for a in answers)
 
     def _is_new(self, saved: CheckpointChosen | None, now: float) -> bool:
         """Whether it was saved since the workers were asked to."""
@@ -337,7 +345,7 @@ class Notices:
         return saved.age <= now - min(self._given_at, self._signalled_at) + WAVE
 
     def verdict_of_leaving(
-        self, current: Round, saved: CheckpointChosen | None, now: float, restarts: int
+        self, saved: CheckpointChosen | None, now: float, restarts: int
     ) -> Verdict | None:
         """`have_left`, and all have ended with 0: how the job ends if they are not finished.
         `saved` is the newest checkpoint.
@@ -345,25 +353,25 @@ class Notices:
         If they have saved nothing since, they may be finished, unless it was at the very step, or
         before it, after Slurm's SIGTERM.
         """
-        if (verdict := self.verdict_of_saving(current, saved, now, restarts)) is not None:
+        if (verdict := self.verdict_of_saving(saved, now, restarts)) is not None:
             return verdict
-        at_once = self._left_at_once(current)
-        unnoticed = not self._is_taken(current)
+        at_once = self._left_at_once
+        unnoticed = not self._is_taken
         if not (self.job.saves and (unnoticed or (self.knows_end and at_once))):
             return None
-        reason = f"{self._left(current)}, and nothing was saved since"
+        reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
         return Verdict(code, reason, restarts=restarts, ending=self._ending)
 
     def verdict_of_saving(
-        self, current: Round, saved: CheckpointChosen | None, now: float, restarts: int
+        self, saved: CheckpointChosen | None, now: float, restarts: int
     ) -> Verdict | None:
         """All workers have ended after they were asked to leave, some with another code than 0
         maybe: how the job ends if something was saved since.
         """
         if saved is None or not self._is_new(saved, now):
             return None
-        reason = f"saved, {self._left(current)}, with {saved.path}"
+        reason = f"saved, {self._left}, with {saved.path}"
         return Verdict(EXIT_SAVED, reason, restarts=restarts, ending=self._ending)
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
@@ -389,25 +397,27 @@ class Notices:
     def _where(self) -> str:
         return f" before step {self._given_step:,}" if self._given_step else ""
 
-    def _left(self, current: Round) -> str:
-        after = f"the notice{self._where}" if self._is_taken(current) else "Slurm's SIGTERM"
+    @property
+    def _left(self) -> str:
+        after = f"the notice{self._where}" if self._is_taken else "Slurm's SIGTERM"
         return f"not finished: the workers left after {after}"
 
 
-def _last_answers(current: Round) -> list[NoticeAnswer | None]:
-    """Of all agents, by participant; None: it has answered to no offer."""
-    reports = [p.report for p in current.participants]
-    return [None if report is None else report.notice for report in reports]
+def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
+    """None: it has answered to no offer."""
+    return [None if peer.report is None else peer.report.notice for peer in peers]
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
     """Of all agents that have workers left; None while one has not answered."""
     found = []
-    for peer in current.participants:
-        report = peer.report
-        if report is None or report.phase is Phase.DONE:
-            continue
-        if report.notice is None or report.notice.number != number:
+    for answer in _last_answers(_with_workers(current)):
+        if answer is None or answer.number != number:
             return None
-        found.append(report.notice)
+        found.append(answer)
     return found
+
+
+def _with_workers(current: Round) -> list[Peer]:
+    """The agents that have workers left, as far as is known."""
+    return [p for p in current.participants if p.report and p.report.phase is not Phase.DONE]
