@@ -15,6 +15,8 @@ from surroundings import environment
 
 PAGE = Path(__file__).parents[2] / "docs" / "sbatch.md"
 GOLDEN = Path(__file__).parent / "golden"
+SAVED = ["--checkpoint-dir", "saved"]
+CHAIN = ["--chain", "72", "--", *SAVED]
 TELLS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "$(id)", "a\n#SBATCH --nodes=9", "*", "\\", "", "é"]
 
@@ -237,6 +239,11 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--local-disk", "9", "train.py"], "this site has none that is asked for"),
         (["--submit", "--interactive", "train.py"], "--submit and --interactive contradict"),
         (["--requeue", "--interactive", "train.py"], "--requeue and --interactive contradict"),
+        ([*CHAIN, "--requeue", "train.py"], "--chain and --requeue contradict"),
+        ([*CHAIN, "--resubmit", "train.py"], "--chain and --requeue contradict"),
+        (["--requeue", "--", "--chain", *SAVED, "train.py"], "--chain and --requeue contradict"),
+        (["--chain", "1e306", *SAVED, "train.py"], "'1e306' is not a number of hours"),
+        (["--chain", "nan", *SAVED, "train.py"], "'nan' is not a number of hours"),
         (["--venv", "v", "--pyxis", "i", "train.py"], "--venv and --pyxis contradict"),
         (["--node", "2", "train.py"], "no option --node, here or of the launcher"),
         (["--acount", "a", "train.py"], "of the launcher: did you mean --account? (see"),

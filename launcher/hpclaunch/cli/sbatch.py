@@ -246,6 +246,8 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
 
 def _continued(chosen: argparse.Namespace, launch: argparse.Namespace) -> str:
     """The option with which the launcher goes on in another run; "" without one."""
+    if (chosen.chain and launch.requeue) or (chosen.requeue and launch.chain):
+        raise UsageError("--chain and --requeue contradict each other: a chain is one of jobs")
     if chosen.chain and launch.checkpoint_dir is None:
         raise UsageError("--chain needs --checkpoint-dir, to know where the script saves")
     if chosen.chain:

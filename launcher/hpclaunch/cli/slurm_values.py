@@ -6,11 +6,12 @@ into a job script as it is. The types of the launcher's own options are in `valu
 
 from __future__ import annotations
 
-import math
 import re
 from argparse import ArgumentTypeError
 
 from hpclaunch.core.protocol.model import ENDING, FORWARDED
+
+MOST_HOURS = 1_000_000  # a century
 
 
 def word(text: str) -> str:
@@ -56,7 +57,7 @@ def hours(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < math.inf:
+    if not 0 < value <= MOST_HOURS:
         raise ArgumentTypeError(f"{text!r} is not a number of hours, as 72")
     return value
 
