@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import hpclaunch
+from hpclaunch.worker import step_notices
 from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site._hpclaunch_progress import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
@@ -261,6 +262,21 @@ def test_workers_that_make_no_steps(group):
     both.hear(1)
     both.ask(1, "end")
     assert both.hear(1) == [3, [False, False, True]]
+
+
+def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
+    """It is a process of another program's, which has waited for it already."""
+    one = group(IDLE)
+    one.step()
+
+    def catches(*_, **__):
+        one.workers[0].kill()
+        one.workers[0].wait()
+        return True
+
+    monkeypatch.setattr(step_notices, "catches", catches)
+    one.notices.offer(1, 1, USR1)
+    one.notices.give(one.pids, 1)
 
 
 def test_an_optimizer_that_is_made_after_the_notice(group):

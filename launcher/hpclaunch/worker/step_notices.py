@@ -11,7 +11,7 @@ A worker that makes no steps of a torch optimizer takes it as soon as it is give
 import os
 import time
 
-from .processes import catches
+from .processes import catches, signal_all
 from .site import _hpclaunch_progress as page
 
 # A worker writes which step it begins, and then reads the step of the notice. What it has written
@@ -82,7 +82,7 @@ class StepNotices:
         if signum:
             if put is not None:
                 put(page.TAKEN, number)
-            os.kill(pid, signum)
+            signal_all((pid,), signum)  # it may be no child of this process, and have just ended
         return True
 
     def is_taken(self, number):
