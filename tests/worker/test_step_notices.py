@@ -264,6 +264,28 @@ def test_workers_that_make_no_steps(group):
     assert both.hear(1) == [3, [False, False, True]]
 
 
+def test_another_offer_takes_nothing_back(group):
+    one = group(IDLE, handled=())
+    one.step()
+    one.notices.offer(1, 1, 0)
+    one.notices.give(one.pids, 1)
+    one.notices.offer(2, 1, 0)
+    one.step()
+    one.notices.withdraw()
+    one.step()
+    one.ask(0, "end")
+    assert one.hear(0) == [3, [False, True, True]]
+
+
+def test_workers_that_name_their_phases_and_make_no_steps(group):
+    names = 'from hpclaunch.progress import phase; phase("evaluation")\n'
+    one = group(names + IDLE)
+    one.step()
+    assert one.notices.offer(1, 1, 0) == {"accepted": True, "busy": False, "steps": []}
+    one.notices.give(one.pids, 1)
+    assert one.hear(0) == [USR1, 1, True]
+
+
 def test_a_worker_that_ends_at_that_moment(group, monkeypatch):
     """It is a process of another program's, which has waited for it already."""
     one = group(IDLE)

@@ -29,6 +29,7 @@ TRYING = 0.3  # seconds to find a moment in which a process without a hearer can
 POLL = 0.005
 FORK_SERVER = b"hpclaunch.worker.fork_server"
 STOPPED = ("T", "t")
+FIELDS = f"{page.SLOT // 8}q"
 
 
 def main(mark, job, whole):
@@ -164,12 +165,15 @@ def _words(pid, file):
 
 
 def _slots(server):
-    """The fields of each slot, as whole numbers; none if no round runs."""
+    """The fields of each slot, as whole numbers; none if no round runs, or for other slots than
+    those of this version.
+    """
     for fd in os.listdir(f"/proc/{server}/fd"):
         path = f"/proc/{server}/fd/{fd}"
         if os.readlink(path).startswith(f"/memfd:{page.NAMES[0]} "):
             with open(path, "rb") as f:
-                return list(struct.iter_unpack(f"{page.SLOT // 8}q", f.read()))
+                slots = f.read()
+            return list(struct.iter_unpack(FIELDS, slots)) if len(slots) % page.SLOT == 0 else []
     return []
 
 

@@ -108,9 +108,8 @@ class StepNotices:
 
 
 def makes_steps(get):
-    """Whether there is an optimizer of torch, and a process that tells of it."""
-    counts = get(page.PHASE) >= page.FIRST_STEP or get(page.ENTERED)
-    return bool(counts) and alive(get(page.WRITER))
+    """Whether there is an optimizer of torch, or the script counts, and a process tells of it."""
+    return bool(get(page.MAKES) or get(page.ENTERED)) and alive(get(page.WRITER))
 
 
 def is_on_its_way(get):

@@ -29,7 +29,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 192  # bytes
+SLOT = 200  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that leads (see `stepped`), or as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -56,6 +56,7 @@ SPENT = 17  # five doubles, in the order of SPENDING: in earlier phases
 # Of questions.
 ASKED_AT = 22  # the fork server's descriptor that requests are written to
 HEARER = 23  # the thread of ANSWERER that answers them
+MAKES = 24  # whether there is an optimizer of torch that is seen, or the script counts its steps
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 IN_A_ROW = 16  # steps of others without one of the optimizer that has made the most
@@ -168,7 +169,7 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                for field in (ENTERED, HEARER):
+                for field in (ENTERED, HEARER, MAKES):
                     os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
@@ -223,6 +224,7 @@ class ProgressSlot:
     def step(self, number):
         """The script counts its own steps. Where it begins says nothing of how many it has done."""
         if self.writes:
+            self._steps[MAKES] = 1
             self.entering(None)
             self._steps[NUMBER] = int(number)
             self.stepped(None)
@@ -292,12 +294,17 @@ class ProgressSlot:
         if steps[TAKEN]:
             return True
         given = steps[GIVEN]
+        if given and not (steps[MAKES] or steps[ENTERED]):
+            steps[TAKEN] = given  # whatever is offered next
+            return True
         return given > 0 and given == steps[NOTICE] and steps[ENTERED] >= steps[STEP_OF_NOTICE]
 
     def unseen(self):
         """An optimizer is part of compiled code, so there is nothing to learn from its steps."""
-        if self.writes and self._steps[PHASE] == FIRST_STEP:
-            self._turn_to(START)
+        if self.writes:
+            self._steps[MAKES] = 0
+            if self._steps[PHASE] == FIRST_STEP:
+                self._turn_to(START)
 
     # What tells of it
 
@@ -359,6 +366,7 @@ class ProgressSlot:
                 self._listens = True
                 self.listen(self.stepped)
                 self._register_before(_hook_before(self.entering))
+            self._steps[MAKES] = 1
             if self._steps[PHASE] < FIRST_STEP:
                 self._turn_to(FIRST_STEP)
             self.answer()
