@@ -364,8 +364,12 @@ def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
     crew.until(100.0)
     crew.tell(1, Signalled(TERM))
     crew.until(101.0)
-    assert not crew.verdicts
+    assert crew.running.keys() == {0, 1}
     crew.until(103.0)
+    assert crew.running == {}
+    crew.until(109.0)  # so long it may take to say why, if that is not what it was
+    assert not crew.verdicts
+    crew.until(111.0)
     assert verdict(crew).reason == "ended by SIGTERM on n1"
 
 

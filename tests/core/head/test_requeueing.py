@@ -161,6 +161,23 @@ def test_a_preempted_job_need_not_wait_if_it_is_requeued_anyway():
     assert preempted(asked(), requeues=True).sequel is Sequel.REQUEUE
 
 
+@pytest.mark.parametrize("requeueing", [Requeueing(), asked()])
+@pytest.mark.parametrize("preempted", [True, False])
+def test_slurm_takes_its_time_to_say_that_a_job_is_preempted(requeueing, preempted):
+    """It has many to preempt. The workers are ended by then, but it was not the user who did so."""
+    crew = training(ends_at=None, requeueing=requeueing)
+    crew.until(100.0)
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.until(105.0)
+    assert crew.running == {}
+    crew.tell(0, EndFound(55.0, preempted, may_requeue=True, requeued_if_killed=preempted))
+    crew.until(106.0)
+    goes_on = Sequel.REQUEUE if requeueing.on else Sequel.LINGER
+    assert verdict(crew).sequel is (goes_on if preempted else Sequel.LEAVE)
+    assert verdict(crew).ending is (Ending.PREEMPTION if preempted else Ending.STOPPED)
+
+
 def test_a_job_that_somebody_else_requeues():
     crew = training(requeueing=asked())
     crew.until(100.0)

@@ -115,6 +115,7 @@ class Head:
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Awaited()
         self._beat_at = math.inf
+        self._hears_out_until = math.inf  # Slurm, before the job ends
         self._stage_since = 0.0
 
     @property
@@ -132,6 +133,7 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
+        deadlines.append(self._hears_out_until)
         if self._last_search.is_open:
             is_running = self.stage is Stage.RUNNING
             lease = [self.lease.renewable_until] if is_running else []
@@ -817,8 +819,12 @@ class Head:
 
     def _end(self, now: float) -> list[Effect]:
         """End the job with the verdict, once it is known whether it is started again."""
-        verdict, progress = self.verdict, False
-        assert verdict is not None, "a job ends with a verdict"
+        assert self.verdict is not None, "a job ends with a verdict"
+        until = self.notices.heard_out_at(self.verdict)
+        self._hears_out_until = until if now < until else math.inf
+        if now < until:
+            return []
+        verdict, progress = self.notices.reconsidered(self.verdict), False
         if self._requeue.depends_on_progress(verdict):
             searched = self._last_search.ask(self._choosing.search, now)
             if searched is not None:

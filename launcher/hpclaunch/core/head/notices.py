@@ -118,6 +118,16 @@ class Notices:
         self.ask_at = now + self.timing.ask_again
         return [AskForEnd()]
 
+    def heard_out_at(self, verdict: Verdict) -> float:
+        """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
+        heeded = _is_of_sigterm(verdict) and self.waits_for_slurm
+        return self._warned_at + self.timing.search if heeded else -math.inf
+
+    def reconsidered(self, verdict: Verdict) -> Verdict:
+        """With what Slurm has said since agents have heeded its SIGTERM."""
+        is_of_slurm = _is_of_sigterm(verdict) and self._warned is not None and self.comes_later
+        return replace(verdict, ending=self._ending) if is_of_slurm else verdict
+
     def found(self, event: EndFound, now: float) -> list[Effect]:
         if not event.late:
             self._known_at = self._asked_at
@@ -401,6 +411,10 @@ class Notices:
     def _left(self) -> str:
         after = f"the notice{self._where}" if self._is_taken else "Slurm's SIGTERM"
         return f"not finished: the workers left after {after}"
+
+
+def _is_of_sigterm(verdict: Verdict) -> bool:
+    return verdict.code == 128 + signal.SIGTERM and verdict.ending is Ending.STOPPED
 
 
 def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
