@@ -373,6 +373,33 @@ def test_a_job_that_is_cancelled_while_slurm_does_not_answer():
     assert verdict(crew).reason == "ended by SIGTERM on n1"
 
 
+def test_workers_that_are_done_while_slurm_does_not_answer_and_the_time_is_over():
+    """`until` sees to it that nobody spins until then."""
+    crew = training()
+    crew.until(976.0)
+    take(crew)
+    crew.ends_at = None
+    crew.tell(0, Signalled(TERM))
+    leave(crew)
+    crew.until(977.5)
+    assert not crew.verdicts
+    crew.until(990.0)
+    assert verdict(crew).reason == "ended by SIGTERM on n0"
+
+
+def test_a_job_that_is_cancelled_between_two_rounds_while_slurm_does_not_answer():
+    crew = training(ends_at=130.0, loss=3.0, wait=60.0)
+    crew.until(90.0)
+    crew.kill(1, down=True)
+    crew.until(104.0)
+    crew.ends_at = None
+    crew.tell(0, Signalled(TERM))
+    crew.until(113.0)  # the workers would have been ended at 107
+    assert not crew.verdicts
+    crew.until(126.0)  # it waits for n1 to confirm the end
+    assert verdict(crew).reason == "ended by SIGTERM on n0"
+
+
 def test_a_signal_for_the_workers_is_passed_on_once_to_all():
     crew = training()
     crew.until(100.0)

@@ -133,12 +133,11 @@ class Head:
         if self.stage is Stage.ENDED:
             return math.inf
         deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
-        deadlines.append(self._hears_out_until)
-        if self._last_search.is_open:
+        if self._last_search.is_open or self._hears_out_until < math.inf:
             is_running = self.stage is Stage.RUNNING
             lease = [self.lease.renewable_until] if is_running else []
-            return min(*deadlines, self._last_search.until, *lease)
-        if self.stage in (Stage.RENDEZVOUS, Stage.CHOOSING, Stage.RUNNING):
+            return min(*deadlines, self._last_search.until, self._hears_out_until, *lease)
+        if self.stage in (Stage.RENDEZVOUS, Stage.CHOOSING):
             deadlines.append(self.notices.stop_at)
         if self.stage is Stage.CHOOSING:
             deadlines.append(self._choosing.next_deadline(self._rendezvous.paused_until))
@@ -150,6 +149,7 @@ class Head:
             deadlines.append(self.lease.renewable_until)
             watches = (self._hangs, self._stragglers, self.notices)
             if not self._only_waits_for_slurm:
+                deadlines.append(self.notices.stop_at)
                 deadlines += [watch.next_deadline() for watch in watches]
         if self.stage is Stage.ENDING:
             deadlines.append(self._stage_since + self.timing.goodbye)
