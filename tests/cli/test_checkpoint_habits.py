@@ -24,6 +24,22 @@ for epoch in range(done, 6):
         os.kill(os.getpid(), 9)
 """
 
+# The newest is of a model with other sizes, as after a change of the script: torch complains of it
+# in a message of many lines.
+OTHER_SIZES = """
+import os, torch
+def layers(size):
+    return torch.nn.ModuleList(torch.nn.Linear(size, size) for _ in range(20))
+if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
+    layers(2).load_state_dict(torch.load(checkpoint)["model"])
+    print("begins at", os.path.basename(checkpoint)[-4])
+else:
+    for step, size in ((1, 2), (2, 3)):
+        saved = {"model": layers(size).state_dict(), "optimizer": {}}
+        torch.save(saved, f"saved/step-{step}.pt")
+    os._exit(3)
+"""
+
 TRAINER = """
 import os, sys, torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -60,6 +76,15 @@ def test_one_file_saved_over_and_over_is_progress_each_time(tmp_path):
     done = hpclaunch(*args, script(tmp_path, SNAPSHOT), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert begins(done.stdout) == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_that_does_not_fit_the_model_is_passed_over(tmp_path):
+    (tmp_path / "saved").mkdir()
+    args = ("--nproc", 1, "--checkpoint-dir", "saved")
+    done = hpclaunch(*args, script(tmp_path, OTHER_SIZES), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "passing over checkpoint step-2.pt: the job failed twice while" in done.stderr
+    assert begins(done.stdout) == [1]
 
 
 def test_without_progress_the_restarts_are_used_up(tmp_path):

@@ -2,11 +2,12 @@
 
 import json
 import stat
+from traceback import format_exc
 
 import pytest
 
 from hpclaunch.core.protocol.model import Failure
-from hpclaunch.system.logs.error_file import VARIABLE, hand_on
+from hpclaunch.system.logs.error_file import VARIABLE, hand_on, with_beginning
 
 ERROR = {"message": {"message": "ValueError: x", "extraInfo": {"timestamp": "1"}}}
 
@@ -68,3 +69,57 @@ def test_a_file_that_is_somebody_elses(logs, wanted, text):
     (logs / "round-2" / "rank-1.error.json").write_text(text)
     hand_on([failure(1)], logs, {VARIABLE: str(wanted)})
     assert not wanted.exists()
+
+
+LONG = "Error(s) in loading state_dict for Net:\n" + "\n".join(
+    f"\tsize mismatch for layers.{i}.weight" for i in range(40)
+)
+
+
+def load():
+    raise RuntimeError(LONG)
+
+
+def test_a_message_that_is_longer_than_the_last_lines(tmp_path):
+    file = tmp_path / "rank-3.error.json"
+    try:
+        load()
+    except RuntimeError as e:
+        trace = {"message": f"RuntimeError: {e}", "extraInfo": {"py_callstack": format_exc()}}
+        file.write_text(json.dumps({"message": trace}))
+    last = "\n".join(LONG.splitlines()[-12:])
+    first, file_, code, *rest = with_beginning(last, file).splitlines()
+    assert (first, code) == ("Traceback (most recent call last):", "    load()")
+    assert file_.startswith(f'  File "{__file__}", line ')
+    assert rest == [
+        f'  File "{__file__}", line {load.__code__.co_firstlineno + 1}, in load',
+        "    raise RuntimeError(LONG)",
+        "RuntimeError: Error(s) in loading state_dict for Net:",
+        "[... all of it is in rank-3.err]",
+        *(f"\tsize mismatch for layers.{i}.weight" for i in (38, 39)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        "{",
+        "[1]",
+        '{"message": "of another launcher"}',
+        '{"message": {"message": 3}}',
+        '{"message": {"message": ""}}',
+        '{"message": {"message": "ValueError: no", "extraInfo": null}}',
+    ],
+)
+def test_the_last_lines_are_left_as_they_are(tmp_path, content):
+    file = tmp_path / "rank-3.error.json"
+    if content is not None:
+        file.write_text(content)
+    assert with_beginning("Traceback\nValueError: no", file) == "Traceback\nValueError: no"
+
+
+def test_a_message_without_a_traceback(tmp_path):
+    file = tmp_path / "rank-3.error.json"
+    file.write_text('{"message": {"message": "ValueError: no"}}')
+    assert with_beginning("bye", file).splitlines()[1] == "ValueError: no"

@@ -19,6 +19,12 @@ TRACEBACK = """\
 [rank1]: ValueError: a bad batch"""
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:18818"
 
+MISMATCH = """\
+RuntimeError: Error(s) in loading state_dict for Net:
+\tsize mismatch for a.weight
+\tsize mismatch for b.weight
+bye"""
+
 
 def failed(tail="", code=1, signal=0, rank=1, **more):
     return Failure(0, rank, "n2", code, signal, more.pop("at", 10.0), tail, **more)
@@ -64,6 +70,14 @@ def failed(tail="", code=1, signal=0, rank=1, **more):
             failed(f"a download timed out, again\nConnection reset\n{TRACEBACK}"),
             *(Cause.EXCEPTION, "ValueError: a bad batch"),
             id="an exception after other trouble",
+        ),
+        pytest.param(
+            failed(f"{TRACEBACK.removesuffix('ValueError: a bad batch')}{MISMATCH}"),
+            *(
+                Cause.EXCEPTION,
+                "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for a.weight",
+            ),
+            id="an exception with many lines",
         ),
         pytest.param(
             failed(TRACEBACK.replace("ValueError: a bad batch", PEER)),

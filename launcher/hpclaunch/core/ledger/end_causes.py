@@ -97,7 +97,7 @@ def of_failure(failure: Failure) -> Diagnosis:
             said = next((line.strip() for line in reversed(lines) if words.search(line)), said)
             break
     if cause is EndCause.EXCEPTION and lines:
-        said = lines[-1].strip()
+        said = _exception(failure.tail) or said
     found = FRAME.findall(failure.tail)[-MOST_FRAMES:] if cause is not EndCause.HANG else []
     frames = [f"{file.rpartition('/')[2]}:{line}, {name}" for file, line, name in reversed(found)]
     return Diagnosis(cause, said, tuple(frames))
@@ -123,6 +123,16 @@ def _message(tail: str) -> str:
         return tail
     lines = tail[frames[-1].end() :].splitlines()
     return "\n".join(line for line in lines if not line.startswith("    "))  # those have code
+
+
+def _exception(tail: str) -> str:
+    """What stands after a traceback, or the last line. Where the first line of a message ends with
+    a colon, what comes below it belongs to it."""
+    said = [line.strip() for line in _message(tail).splitlines()]
+    lines = [line for line in said if line and not line.startswith("[...")]
+    if not FRAME.search(tail):
+        return lines[-1]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
 
 
 def of_round(end: RoundEnd) -> Diagnosis:

@@ -1,7 +1,8 @@
-"""TORCHELASTIC_ERROR_FILE: hands on the exception that ended a worker to our caller.
+"""TORCHELASTIC_ERROR_FILE: the exception that ended a worker.
 
 As in torchrun, a worker writes its exception to an error file of its own, and the launcher copies
 that of the first failure to the file that the launcher was given itself, for example by torchx.
+Where the message is too long for a worker's last lines, its beginning is taken from there as well.
 """
 
 from __future__ import annotations
@@ -9,14 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpclaunch.core.protocol.model import Failure
 from hpclaunch.worker import private_files
 
+if TYPE_CHECKING:
+    from hpclaunch.core.protocol.model import Failure
+
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
+TRACEBACK = "Traceback (most recent call last):"
+MOST_FRAMES = 3  # of a traceback, the innermost
+MOST_CHARACTERS = 400  # of a message's first line
+LAST_LINES = 2  # that are left after the beginning of a long message
+FRAME = re.compile(r'^  File ".+", line \d+, in .+(?:\n    .*)?', re.MULTILINE)
 
 
 def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str]) -> None:
@@ -33,16 +42,34 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
         json.dump(error, f)
 
 
+def with_beginning(last: str, file: Path) -> str:
+    """A worker's last lines. If its exception began before these, as one does that names hundreds
+    of parameters, then what it is and where it was raised, and fewer of the last lines."""
+    error = (_read(file) or {}).get("message")
+    message = error.get("message") if isinstance(error, dict) else None
+    lines = message.splitlines() if isinstance(message, str) else []
+    if not lines or lines[0] in last:
+        return last
+    more = error.get("extraInfo") if isinstance(error, dict) else None
+    trace = str(more.get("py_callstack")) if isinstance(more, dict) else ""
+    frames = FRAME.findall(trace.partition(str(message))[0])[-MOST_FRAMES:]
+    where = file.name.replace(".error.json", ".err")
+    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], f"[... all of it is in {where}]"]
+    return "\n".join([*beginning, *last.splitlines()[-LAST_LINES:]])
+
+
 def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
     """With the exit code, which a worker that was killed cannot have written."""
-    file = logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json"
+    error = _read(logs / f"round-{failure.round}" / f"rank-{failure.rank}.error.json")
+    if error is not None and isinstance(error.get("message"), dict):
+        error["message"]["errorCode"] = -failure.signal or failure.code
+    return error
+
+
+def _read(file: Path) -> dict[str, Any] | None:
     try:
         with open(file, "rb", opener=private_files.open_file) as f:
             error = json.loads(f.read())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(error, dict):
-        return None
-    if isinstance(error.get("message"), dict):
-        error["message"]["errorCode"] = -failure.signal or failure.code
-    return error
+    return error if isinstance(error, dict) else None

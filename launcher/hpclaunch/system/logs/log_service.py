@@ -47,6 +47,7 @@ from hpclaunch.worker import private_files
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 
 from .console import consoles
+from .error_file import with_beginning
 from .index_writer import IndexWriter
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
@@ -178,7 +179,11 @@ class LogService:
         return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
 
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
-        self._channel.tell("tail", id=id, text=tail(map(self._parts, map(Path, files))))
+        paths = [Path(file) for file in files]
+        text = tail(map(self._parts, paths))
+        if text:
+            text = with_beginning(text, paths[0].with_suffix(".error.json"))
+        self._channel.tell("tail", id=id, text=text)
 
     def _parts(self, file: Path) -> list[tuple[Path, int]]:
         """Where the end of a file is that may just have been emptied."""
