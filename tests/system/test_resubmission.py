@@ -61,7 +61,7 @@ def slurm(tmp_path, monkeypatch):
         if not (tmp_path / "words").exists():
             return follower, None
         words = (tmp_path / "words").read_text().splitlines()
-        options = dict(w[2:].split("=", 1) for w in words if w.startswith("--") and "=" in w)
+        options = dict(w[2:].partition("=")[::2] for w in words if w.startswith("--"))
         return follower, options
 
     return play
@@ -93,6 +93,7 @@ def test_it_asks_for_the_same(slurm, tmp_path, newer):
         "nodes": "2",
         "dependency": "afterany:71",
         "open-mode": "append",
+        "parsable": "",
     }
     assert lines(tmp_path / "words")[-3:] == ["/dev/stdin", "LR=0.1", "two"]
     assert (tmp_path / "submitted").read_text() == SCRIPT.format("")
@@ -114,11 +115,20 @@ def test_what_the_script_asks_for_is_left_to_it(slurm):
         ("NtasksPerN:B:S:C=0:0:*:1", "ntasks-per-node", None),
         ("NtasksPerN:B:S:C=2:0:1:1", "ntasks-per-node", "2"),
         ("NtasksPerN:B:S:C=*:0:*:*", "ntasks-per-node", None),
+        ("NtasksPerN:B:S:C=0:0:*:* NumTasks=8", "ntasks", "8"),
+        ("NtasksPerN:B:S:C=0:0:*:* NumTasks=2", "ntasks", None),  # the default for two nodes
+        ("NumTasks=8", "ntasks", None),  # so many on each node
+        ("OverSubscribe=NO", "exclusive", ""),
+        ("OverSubscribe=USER", "exclusive", "user"),
+        ("OverSubscribe=OK", "exclusive", None),
+        ("MinMemoryNode=0", "mem", "0"),
     ],
 )
 def test_other_requests(slurm, field, option, value):
-    name = field.partition("=")[0]
-    job = re.sub(rf"{name}=\S+ ?", "", JOB.format("")) + f" {field}"
+    job = JOB.format("")
+    for name in re.findall(r"\S+(?==)", field):
+        job = re.sub(rf"{name}=\S+ ?", "", job)
+    job += f" {field}"
     _, options = slurm(job=job)
     assert options.get(option) == value
 

@@ -35,7 +35,8 @@ RESOURCES = {
     },
     r"--mem(-per-[cg]pu)?[= ]": {"MinMemoryNode": "--mem", "MinMemoryCPU": "--mem-per-cpu"},
     r"(-c|--cpus-per-[tg])": {"CPUs/Task": "--cpus-per-task"},
-    r"(-n|--ntasks)": {"NtasksPerN:B:S:C": "--ntasks-per-node"},
+    r"(-n|--ntasks)": {"NtasksPerN:B:S:C": "--ntasks-per-node", "NumTasks": "--ntasks"},
+    r"(-s\b|--exclusive|--oversubscribe)": {"OverSubscribe": "--exclusive"},
 }
 FOREIGN = ("PMI", "SLURMD_")  # begin variables of the task, for MPI in it
 NOTHING = ("", "(null)", "N/A", "*", "0")  # was asked for
@@ -107,7 +108,9 @@ def resubmit(job: str, environ: Mapping[str, str]) -> tuple[str, bool]:
     if followers := _followers(job, name):
         return followers[0], False
     script = _run("scontrol", "write", "batch_script", environ["SLURM_JOB_ID"], "-")
-    options = [*_requests(fields, script), f"--dependency=afterany:{job}", "--open-mode=append"]
+    nodes = environ.get("SLURM_JOB_NUM_NODES", "")
+    options = [*_requests(fields, script, nodes), "--open-mode=append"]
+    options += [f"--dependency=afterany:{job}"]
     for variable, option in (
         ("SLURM_JOB_NUM_NODES", "--nodes"),  # Slurm itself counts those that are left
         ("SLURM_ARRAY_TASK_ID", "--array"),
@@ -137,12 +140,15 @@ def _followers(job: str, name: str) -> list[str]:
     return sorted((w[0] for w in known if waiting.search(w[1]) and w[2] == name), key=int)
 
 
-def _requests(fields: Mapping[str, str], script: str) -> list[str]:
-    """What sbatch was asked for, as options. `fields` are what Slurm says of the job."""
+def _requests(fields: Mapping[str, str], script: str, nodes: str) -> list[str]:
+    """What sbatch was asked for, as options. `fields` are what Slurm says of the job, which began
+    with so many nodes.
+    """
     options = dict(REQUESTS)
     for others, more in RESOURCES.items():
         options |= {} if re.search(rf"(?m)^#SBATCH\s.*?(?<=\s){others}", script) else more
     found = {option: fields[field] for field, option in options.items()}
+    whole = {"NO": ["--exclusive"], "USER": ["--exclusive=user"]}.get(found.pop("--exclusive", ""))
     for option, pattern in (
         ("--gres", "gres[:/]"),
         ("--gpus", "gres[:/]gpu:"),
@@ -151,7 +157,10 @@ def _requests(fields: Mapping[str, str], script: str) -> list[str]:
         ("--cpus-per-task", "^1$"),  # the default, which sets no variable
     ):
         found[option] = re.sub(pattern, "", found.get(option, ""))
-    return [f"{option}={text}" for option, text in found.items() if text not in NOTHING]
+    if found["--ntasks-per-node"] not in NOTHING or found.get("--ntasks") == nodes:  # the default
+        found["--ntasks"] = ""
+    asked = [f"{option}={text}" for option, text in found.items() if text not in NOTHING]
+    return [*asked, *(whole or []), *(["--mem=0"] if found.get("--mem") == "0" else [])]
 
 
 def _fields(told: str) -> dict[str, str]:
