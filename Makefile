@@ -37,7 +37,7 @@ test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... a
 $(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
 	$(RUN) -m '$(SHORT)' --surroundings $* tests/agent tests/system tests/worker tests/cli tests/docs tests/slurm
 
-test-compiled: $(VENV)/frameworks system     ## DeepSpeed and a program in C++, compiled first; 10 minutes
+test-compiled: $(VENV)/frameworks system     ## DeepSpeed, a program in C++ and torch.compile; 10 minutes
 	$(BIN)/pytest -m compiles
 
 test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as root; 10 minutes

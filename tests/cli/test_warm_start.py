@@ -225,6 +225,7 @@ print(round(step(torch.ones(1000)).item()))
 """
 
 
+@pytest.mark.compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 @pytest.mark.skipif("locale" in entered, reason="torch.compile reads files of torch in UTF-8")
 @pytest.mark.skipif("tmpdir" in entered, reason="torch.compile does not quote TMPDIR for g++")

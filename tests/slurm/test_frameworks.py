@@ -14,7 +14,10 @@ from .cluster import Cluster
 from .recipes.jobs import submit, weights
 
 missing = importlib.util.find_spec("pytorch_lightning") is None
-pytestmark = pytest.mark.skipif(missing, reason="needs pytorch_lightning")
+pytestmark = [
+    pytest.mark.frameworks,
+    pytest.mark.skipif(missing, reason="needs pytorch_lightning"),
+]
 
 
 def test_lightning_on_one_node(cluster: Cluster, tmp_path: Path) -> None:

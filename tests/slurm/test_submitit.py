@@ -86,6 +86,7 @@ def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
     assert runs_of(tmp_path) == [[0, STEPS]]
 
 
+@pytest.mark.requeues
 def test_submitit_requeues_it(cluster: Cluster, tmp_path: Path) -> None:
     """At its signal before the time limit. Nothing is lost, and nothing is done twice."""
     job = submit(cluster, tmp_path, "0.05")

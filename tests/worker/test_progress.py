@@ -303,6 +303,7 @@ for make in (Own, torch.optim.AdamW):
 """
 
 
+@pytest.mark.compiles
 def test_a_compiled_step_is_compiled_as_without_the_launcher(server, tmp_path):
     command = python(tmp_path, MODEL + COMPILED_STEPS)
     server.start(command, tmp_path)
@@ -434,6 +435,7 @@ if torch.distributed.is_initialized():
 """
 
 
+@pytest.mark.frameworks
 @pytest.mark.parametrize(
     ("module", "text"),
     [
