@@ -1,0 +1,80 @@
+"""The fork server's part towards the progress pages of its workers, for tests that start these."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hpclaunch
+from hpclaunch.worker.progress_watch import ProgressWatch
+from hpclaunch.worker.site._hpclaunch_progress import PHASES
+from surroundings import environment
+
+HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
+LIMIT = 120  # seconds; far more than any of this takes
+
+
+class ProgressServer:
+    def __init__(self):
+        self.watch = ProgressWatch()
+        self.processes = []
+
+    def start(self, command, cwd, *, workers=1, environ=()):
+        told = [{"rank": rank, "env": {}} for rank in range(workers)]
+        self.watch.begin(told, told=True)
+        for rank, worker in enumerate(told):
+            own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, **dict(environ)}
+            store = {"PYTHONPATH": HOOKS, "HPCLAUNCH_STORE": "127.0.0.1:1"}
+            env = environment(**store, **own, **worker["env"])
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(
+                command,
+                cwd=cwd,
+                env=env,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                start_new_session=True,
+            )
+            self.processes.append(process)
+        return self.processes[0]
+
+    def run(self, command, cwd, **how):
+        """What they have written to stdout, once all have ended."""
+        self.start(command, cwd, **how)
+        ends = [process.communicate(timeout=LIMIT) for process in self.processes]
+        codes = [process.returncode for process in self.processes]
+        assert not any(codes), (codes, [err[-2000:] for _, err in ends])
+        return [out for out, _ in ends]
+
+    def told(self, rank=0):
+        """(steps, the time of the last one, phase, the script's number of it)"""
+        steps, at, phase, number = self.watch._files.slot(rank)
+        return steps, at, PHASES[phase], number
+
+    def evidence(self):
+        """Of the first worker, as the fork server asks for it."""
+        pids = {0: self.processes[0].pid}
+        for pause in self.watch.ask(pids):
+            time.sleep(pause)
+        (found,) = self.watch.evidence(pids)
+        return found
+
+    def end(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=LIMIT)
+        self.watch.end()
+
+
+def python(directory, text):
+    path = directory / "train.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]

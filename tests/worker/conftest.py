@@ -1,0 +1,15 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from progress_server import ProgressServer
+
+
+@pytest.fixture
+def server() -> Iterator[ProgressServer]:
+    server = ProgressServer()
+    yield server
+    server.end()

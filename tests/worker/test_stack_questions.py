@@ -1,0 +1,228 @@
+"""Where workers are when they are asked: real ones, below a fork server that is played."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+from progress_server import HOOKS, python
+
+from hpclaunch.agent.evidence import state_of
+from hpclaunch.worker.progress_watch import is_traced
+from hpclaunch.worker.site._hpclaunch_progress import SIGNAL
+
+pytestmark = pytest.mark.torch
+
+
+def stacks_of(server, command, cwd):
+    """What is known of a worker that has said that it is there."""
+    process = server.start(command, cwd)
+    assert process.stdout.readline() == "there\n", process.communicate()
+    return server.evidence()
+
+
+HEARS = "import torch\ntorch.optim.SGD([torch.ones(1)], lr=0.1)\n"
+
+
+@pytest.mark.parametrize("before", ["", HEARS])
+def test_stacks_of_all_threads_while_native_code_holds_the_lock(server, tmp_path, before):
+    text = """
+import ctypes, threading
+def waits():
+    threading.Event().wait()
+def holds():
+    print("there", flush=True)
+    ctypes.PyDLL(None).sleep(1000)
+threading.Thread(target=waits, daemon=True).start()
+holds()
+"""
+    found = stacks_of(server, python(tmp_path, before + text), tmp_path)
+    assert " in waits\n" in found["stacks"]
+    assert " in holds\n" in found["stacks"]
+    assert found["stacks"].rstrip().endswith("in <module>")
+
+
+@pytest.mark.parametrize("kind", ["CDLL", "PyDLL"])
+def test_stacks_while_the_kernel_holds_up_the_main_thread(server, tmp_path, kind):
+    """As in a read from a file system that has stalled: here until a child has begun. The main
+    thread has let go of Python's lock, or, as if the file were mapped into memory, has not."""
+    text = f"""
+import ctypes, signal
+libc, stack, size = ctypes.{kind}(None), ctypes.create_string_buffer(1 << 16), 1 << 16
+top = ctypes.c_void_p((ctypes.addressof(stack) + size) & ~15)
+never = ctypes.create_string_buffer(64)  # a semaphore: unlike pause(), it outlasts the signal
+CLONE_VM, CLONE_VFORK = 0x100, 0x4000
+def is_held_up():
+    print("there", flush=True)
+    libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
+is_held_up()
+"""
+    found = stacks_of(server, python(tmp_path, HEARS + text), tmp_path)
+    assert found["processes"][0]["state"] == "D"
+    assert " in is_held_up\n" in found["stacks"]
+    assert found["stacks"].rstrip().endswith("in <module>")
+
+
+RUNNING = """
+import ctypes, io, sys, textwrap, threading, time, tokenize
+import torch
+PAUSE = float(sys.argv[1])
+def runs():
+    text = "def f(x):\\n    return sorted([y for y in range(x)], key=lambda y: -y)"
+    code = compile(text, "f", "exec")
+    while True:
+        exec(code, found := {})
+        found["f"](9)
+        textwrap.wrap("a b c d e f" * 9)
+        time.sleep(PAUSE) if PAUSE else None
+        list(tokenize.generate_tokens(io.StringIO("a = 1\\n").readline))
+def waits():
+    threading.Thread(target=runs, daemon=True).start()
+    print("there", flush=True)
+    while True:
+        ctypes.CDLL(None).sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
+def test_no_worker_dies_of_a_question(server, tmp_path, trains, pause):
+    """What reads stacks while other threads change them finds memory that is gone: asked by signal
+    at any moment, such a worker dies within a few questions."""
+    text = RUNNING
+    if trains:
+        text += HEARS
+    process = server.start([*python(tmp_path, text + "waits()"), str(pause)], tmp_path)
+    assert process.stdout.readline() == "there\n", process.communicate()
+    for _ in range(20):
+        stacks = server.evidence()["stacks"]
+        assert process.poll() is None
+        if trains:  # else there may be no moment in which it can be asked
+            assert " in waits\n" in stacks
+            assert " in runs\n" in stacks
+
+
+def test_forked_processes_come_after_the_worker(server, tmp_path):
+    text = """
+import torch, time
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        if index == 0:
+            time.sleep(1000)
+        return index
+def waits():
+    print("there", flush=True)
+    next(batches)
+batches = iter(torch.utils.data.DataLoader(Samples(), num_workers=2))
+waits()
+"""
+    found = stacks_of(server, python(tmp_path, text), tmp_path)
+    assert " in waits\n" in found["stacks"]
+    assert " in __getitem__\n" not in found["stacks"]
+    pids = {each["pid"] for each in found["processes"]}
+    assert len(found["forked"]) == 2
+    assert {pid for pid, _ in found["forked"]} < pids
+    assert sum(" in __getitem__\n" in text for _, text in found["forked"]) == 1
+
+
+def test_the_process_that_trains_answers_for_a_launcher_of_the_scripts(server, tmp_path):
+    text = """
+import time, torch
+def waits():
+    torch.optim.SGD([torch.ones(1)], lr=0.1)
+    print("there", flush=True)
+    time.sleep(1000)
+waits()
+"""
+    inner = python(tmp_path, text)
+    outer = f"import subprocess, sys\nsubprocess.run({inner!r})"
+    found = stacks_of(server, [sys.executable, "-c", outer], tmp_path)
+    assert " in waits\n" in found["stacks"]
+
+
+OWN_HANDLER = f"""
+import signal, sys, time
+signal.signal({SIGNAL}, lambda *_: print("mine", flush=True))
+"""
+
+
+def test_a_handler_that_was_there_before_stays_and_is_not_called(server, tmp_path):
+    """As one in sitecustomize that a worker has from the template."""
+    (tmp_path / "train.py").write_text("import time\nprint('there', flush=True)\ntime.sleep(1000)")
+    before = f"{OWN_HANDLER}\nimport runpy\nsys.path.insert(0, {str(HOOKS)!r})\n"
+    begins = "import _hpclaunch_hooks\nrunpy.run_path('train.py')"
+    found = stacks_of(server, [sys.executable, "-S", "-E", "-c", before + begins], tmp_path)
+    assert found["stacks"] == ""
+    server.processes[0].kill()
+    assert server.processes[0].stdout.read() == ""
+
+
+@pytest.mark.parametrize(
+    "closes",
+    [
+        "os.closerange(3, 4096)",
+        f"import faulthandler; faulthandler.unregister({SIGNAL})",
+        "os.dup2(os.open('mine', os.O_WRONLY | os.O_CREAT), 900)",
+    ],
+)
+def test_a_script_that_takes_away_what_is_needed_is_left_alone(server, tmp_path, closes):
+    text = f"import os, time\n{closes}\nprint('there', flush=True)\ntime.sleep(1000)"
+    found = stacks_of(server, python(tmp_path, text), tmp_path)
+    assert found["stacks"] == ""
+    assert server.processes[0].poll() is None
+    mine = tmp_path / "mine"
+    assert not mine.exists() or not mine.read_text()
+
+
+def test_a_script_that_a_debugger_has_stopped(server, tmp_path):
+    text = """
+import pdb
+def stops():
+    pdb.set_trace()
+    return 1
+stops()
+"""
+    process = server.start(python(tmp_path, text), tmp_path)
+    assert process.stdout.readline().startswith("> ")  # what pdb writes first
+    state = state_of(server.evidence())
+    assert state.debugged
+    assert state.place.startswith("train.py:")
+    assert state.place.endswith(", stops")
+
+
+SEIZES = """
+import ctypes, sys, time
+PTRACE_SEIZE = 0x4206
+if ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    sys.exit("not allowed")
+print("there", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("name", "debugs"), [("gdb", True), ("py-spy", False)])
+def test_who_looks_at_a_worker_for_a_moment_debugs_nothing(tmp_path, name, debugs):
+    """The agent itself looks at workers that hang with py-spy, if there is one."""
+    (tmp_path / name).symlink_to(sys.executable)  # the kernel goes by this name
+    with contextlib.ExitStack() as ends:
+
+        def start(*command):
+            process = ends.enter_context(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+            ends.callback(process.kill)
+            return process
+
+        looked_at = start("sleep", "1000")
+        assert not is_traced(looked_at.pid)
+        looker = start(tmp_path / name, "-I", "-S", "-c", SEIZES, str(looked_at.pid))
+        if looker.stdout.readline() != "there\n":
+            pytest.skip(f"ptrace: {looker.stderr.read()}")
+        assert is_traced(looked_at.pid) == debugs
+
+
+def test_few_descriptors(server, tmp_path):
+    text = "import time\nprint('there', flush=True)\ntime.sleep(1000)"
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *python(tmp_path, text)]
+    assert " in <module>\n" in stacks_of(server, command, tmp_path)["stacks"]
