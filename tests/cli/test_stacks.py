@@ -202,6 +202,12 @@ def test_no_slurm(tmp_path):
     assert done.stderr.startswith("hpclaunch: error: cannot look at job 71: No such file")
 
 
+def test_of_a_variable_that_is_not_set(tmp_path):
+    done = hpclaunch("stacks", "", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("hpclaunch: error: the name of the job is empty")
+
+
 def of_job(directory, squeue, srun):
     """The command with stand-ins for Slurm's, as shell scripts."""
     for name, text in (("squeue", squeue), ("srun", srun)):

@@ -44,6 +44,8 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.processes import worker_stacks
 
     job, rank = options.job, options.rank
+    if job == "":  # of a variable that is not set; squeue would list all jobs
+        raise UsageError("the name of the job is empty")
     whole = "all" if options.full and rank is None else "" if rank is None else str(rank)
     try:
         if job is None:

@@ -642,8 +642,3 @@ def described(pid):
         where = ""
     threads = int(status.get(b"Threads", b"0"))
     return {"pid": pid, "name": name, "state": state, "wchan": where, "threads": threads}
-
-
-def signal_quietly(pid, signum):
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        os.kill(pid, signum)
