@@ -156,14 +156,14 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
     try:
-        script = SCRIPTS / "chatty.py"
-        job = launch(
-            "--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, script, "--steps", 200, "--pad", 500
-        )
+        script = (SCRIPTS / "chatty.py", "--steps", 200, "--pad", 5000)
+        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, *script)
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
         cluster.on("n2", ["sh", "-c", fill + " 2>/dev/null"])
         job.says("round-0: the disk is full, what workers write now is lost")
+        steps = re.findall(r"rank 0 step (\d+)", job.output)
+        job.says(f"rank 0 step {int(steps[-1]) + 3} ")  # rank 1 has written more than a page
         cluster.on("n2", ["rm", str(logs / "full")])
         ended = job.wait()
         (out,) = cluster.on("n2", ["find", str(logs), "-name", "rank-*.out"]).split()

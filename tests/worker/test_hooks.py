@@ -235,7 +235,8 @@ dist.destroy_process_group()
             left = tmp_path / f"meeting.71.0.0.{port}"
             assert set(tmp_path.glob("meeting*")) == {similar, left}
     end_well(ranks)
-    assert list(tmp_path.glob("meeting*")) == [similar]
+    # If both ranks end at one moment, each may leave torch's removal of the last one to the other.
+    assert set(tmp_path.glob("meeting*")) - {tmp_path / f"meeting.71.0.1.{port}"} == {similar}
 
 
 def python(*args, cwd, env):
