@@ -126,6 +126,21 @@ def test_a_container_has_its_own_python(printed, option, last):
     assert "activate" not in text
 
 
+@pytest.mark.parametrize(
+    ("element", "asked"), [({}, "71"), ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4")]
+)
+def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, asked):
+    """The id of the last element of an array is that of all of them."""
+    text = printed("--requeue", "--apptainer", "an image.sif", "--", *SAVED, "inside.py")
+    job = script(tmp_path, text, "job.sh")
+    for name, does in (("srun", "exit 75"), ("scontrol", 'echo "$@"')):
+        script(tmp_path, f"#!/bin/sh\n{does}\n", name).chmod(0o755)
+    variables = {f"SLURM_{name}": value for name, value in element.items()}
+    env = environment(PATH=f"{tmp_path}:/bin:/usr/bin", SLURM_JOB_ID="71", **variables)
+    done = subprocess.run(["bash", job], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (75, f"requeue {asked}\n"), done.stderr
+
+
 def test_what_to_type_for_salloc(printed):
     options = ["--profile", "puhti", "--account", "p", "--interactive", "--gpus-per-node", 1]
     salloc, comment, *shell = printed(*options, "train.py").splitlines()

@@ -11,6 +11,8 @@ from hpclaunch.core.protocol.model import EXIT_SAVED
 
 COMMENTS = 41  # the column where they begin
 TO_THE_WORKERS = ("USR1", "USR2")
+# The id of the last element of an array is that of the whole array, too.
+THIS_JOB = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,6 @@ def _shell(job: JobScript) -> list[str]:
         step += ["apptainer exec --nv", quoted([job.image])]
     lines = [*job.setup, " ".join([*step, "hpclaunch", quoted(job.command)])]
     if job.by_script and (job.image or job.pyxis):
-        lines += ["code=$?", f"[ $code = {EXIT_SAVED} ] && scontrol requeue $SLURM_JOB_ID"]
+        lines += ["code=$?", f"[ $code = {EXIT_SAVED} ] && scontrol requeue {THIS_JOB}"]
         lines += ["exit $code"]
     return lines
