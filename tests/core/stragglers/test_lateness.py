@@ -152,6 +152,14 @@ def test_a_clock_that_is_hardly_known_hides_only_its_own_agent():
     assert find(samples).late is None
 
 
+def test_of_two_clocks_neither_is_known_better_than_the_other():
+    """The head knows its own, and by that it would be late itself."""
+    samples = sampled(one(0, 0.3), nodes={0: (0, 1), 1: (2, 3)})
+    assert find(samples).late.agent == 0
+    samples[1] = replace(samples[1], error=0.5)
+    assert find(samples).late is None
+
+
 def test_what_hosts_of_gpus_tell_is_marked():
     groups = dict.fromkeys(range(6), "nccl:0")
     assert find(sampled(one(3, 0.3), groups=groups)).late.on_gpus

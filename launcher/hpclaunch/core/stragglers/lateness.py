@@ -122,7 +122,6 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
             groups.setdefault(arrivals.group, {})[agent] = arrivals
     for group, agents in groups.items():
         errors = {agent: samples[agent].error for agent in agents}
-        usual_error = lower_median(errors.values())
         rows = [
             (agent, arrivals, arrivals.base + samples[agent].ahead, _places(arrivals))
             for agent, arrivals in agents.items()
@@ -138,8 +137,9 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
                     at, whose, i = half + arrivals.late[place] / 1e6, row, place
             agent, arrivals, *_ = whose
             late = at - lower_median(halves)
-            # One agent's times are on one clock.
-            error = errors[agent] + usual_error if len(agents) > 1 else 0.0
+            # One agent's times are on one clock. Of two agents, the head's own is in no doubt.
+            others = [error for other, error in errors.items() if other != agent]
+            error = errors[agent] + lower_median(others) if others else 0.0
             alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
             rank = NO_RANK if alike else arrivals.last[i]
             yield LastArrival(at, group, agent, rank, late if late > error else 0.0)
