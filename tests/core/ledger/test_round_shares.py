@@ -69,6 +69,18 @@ def test_a_round_of_100_seconds(spent, done, cut, expected):
     assert sum(found.values()) == pytest.approx(100.0)
 
 
+def test_of_workers_that_end_apart_the_first_have_come_to_their_end():
+    """Of four workers, one has trained for 30 s and ended; the round is over after 90 s, which is
+    seen after 100.
+    """
+    spent = told(0, 10, 0, 0, 30 // 4, doing=Doing.TRAINING)
+    found = split(RoundPart(spent, 1.0, left=(40.0,), workers=4), 100.0, 90.0)
+    assert {c: s for c, s in found.items() if s} == pytest.approx(
+        {IMPORTS: 10, TRAINING: (3 * 80 + 30) / 4, END: 60 / 4, DETECTION: 3 * 10 / 4}
+    )
+    assert sum(found.values()) == pytest.approx(100.0)
+
+
 def test_others_wait_for_the_one_that_saves():
     saves = RoundPart(told(0, 10, 0, 0, 70, 20, doing=Doing.TRAINING), 4.0)
     waits = RoundPart(told(0, 10, 0, 0, 90, 0, doing=Doing.TRAINING), 4.0)

@@ -197,7 +197,7 @@ class Bookkeeper:
         seats = self._seats(head)
         elapsed = end - begin
         parts = [
-            RoundPart(_spent_in(number, peer), each, _is_done(number, peer))
+            _part_of(peer, number, each, begin - missed)
             for peer, status, each in zip(head.roster, stretch.status, seats, strict=True)
             if status is None
         ]
@@ -263,20 +263,17 @@ def _status(head: Head, peer: Peer) -> Category | None:
     return Category.RESTART if begun else Category.START
 
 
-def _spent_in(number: int, peer: Peer) -> tuple[int, ...]:
+def _part_of(peer: Peer, number: int, seats: float, begin: float) -> RoundPart:
+    """`begin` is that of the round, on the head's clock."""
     report = peer.report
     if report is None or report.round != number:
-        return ()
-    return report.spent[:ELAPSED]
-
-
-def _is_done(number: int, peer: Peer) -> bool:
-    """All its workers have come to their end by themselves."""
-    report = peer.report
-    if report is None or report.round != number:
-        return False
-    ended = [e.code == 0 and not e.stopped for e in report.exits if e.rank != NO_RANK]
-    return len(ended) >= report.nproc and all(ended)
+        return RoundPart((), seats)
+    exits = [e for e in report.exits if e.rank != NO_RANK]
+    by_itself = [e for e in exits if e.code == 0 and not e.stopped]
+    is_done = len(exits) >= report.nproc and len(by_itself) == len(exits)
+    heard = peer.presence.contact.heard
+    left = () if heard is None else tuple(max(0.0, heard - e.age - begin) for e in by_itself)
+    return RoundPart(report.spent[:ELAPSED], seats, is_done, left, max(1, report.nproc))
 
 
 def _came_to_end(current: Round, now: float) -> float:

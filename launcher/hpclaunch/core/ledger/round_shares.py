@@ -31,6 +31,14 @@ class RoundPart:
     spent: Spent  # () if nothing is known
     seats: float
     done: bool = False  # all its workers have ended with 0
+    left: tuple[float, ...] = ()  # when some of them have, in seconds after the round's begin
+    workers: int = 1
+
+    def idle(self, until: float) -> float:
+        """For how many seconds its workers had ended, as a mean of them; 0 once all have, since
+        the agent then knows all that they have spent."""
+        left = () if self.done else self.left
+        return sum(max(0.0, until - at) for at in left) / self.workers
 
 
 def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
@@ -42,12 +50,15 @@ def split(part: RoundPart, elapsed: float, cut: float) -> SeatSeconds:
     spent = {CATEGORIES[Doing(i)]: s for i, s in enumerate(seconds)}
     rest = Category.END if part.done else Category.DETECTION
     now = CATEGORIES.get(doing, rest)
-    spent[now] = spent.get(now, 0.0) + elapsed - sum(seconds)
+    idle = part.idle(elapsed)
+    spent[now] = spent.get(now, 0.0) + elapsed - idle - sum(seconds)
     # What is too much was told late, or on a clock that goes faster.
     spent[now] = max(0.0, spent[now])
     spent.pop(Category.DETECTION, None)
-    until = elapsed if part.done else cut
+    until = elapsed if part.done else cut - part.idle(cut)
     _take(spent, dict.fromkeys((now, *LAST_FIRST)), sum(spent.values()) - until)
+    if idle:
+        spent[Category.END] = idle
     if not part.done:
         spent[Category.DETECTION] = max(0.0, elapsed - sum(spent.values()))
     return spent
