@@ -197,6 +197,15 @@ def test_links_that_lead_in_a_circle(tmp_path):
     assert newest(f"{tmp_path}/**") == (str(good), [])
 
 
+@pytest.mark.parametrize("pattern", ["run", "*", "**"])
+def test_a_link_to_itself_hides_nothing(tmp_path, pattern):
+    """Like one to where this user may not look, it cannot be followed."""
+    good = dcp_save(tmp_path / "run" / "epoch-1", at=100)
+    for directory in (tmp_path, tmp_path / "run", good):
+        (directory / "latest").symlink_to("latest")
+    assert newest(f"{tmp_path}/{pattern}") == (str(good), [])
+
+
 def test_the_line_about_what_is_passed_over_has_its_name(tmp_path):
     good = save(tmp_path / "epoch-1.pt", at=100)
     damage(save(tmp_path / "epoch-2.pt", at=200), cut_short)

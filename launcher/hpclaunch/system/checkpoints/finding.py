@@ -28,7 +28,7 @@ from .candidates import (
     Step,
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
-from .listing import Entry, Folder, entry_at
+from .listing import Entry, Folder, entry_at, is_kind
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
@@ -169,7 +169,11 @@ def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[st
         )
     try:
         with os.scandir(base) as entries:
-            folders = sorted(e.name for e in entries if e.is_dir(follow_symlinks=name != "**"))
+            folders = sorted(
+                e.name
+                for e in entries
+                if (name != "**" or not e.is_symlink()) and is_kind(e, e.is_dir)
+            )
     except OSError:
         return
     for folder in folders:

@@ -108,11 +108,11 @@ class Folder:
 
     @cached_property
     def files(self) -> Entries:
-        return Entries(entry for entry in self._listed if entry.is_file())
+        return Entries(entry for entry in self._listed if is_kind(entry, entry.is_file))
 
     @cached_property
     def folders(self) -> Entries:
-        return Entries(entry for entry in self._listed if entry.is_dir())
+        return Entries(entry for entry in self._listed if is_kind(entry, entry.is_dir))
 
     def folder(self, name: str) -> Folder:
         if name not in self._folders:
@@ -126,6 +126,17 @@ class Folder:
         for entry in self._listed:
             if entry.is_dir(follow_symlinks=False):
                 yield from self.folder(entry.name).tree(f"{prefix}{entry.name}/")
+
+
+def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
+    """What `ask` says of the entry. False for a link in a circle, or to where this user may not
+    look: it is as good as one that leads nowhere. May raise OSError for what is no link."""
+    try:
+        return ask()
+    except OSError:
+        if entry.is_symlink():
+            return False
+        raise
 
 
 def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
