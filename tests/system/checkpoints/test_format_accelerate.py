@@ -71,6 +71,17 @@ def test_what_is_missing_is_passed_over(out, name):
     assert f"{name} is missing" in passed_over(out, out / "step-1", rounds=lately(2))
 
 
+def test_sharded_killed_as_it_began(tmp_path, accelerate):
+    """The first directory is there, and not one file."""
+    accelerate.save(tmp_path, 1, 2, world=2, automatic=True, fsdp=True)
+    root = tmp_path / "checkpoints"
+    for path in (root / "checkpoint_2").iterdir():
+        if path.name != "pytorch_model_fsdp_0":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (root / "checkpoint_2" / "pytorch_model_fsdp_0" / ".metadata").unlink()
+    assert "random_states_0.pkl is missing" in passed_over(root, root / "checkpoint_1")
+
+
 def test_as_many_objects_as_in_the_save_before(out):
     (out / "step-2" / "custom_checkpoint_1.pkl").unlink()
     assert "custom_checkpoint_1.pkl is missing, which step-1 has" in passed_over(

@@ -56,7 +56,9 @@ class Accelerate:
         if FIRST in files:
             decides = files[FIRST]
         else:
-            decides = max((files[n] for n in of_state or files), key=lambda entry: entry.time)
+            seen = (files[n] for n in of_state or files)
+            # Sharded, it begins with the directory of the model, and nothing beside that.
+            decides = max(seen, key=lambda entry: entry.time, default=place.entry)
         return CheckpointCandidate(place, self, decides, step_of(place.name))
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
