@@ -42,6 +42,7 @@ REGRESSIONS = {
     9494: "a job was over before its first step, and what is shown as training was loading",
     6807: "the time for which the workers of a single agent hung was called training",
     50561: "a worker that had ended trained on for the ledger, as long as others of its node did",
+    62243: "a hang that was known counted as training where the user had the job start again",
     49148: "of two nodes, the clock of one was hardly known, and the other was called a straggler",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }

@@ -25,7 +25,7 @@ from ..ledger.book import (
 from ..ledger.round_shares import Holder, RoundPart, seats_of, together
 from ..protocol.events import CheckpointChosen, Event
 from ..protocol.messages import Report
-from ..protocol.model import NO_RANK, Culprit, Doing, Failure, Phase
+from ..protocol.model import NO_RANK, Culprit, Doing, Failure
 from ..protocol.stages import Stage
 from .restarts import failed, failure, in_order
 from .round import NOT_EARLY, End, Round
@@ -280,10 +280,6 @@ def _came_to_end(current: Round, now: float) -> float:
     """When something happened that ended the round, on the head's clock; now, if nothing has."""
     failed = (f for f in current.failures.values() if f.culprit is not Culprit.HANG)
     found = [now, current.still_since, *(f.at for f in failed if not f.stopped)]
-    reports = [p.report for p in current.participants if p.report is not None]
-    running = [r.progress for r in reports if r.phase is Phase.RUNNING]
-    if running and all(progress and progress.suspected for progress in running):
-        found.append(now - min(progress.still for progress in running if progress))
     for peer in current.participants:
         heard = peer.presence.contact.heard
         if peer.lost and heard is not None:

@@ -52,6 +52,7 @@ class HangWatch:
         given more time: what a stalled file system holds up may go on after all.
         """
         suspects, ended = _suspects(current), _ended(current)
+        current.still_since = max((now - s.still for s in suspects), default=math.inf)
         if not suspects or (self.gather and ended != self._ended):
             was_asked = bool(self.gather)
             self.forget()
@@ -82,7 +83,6 @@ class HangWatch:
             )
         failure = _failure(current, judgement, now)
         current.failures[failure.rank] = failure
-        current.still_since = now - still
         said = _say(*account)
         self.account = said.text
         return [said]

@@ -41,7 +41,7 @@ class Round:
     is_preflight: bool
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[End] = field(default_factory=set)
-    still_since: float = math.inf  # of a hang for which it was ended: since when nothing moved
+    still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known
 
     def note(self, peer: Peer, report: Report, now: float) -> None:
         """Take in an agent's report on this round."""
