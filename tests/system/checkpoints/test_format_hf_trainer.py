@@ -142,6 +142,15 @@ def test_the_step_is_in_the_state_where_the_name_does_not_tell_it(out):
     assert found.rule == "step 30, by trainer_state.json"
 
 
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"global_step": 1e999}'])
+def test_a_state_with_nonsense_in_it(out, text):
+    """Where the name does not tell the step, the state is asked for it."""
+    (out / "checkpoint-30").rename(out / "latest")
+    damage(out / "latest" / "trainer_state.json", lambda data: text.encode())
+    found = search(str(out))[0].candidate
+    assert (found.name, found.step) == ("latest", None)
+
+
 def test_a_state_with_a_very_long_log(out):
     state = out / "checkpoint-30" / "trainer_state.json"
     told = json.loads(state.read_text())

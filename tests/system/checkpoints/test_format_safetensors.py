@@ -25,6 +25,10 @@ def test_a_file(tmp_path):
     assert newest(tmp_path) == (str(new), [])
 
 
+def _header(text):
+    return len(text).to_bytes(8, "little") + text
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -34,6 +38,9 @@ def test_a_file(tmp_path):
         (lambda data: bytes(len(data)), "not written out"),
         (lambda data: data + b"!", "longer than its header says"),
         (lambda data: data[:8] + b"x" * (len(data) - 8), "its header is not that of safetensors"),
+        (lambda data: _header(b"[" * 100_000), "its header is not that of safetensors"),
+        (lambda data: _header(b'{"a":{"data_offsets":[0,1e999]}}'), "is not that of safetensors"),
+        (lambda data: _header(b'{"a":{"data_offsets":[0,"9"]}}'), "cut short"),
     ],
 )
 def test_a_damaged_one_is_passed_over(tmp_path, change, reason):
@@ -72,6 +79,8 @@ def test_a_model_in_several_files(tmp_path):
     (directory / "model-00002-of-00002.safetensors").unlink()
     line = passed_over(tmp_path)
     assert "model-00002-of-00002.safetensors is missing, which model.safetensors.index" in line
+    (directory / "model.safetensors.index.json").write_text("[" * 100_000)
+    assert "model.safetensors.index.json is cut short or damaged" in passed_over(tmp_path)
 
 
 def test_an_exported_model_beside_full_checkpoints(tmp_path):

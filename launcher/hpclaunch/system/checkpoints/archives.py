@@ -121,7 +121,7 @@ def check_tensors(window: Window) -> None:
     if not window.length:
         raise DamagedError(EMPTY)
     header = tensors_header(window)
-    ends = [v["data_offsets"][1] for name, v in header.items() if name != "__metadata__"]
+    ends = [int(v["data_offsets"][1]) for name, v in header.items() if name != "__metadata__"]
     end = 8 + int.from_bytes(window.read(0, 8), "little") + max(ends, default=0)
     if window.length < end:
         raise DamagedError(CUT)
@@ -142,7 +142,9 @@ def tensors_header(window: Window) -> dict[str, dict[str, list[int]]]:
         for name, value in header.items():
             if name != "__metadata__":
                 int(value["data_offsets"][1])
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as e:
+    except (
+        ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
+    ) as e:  # fmt: skip
         raise DamagedError("damaged (its header is not that of safetensors)") from e
     return header  # type: ignore[no-any-return]
 
@@ -158,7 +160,7 @@ def check_json(window: Window) -> None:
     _not_blank(text[:HEAD])
     try:
         json.loads(text)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DamagedError(CUT) from e
 
 
@@ -289,8 +291,8 @@ def _check_legacy(window: Window) -> None:
                 pass
         known = storages(stream)
         keys = [arg for op, arg, _ in pickletools.genops(stream) if "UNICODE" in op.name]
-    except (ValueError, IndexError, KeyError, TypeError) as e:
-        raise DamagedError(CUT) from e
+    except (ValueError, IndexError, KeyError, TypeError, MemoryError) as e:
+        raise DamagedError(CUT) from e  # the length of a text may be what is damaged
     at = stream.tell()
     for key in keys:
         kind, count = known.get(str(key), ("", 0))

@@ -86,7 +86,7 @@ def _step(state: Entry) -> Step | None:
         with open(state.path, "rb") as f:
             step = json.loads(f.read(MOST_STATE))["global_step"]
         return Step(int(step), "step", STATE)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

@@ -38,7 +38,7 @@ def sharded(folder: Folder, index: str) -> Iterator[Part]:
     try:
         with open(entry.path, "rb") as f:
             named = sorted({str(name) for name in json.load(f)["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise IncompleteError(f"{index} is cut short or damaged") from e
     for name in named:
         yield _part(need(folder.files, name, f"which {index} names"), name)
