@@ -9,6 +9,9 @@ import pytest
 from looking import age, damage, date, lose_the_last_byte, newest, passed_over
 from test_format_torch_save import save
 
+from hpclaunch.system.checkpoints import finding
+from hpclaunch.system.checkpoints.candidates import Facts
+
 
 @pytest.fixture(scope="module")
 def deepspeed(maker):
@@ -130,6 +133,19 @@ def test_a_rank_may_be_later_than_latest(tmp_path):
     assert newest(tmp_path) == (str(directory), [])
     os.utime(shard, (300, 300))
     assert f"{shard.name} is newer than latest" in passed_over(tmp_path)
+
+
+def test_a_rotation_has_just_deleted_its_files(tmp_path, monkeypatch):
+    """After the directory of the Trainer was listed, in which they are."""
+    directory = tmp_path / "checkpoint-20"
+    inner = tag(directory, "global_step20", at=100)
+    latest(directory, "global_step20", at=101)
+    (directory / "trainer_state.json").write_text("{}")
+    listed = list(finding.candidates(str(tmp_path), Facts()))
+    for path in inner.iterdir():
+        path.unlink()
+    monkeypatch.setattr(finding, "candidates", lambda where, facts: listed)
+    assert "it has no files" in passed_over(tmp_path)
 
 
 def test_a_name_that_is_used_again_leaves_less_time(tmp_path):

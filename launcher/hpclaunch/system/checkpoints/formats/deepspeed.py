@@ -95,7 +95,8 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
     """The files of a tag, which are those of all ranks and of one save. A name (`unique`) without
     a number in it is used again by the next save."""
     folder.files.look()
-    found = states(folder)
+    if not (found := states(folder)):
+        raise IncompleteError(f"{os.path.basename(folder.path)}: it has no files, or no longer")
     files = [folder.files[name] for name in found]
     expected = _expected(folder, found)
     for name in expected or ():
