@@ -23,6 +23,9 @@ FORMS = {
     "stage 1": {"stage": 1},
     "stage 2, the older form of torch.save": {"stage": 2, "zipped": False},
     "stage 3": {"stage": 3},
+    "a pipeline": {"stage": 1, "pipeline": True},
+    "experts": {"stage": 2, "experts": 4},
+    "experts without ZeRO": {"stage": 0, "experts": 4},
 }
 
 
@@ -98,7 +101,27 @@ def test_an_older_one_needs_no_latest(out):
     assert "cut short" in passed_over(out, out / "global_step1")
 
 
-# What does not say how many there are: experts, the layers of a pipeline, older versions.
+@pytest.mark.parametrize("stage", [0, 2])
+def test_the_first_rank_does_not_wait_for_the_experts_of_others(tmp_path, deepspeed, stage):
+    """`latest` names it already when another rank dies that has not even begun."""
+    root = tmp_path / "out"
+    deepspeed.save(root, 1, 2, world=2, stage=stage, experts=4)
+    others = ["*_expert_2_*", "*_expert_3_*", "expp_rank_1_*", "zero_pp_rank_1_*"]
+    for path in [path for name in others for path in (root / "global_step2").glob(name)]:
+        path.unlink()
+    reason = "zero_pp_rank_1_" if stage else "expert 2 of layer 0 is missing"
+    assert reason in passed_over(root, root / "global_step1")
+
+
+def test_each_layer_of_a_pipeline_has_to_be_whole(tmp_path, deepspeed):
+    root = tmp_path / "out"
+    deepspeed.save(root, 1, 2, world=2, stage=1, pipeline=True)
+    layer = root / "global_step2" / "layer_02-model_states.pt"
+    damage(layer, lose_the_last_byte)
+    assert f"{layer.name}: cut short" in passed_over(root, root / "global_step1")
+
+
+# What does not say how many there are: older versions.
 
 
 def tag(directory: Path, name: str, at: int, ranks: int = 2) -> Path:

@@ -117,3 +117,12 @@ def test_constants(protocol):
     for key in ("text", "other", "missing"):
         with pytest.raises(KeyError):
             pickles.constant(data, key)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_lists_of_numbers(protocol):
+    lists = {"none": [], "one": [40], "more": [4, 300, 70_000], "text": ["4"], "number": 4}
+    data = pickle.dumps(lists, protocol=protocol)
+    found = {key: pickles.numbers(data, key) for key in (*lists, "missing")}
+    nothing = {"none": [], "text": [], "number": [], "missing": []}
+    assert found == {"one": [40], "more": [4, 300, 70_000], **nothing}

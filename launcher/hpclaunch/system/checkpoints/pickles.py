@@ -176,10 +176,8 @@ _AFTER_KEY = re.compile(
 def constant(data: bytes, key: str) -> int | bool | None:
     """The number or truth value that follows the text `key` where it first stands, as a value
     follows its key in a dictionary. Raises KeyError where neither does; None is a value too."""
-    text = key.encode()
-    for length in (b"X" + len(text).to_bytes(4, "little"), b"\x8c" + bytes((len(text) & 255,))):
-        at = data.find(length + text)
-        if at >= 0 and (found := _AFTER_KEY.match(data, at + len(length) + len(text))):
+    for at in _after(data, key):
+        if found := _AFTER_KEY.match(data, at):
             match found.lastgroup:
                 case "int":
                     return _number(found["int"])
@@ -188,6 +186,29 @@ def constant(data: bytes, key: str) -> int | bool | None:
                 case kind:
                     return kind == "yes"
     raise KeyError(key)
+
+
+_MEMO = rb"(?:q.|r....|\x94)?"
+_NUMBERS = re.compile(
+    _MEMO + rb"\]" + _MEMO + rb"(?P<all>(?:" + _INT + rb")a|\((?:" + _INT + rb")+e)", re.DOTALL
+)
+_EACH_NUMBER = re.compile(_INT, re.DOTALL)
+
+
+def numbers(data: bytes, key: str) -> list[int]:
+    """Those in the list that follows the text `key` where it first stands; [] where none does."""
+    for at in _after(data, key):
+        if found := _NUMBERS.match(data, at):
+            return [_number(n) for n in _EACH_NUMBER.findall(found["all"].removeprefix(b"(")[:-1])]
+    return []
+
+
+def _after(data: bytes, key: str) -> Iterator[int]:
+    """Where the text `key` ends for the first time, in either form that a text has."""
+    text = key.encode()
+    for length in (b"X" + len(text).to_bytes(4, "little"), b"\x8c" + bytes((len(text) & 255,))):
+        if (at := data.find(length + text)) >= 0:
+            yield at + len(length) + len(text)
 
 
 def storages(stream: BinaryIO) -> dict[str, tuple[str, int]]:

@@ -23,7 +23,8 @@ def without_compilation() -> None:
 class Saver:
     def __init__(
         self, rank: int, world: int, root: Path, stage: int = 2, size: int = 100_000,
-        tag: str = "global_step{}", zipped: bool = True, inner: str = "",
+        tag: str = "global_step{}", zipped: bool = True, inner: str = "", pipeline: bool = False,
+        experts: int = 0,
     ) -> None:  # fmt: skip
         import deepspeed
         import torch
@@ -37,11 +38,44 @@ class Saver:
             "checkpoint": {"checkpoint_serialization": zipped}, "steps_per_print": 1 << 30,
         }  # fmt: skip
         model = torch.nn.Sequential(torch.nn.Linear(64, size // 64), torch.nn.Linear(size // 64, 1))
+        parameters = [*model.parameters()]
+        if pipeline:  # of a stage for each rank
+            model = self._pipeline(world)
+            parameters = [*model.parameters()]
+        elif experts:
+            model, parameters = self._with_experts(experts, world)
         self.engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=config
+            model=model, model_parameters=parameters, config=config
         )
+        if pipeline or experts:
+            return
         self.engine.backward(self.engine(torch.ones(1, 64)).sum())
         self.engine.step()
+
+    def _pipeline(self, world):
+        import torch
+        from deepspeed.pipe import PipelineModule
+
+        layers = [torch.nn.Linear(64, 64) for _ in range(2 * world)]
+        return PipelineModule(layers, num_stages=world, loss_fn=torch.nn.MSELoss())
+
+    def _with_experts(self, experts, world):
+        """As many ranks have them as there are."""
+        import torch
+        from deepspeed.moe.layer import MoE
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
+
+        class Model(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.moe = MoE(64, torch.nn.Linear(64, 64), num_experts=experts, ep_size=world)
+
+            def forward(self, x):
+                return self.moe(x)[0]
+
+        model = Model()
+        group = {"params": [*model.parameters()], "name": "all"}
+        return model, split_params_into_different_moe_groups_for_optimizer(group)
 
     def _tensors(self):
         optimizer = getattr(self.engine.optimizer, "optimizer", self.engine.optimizer)

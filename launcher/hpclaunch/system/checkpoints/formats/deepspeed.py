@@ -5,14 +5,18 @@ Each rank writes its files and waits for all others only at the very end; the fi
 when its own are there. So `latest` may name what some rank has not written: what counts is that
 the files are those of all ranks, of which every file with a model says how many there were. Without
 `latest` they may be of two saves that were both torn, unless it is known that they are not.
+
+A pipeline has a file for each layer, and experts have one each. A rank writes these first, then the
+model, then its part of the optimizer. How many experts there are says the model.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from typing import TypeVar
 
 from .. import archives, pickles
 from ..candidates import (
@@ -32,8 +36,12 @@ from ..listing import Folder, Identity
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-STATES = re.compile(r".*_(?:model|optim)_states\.pt")
+LAYER = re.compile(r"layer_\d+-(?:model_\d+-)?model_states\.pt")
+EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_\d+_model_states\.pt")
+OF_EXPERTS = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt")  # without ZeRO
+STATES = re.compile(rf".*_(?:model|optim)_states\.pt|{LAYER.pattern}")
 LATE = 60 * SECOND  # after `latest`, for a rank that was slow; a later save comes later still
+T = TypeVar("T")
 TAG = 255  # bytes of a name: `latest` may also be a large file of another kind
 
 
@@ -98,10 +106,11 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
     if not (found := states(folder)):
         raise IncompleteError(f"{os.path.basename(folder.path)}: it has no files, or no longer")
     files = [folder.files[name] for name in found]
-    expected = _expected(folder, found)
-    for name in expected or ():
+    expected, are_all = _expected(folder, found)
+    for name in expected:
         if name not in folder.files:
             raise IncompleteError(f"{name} is missing: its rank had not saved yet")
+    _check_experts(folder, found)
     tag = os.path.basename(folder.path)
     latest = root.files.get(LATEST)
     times = [entry.time for entry in files]
@@ -111,7 +120,7 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
     if latest is not None and named(root) == tag:
         late = LATE if any(map(str.isdecimal, unique)) else SLACK
         none_newer(((e.name, e) for e in files), latest, late)
-    elif expected is None:
+    elif not are_all:
         raise IncompleteError(
             f"{LATEST} does not name it, and nothing else says that it is complete"
         )
@@ -124,12 +133,12 @@ def _plain(folder: Folder) -> list[str]:
     return [name for name in folder.folders if not name.startswith(".")]
 
 
-def _expected(folder: Folder, found: list[str]) -> list[str] | None:
-    """The names of all files, as far as the world tells them; None where it does not: experts and
-    the layers of a pipeline have files of their own. `found` are those that are there."""
+def _expected(folder: Folder, found: list[str]) -> tuple[list[str], bool]:
+    """The names of the files that the world tells, and whether they tell of all: whether no rank
+    writes others after its own of these. `found` are those that are there."""
     sizes = _first_sizes(folder)
     if sizes is None:
-        return None
+        return [], False
     data, model, with_optimizer = sizes
     names = []
     optimizers = [name for name in found if OPTIMIZER.fullmatch(name)]
@@ -144,9 +153,21 @@ def _expected(folder: Folder, found: list[str]) -> list[str] | None:
             names.append(f"mp_rank_{mp:02d}_model_states.pt")
         if optimizers or not with_optimizer:
             names += [f"{prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt" for r in ranks]
+    known = (MODEL, OPTIMIZER, LAYER, EXPERT, OF_EXPERTS)
     unknown = set(found).difference(names)
-    known = [n for n in unknown if MODEL.fullmatch(n) or OPTIMIZER.fullmatch(n)]
-    return names if len(known) == len(unknown) else None
+    return names, all(any(each.fullmatch(name) for each in known) for name in unknown)
+
+
+def _check_experts(folder: Folder, found: list[str]) -> None:
+    """Under tensor parallelism, any rank may have one."""
+    there = {(int(m[1]), int(m[2])) for name in found if (m := EXPERT.fullmatch(name))}
+    counts = _of_first_model(folder, _experts) if there else None
+    for layer, count in enumerate(counts or ()):
+        for expert in range(count):
+            if (layer, expert) not in there:
+                raise IncompleteError(
+                    f"expert {expert} of layer {layer} is missing: its rank had not saved yet"
+                )
 
 
 def world_of(folder: Folder) -> int | None:
@@ -155,9 +176,23 @@ def world_of(folder: Folder) -> int | None:
 
 
 def _first_sizes(folder: Folder) -> tuple[int, int, bool] | None:
+    return _of_first_model(folder, _sizes)
+
+
+def _of_first_model(folder: Folder, ask: Callable[[str, Identity], T | None]) -> T | None:
     """A file that a slow rank is still writing says nothing."""
     found = (folder.files[name] for name in sorted(models(folder)))
-    return next(filter(None, (_sizes(e.path, e.identity) for e in found)), None)
+    return next(filter(None, (ask(e.path, e.identity) for e in found)), None)
+
+
+@lru_cache(maxsize=1024)
+def _experts(path: str, _identity: Identity) -> tuple[int, ...] | None:
+    """How many experts each layer that has some has, as a file with a model says it."""
+    try:
+        with archives.opened(path) as window:
+            return tuple(pickles.numbers(archives.pickled(window), "num_experts"))
+    except (OSError, archives.DamagedError):
+        return None
 
 
 @lru_cache(maxsize=1024)

@@ -18,7 +18,8 @@ PARTS = re.compile(
     r"(?:training_args|(?:optimizer|scheduler|sampler|dl_state_dict|pytorch_model|adapter_model)"
     r"(?:_fsdp)?(?:_\d+)?(?:_rank\d+)?(?:-\d+-of-\d+)?)\.bin|"
     r"(?:optimizer|scheduler|scaler|meta)\.pt|rng_state(?:_\d+)?\.pth|"
-    r"(?:random_states|custom_checkpoint)_\d+\.pkl|.*_(?:model|optim)_states\.pt|.*\.distcp"
+    r"(?:random_states|custom_checkpoint)_\d+\.pkl|.*_(?:model|optim)_states\.pt|"
+    r"layer_\d+-(?:model_\d+-)?model_states\.pt|.*\.distcp"
 )
 OTHERS = (
     ".json", ".jsonl", ".txt", ".log", ".csv", ".yaml", ".yml", ".md", ".py", ".sh", ".png", ".npy",
