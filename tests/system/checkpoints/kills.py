@@ -70,6 +70,9 @@ CASES = {
     "deepspeed-experts-without-ZeRO": Case("deepspeed_engine", {"stage": 0, "experts": 4}),
     "deepspeed-older-form": Case("deepspeed_engine", {"stage": 2, "zipped": False}),
     "deepspeed-one-place": Case("deepspeed_engine", {"tag": "last"}, apart=60, loses=True),
+    "deepspeed-one-place-with-a-number": Case(
+        "deepspeed_engine", {"tag": "stage-2"}, apart=30, loses=True
+    ),
     "lightning": Case("lightning_trainer", {"size": BIG}),
     "lightning-link": Case("lightning_trainer", {"size": BIG, "link": True}, world=1),
     "lightning-sharded": Case("lightning_trainer", {"size": BIG, "sharded": True}),

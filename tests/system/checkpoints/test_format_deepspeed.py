@@ -77,7 +77,8 @@ def test_the_files_of_every_rank_are_needed(out):
 def test_killed_before_latest_names_it(out):
     """All files are there: of one save, if all are of this round. Of an earlier job, who knows."""
     (out / "latest").write_text("global_step1")
-    date(out / "latest", (out / "global_step1").stat().st_mtime)
+    written = max(path.stat().st_mtime_ns for path in (out / "global_step1").iterdir())
+    os.utime(out / "latest", ns=(written, written))
     assert "latest does not name it" in passed_over(out, out / "global_step1")
     rounds = [[0, time.time_ns() + 10**12, 2]]
     assert newest(out, rounds=rounds) == (str(out / "global_step2"), [])
@@ -147,15 +148,19 @@ def test_what_says_nothing_of_its_ranks_has_to_be_named(tmp_path):
     assert newest(tmp_path) == (str(tmp_path / "global_step20"), [])
 
 
-def test_a_rank_may_be_later_than_latest(tmp_path):
-    """The first does not wait for it; a torn save over this one would come much later."""
-    directory = tag(tmp_path, "global_step10", at=100)
-    latest(tmp_path, "global_step10", at=101)
+@pytest.mark.parametrize(("name", "beside"), [("global_step10", ""), ("e2s200", "e1s100")])
+def test_a_rank_may_be_later_than_latest(tmp_path, name, beside):
+    """The first does not wait for it; a torn save over this one would come much later. That the
+    name is used once tells the step in it, or one that differs in a number."""
+    if beside:
+        tag(tmp_path, beside, at=50)
+    directory = tag(tmp_path, name, at=100)
+    latest(tmp_path, name, at=101)
     shard = directory / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     os.utime(shard, (130, 130))
     assert newest(tmp_path) == (str(directory), [])
     os.utime(shard, (300, 300))
-    assert f"{shard.name} is newer than latest" in passed_over(tmp_path)
+    assert f"{shard.name} is newer than latest" in newest(tmp_path)[1][0]
 
 
 def test_a_rotation_has_just_deleted_its_files(tmp_path, monkeypatch):
@@ -176,6 +181,25 @@ def test_a_name_that_is_used_again_leaves_less_time(tmp_path):
     latest(tmp_path, "last", at=101)
     os.utime(directory / "zero_pp_rank_1_mp_rank_00_optim_states.pt", (130, 130))
     assert "is newer than latest" in passed_over(tmp_path)
+
+
+def test_a_number_may_be_in_a_name_that_is_used_again(tmp_path):
+    directory = tag(tmp_path, "stage-2", at=100)
+    latest(tmp_path, "stage-2", at=101)
+    assert newest(tmp_path) == (str(directory), [])
+    os.utime(directory / "zero_pp_rank_1_mp_rank_00_optim_states.pt", (130, 130))
+    assert "is newer than latest" in passed_over(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+)
+def test_the_first_rank_writes_latest_after_its_own_files(tmp_path, name):
+    """What is newer at all is of another save, after a restart from an older one."""
+    directory = tag(tmp_path, "global_step10", at=100)
+    latest(tmp_path, "global_step10", at=101)
+    os.utime(directory / name, (101.5, 101.5))
+    assert f"{name} is newer than latest" in passed_over(tmp_path)
 
 
 def test_a_tag_in_another_encoding(out):

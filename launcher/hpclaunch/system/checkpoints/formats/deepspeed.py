@@ -39,6 +39,11 @@ OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states
 LAYER = re.compile(r"layer_\d+-(?:model_\d+-)?model_states\.pt")
 EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_\d+_model_states\.pt")
 OF_EXPERTS = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt")  # without ZeRO
+BY_FIRST = re.compile(
+    r"(?:(?:bf16_)?zero_pp_rank_0_|expp_rank_0_|layer_\d+_expert_0_)?mp_rank_00_"
+    r"(?:model|optim)_states\.pt"
+)
+NUMBER = re.compile(r"\d+")
 STATES = re.compile(rf".*_(?:model|optim)_states\.pt|{LAYER.pattern}")
 LATE = 60 * SECOND  # after `latest`, for a rank that was slow; a later save comes later still
 T = TypeVar("T")
@@ -56,7 +61,9 @@ class DeepSpeed:
         return CheckpointCandidate(place, self, first, step_of(place.name))
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        found = tag_parts(candidate.folder, candidate.place.root, candidate.facts, candidate.name)
+        root = candidate.place.root
+        once = is_used_once(candidate.name, root)
+        found = tag_parts(candidate.folder, root, candidate.facts, once=once)
         candidate.world = world_of(candidate.folder)
         return found
 
@@ -85,8 +92,17 @@ def is_root(folder: Folder) -> bool:
     return any(states(folder.folder(name)) for name in _plain(folder))
 
 
-def root_parts(folder: Folder, facts: Facts) -> Iterator[Part]:
-    """Of what `latest` names, for a library that saves the rest beside it."""
+def is_used_once(name: str, beside: Folder) -> bool:
+    """Whether no other save will be under this name: there is a step in it, or what is beside it
+    has the same name but for a number."""
+    form = NUMBER.sub("0", name)
+    others = (other for other in beside.folders if other != name)
+    return step_of(name) is not None or any(NUMBER.sub("0", other) == form for other in others)
+
+
+def root_parts(folder: Folder, facts: Facts, *, once: bool = True) -> Iterator[Part]:
+    """Of what `latest` names, for a library that saves the rest beside it. A file of this rest that
+    is written later tells whether its name was used again; where there is none, `once` does."""
     if not is_root(folder):
         return
     tag = named(folder)
@@ -94,14 +110,13 @@ def root_parts(folder: Folder, facts: Facts) -> Iterator[Part]:
         raise IncompleteError(
             f"{LATEST} names none of its directories: DeepSpeed had not saved all yet"
         )
-    unique = tag + os.path.basename(folder.path)
-    for part in tag_parts(folder.folder(tag), folder, facts, unique):
+    for part in tag_parts(folder.folder(tag), folder, facts, once=once):
         yield part._replace(label=f"{tag}/{part.label}")
 
 
-def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[Part]:
-    """The files of a tag, which are those of all ranks and of one save. A name (`unique`) without
-    a number in it is used again by the next save."""
+def tag_parts(folder: Folder, root: Folder, facts: Facts, *, once: bool) -> list[Part]:
+    """The files of a tag, which are those of all ranks and of one save. If its name is not used
+    just `once`, a rank that is late may have begun with the next save."""
     folder.files.look()
     if not (found := states(folder)):
         raise IncompleteError(f"{os.path.basename(folder.path)}: it has no files, or no longer")
@@ -118,8 +133,9 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, unique: str) -> list[P
     if one_round is False:
         raise IncompleteError("its files are of two rounds: neither save was finished")
     if latest is not None and named(root) == tag:
-        late = LATE if any(map(str.isdecimal, unique)) else SLACK
-        none_newer(((e.name, e) for e in files), latest, late)
+        by_first = ((e.name, e) for e in files if BY_FIRST.fullmatch(e.name))
+        none_newer(by_first, latest, slack=0)  # which wrote `latest` when these were there
+        none_newer(((e.name, e) for e in files), latest, LATE if once else SLACK)
     elif not are_all:
         raise IncompleteError(
             f"{LATEST} does not name it, and nothing else says that it is complete"

@@ -79,7 +79,8 @@ class LightningDeepSpeed:
         return CheckpointCandidate(place, self, first, step_of(place.name), world)
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
-        return deepspeed.root_parts(candidate.folder, candidate.facts)
+        once = deepspeed.is_used_once(candidate.name, candidate.place.root)
+        return deepspeed.root_parts(candidate.folder, candidate.facts, once=once)
 
 
 def _none_older(candidate: CheckpointCandidate, meta: Entry) -> None:
