@@ -1,5 +1,6 @@
 """save_state of Accelerate, which really writes and loads them."""
 
+import os
 import shutil
 import time
 
@@ -80,6 +81,15 @@ def test_sharded_killed_as_it_began(tmp_path, accelerate):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     (root / "checkpoint_2" / "pytorch_model_fsdp_0" / ".metadata").unlink()
     assert "random_states_0.pkl is missing" in passed_over(root, root / "checkpoint_1")
+
+
+def test_what_a_larger_world_has_left_does_not_count(out):
+    left = out / "step-2" / "random_states_3.pkl"
+    shutil.copy2(out / "step-2" / "random_states_1.pkl", left)
+    os.utime(left, (100, 100))
+    now = time.time_ns() + 60 * 10**9
+    rounds = [[90 * 10**9, 110 * 10**9, 4], [110 * 10**9, now, 2]]
+    assert newest(out, rounds=rounds) == (str(out / "step-2"), [])
 
 
 def test_as_many_objects_as_in_the_save_before(out):

@@ -154,3 +154,7 @@ def test_without_collectives_all_ranks_have_to_have_metadata(tmp_path):
     path, (line,) = newest(tmp_path, rounds=[[90 * 10**9, 110 * 10**9, 2]])
     assert path == ""
     assert "__1.metadata is missing: rank 1 of 2 had not saved yet" in line
+    (directory / "__3.metadata").write_bytes(b"of a larger world, which was torn")
+    os.utime(directory / "__3.metadata", (80, 80))
+    rounds = [[70 * 10**9, 90 * 10**9, 4], [90 * 10**9, 110 * 10**9, 1]]
+    assert newest(tmp_path, rounds=rounds) == (str(directory), [])

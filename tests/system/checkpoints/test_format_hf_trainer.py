@@ -100,6 +100,17 @@ def test_a_world_that_changed_leaves_older_ones_complete(out):
     assert newest(out, rounds=rounds) == (str(out / "checkpoint-30"), [])
 
 
+def test_what_a_larger_world_has_left_does_not_count(out):
+    """One of its nodes was lost as it saved; the ranks that stayed have saved the step again."""
+    left = out / "checkpoint-30" / "rng_state_3.pth"
+    shutil.copy2(out / "checkpoint-30" / "rng_state_1.pth", left)
+    os.utime(left, (100, 100))
+    rounds = [[90 * 10**9, 110 * 10**9, 4], [110 * 10**9, None, 2]]
+    assert newest(out, rounds=rounds) == (str(out / "checkpoint-30"), [])
+    os.utime(left, (120, 120))  # a rank that the script itself has started
+    assert "rng_state_2.pth is missing" in passed_over(out, out / "checkpoint-20", rounds=rounds)
+
+
 def test_a_model_without_its_optimizer_is_no_resume_point(out, tmp_path, trainer):
     trainer.save(tmp_path / "only", 40, only_model=True)
     shutil.move(tmp_path / "only" / "checkpoint-40", out / "checkpoint-40")

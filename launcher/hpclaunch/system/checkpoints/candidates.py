@@ -81,6 +81,14 @@ class Facts:
         found = self.round_at(time)
         return None if found is None else found.world
 
+    def without_left(self, ranks: Mapping[int, Entry], time: int) -> dict[int, Entry]:
+        """The files of the ranks that saved in the round of this time. A round before it that had
+        more of them may have been torn in the same place, and its files are still there."""
+        found = self.round_at(time)
+        if found is None:
+            return dict(ranks)
+        return {r: e for r, e in ranks.items() if r < found.world or e.time >= found.begun}
+
     def is_settled(self, time: int) -> bool:
         """Whether whoever wrote something at this time has surely written what was to follow it.
         True also for what was written before this job: nobody is left to go on with it."""

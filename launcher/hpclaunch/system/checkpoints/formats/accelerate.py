@@ -64,7 +64,8 @@ class Accelerate:
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
         folder = candidate.folder
         files = folder.files
-        ranks = {int(m[1]): files[name] for name in files if (m := RANDOM.fullmatch(name))}
+        saved = {int(m[1]): files[name] for name in files if (m := RANDOM.fullmatch(name))}
+        ranks = candidate.facts.without_left(saved, candidate.time)
         world = candidate.facts.world_at(candidate.time)
         candidate.world = all_ranks(ranks, world, "random_states_{}.pkl")
         if not ranks:

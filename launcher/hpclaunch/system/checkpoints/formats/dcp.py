@@ -47,11 +47,13 @@ class Dcp:
         if METADATA in folder.files or not any(map(OF_RANK.fullmatch, folder.files)):
             yield from sealed_shards(folder)
             return
-        ranks = {int(m[1]): name for name in folder.files if (m := OF_RANK.fullmatch(name))}
+        files = folder.files
+        saved = {int(m[1]): files[name] for name in files if (m := OF_RANK.fullmatch(name))}
+        ranks = candidate.facts.without_left(saved, candidate.time)
         world = candidate.facts.world_at(candidate.time)
         candidate.world = all_ranks(ranks, world, "__{}.metadata")
-        for name in ranks.values():
-            yield from sealed_shards(folder, name)
+        for entry in ranks.values():
+            yield from sealed_shards(folder, entry.name)
 
 
 def candidate(form: Format, place: Location) -> CheckpointCandidate | None:

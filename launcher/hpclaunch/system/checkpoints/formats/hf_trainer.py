@@ -104,7 +104,8 @@ def _optimizer(folder: Folder) -> list[Part]:
 
 def _random_states(candidate: CheckpointCandidate) -> Iterable[Part]:
     files = candidate.folder.files
-    found = {int(m[1]): name for name in files if (m := RNG.fullmatch(name))}
+    ranks = {int(m[1]): files[name] for name in files if (m := RNG.fullmatch(name))}
+    found = candidate.facts.without_left(ranks, candidate.time)
     if not found:
         candidate.world = 1
         name = "rng_state.pth"
@@ -112,5 +113,5 @@ def _random_states(candidate: CheckpointCandidate) -> Iterable[Part]:
         return
     world = candidate.facts.world_at(candidate.time)
     candidate.world = all_ranks(found, world, "rng_state_{}.pth")
-    for name in found.values():
-        yield Part(files[name], FileKind.TORCH, name)
+    for entry in found.values():
+        yield Part(entry, FileKind.TORCH, entry.name)
