@@ -160,6 +160,26 @@ def test_a_pattern_that_goes_through_too_much_says_so(tmp_path, monkeypatch):
         finding.search(f"{tmp_path}/**")
 
 
+def test_what_is_somebody_elses_below_a_pattern(tmp_path, monkeypatch):
+    """It cannot be listed; by itself it would be what the user meant."""
+    (tmp_path / "private").mkdir()
+    (tmp_path / "run").mkdir()
+    good = save(tmp_path / "run" / "step-1.pt", at=100)
+    listed = os.scandir
+
+    def scandir(path: str):
+        if os.path.basename(path) == "private":
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for pattern in ("*", "**"):
+        assert newest(tmp_path / pattern) == (str(good), [])
+    for where in ("private", "priv*"):
+        with pytest.raises(PermissionError):
+            finding.search(str(tmp_path / where))
+
+
 def test_a_file_in_place_of_the_directory(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):

@@ -196,10 +196,16 @@ def _is_checkpoint(path: str) -> bool:
 
 def candidates(where: str, facts: Facts) -> Iterator[CheckpointCandidate]:
     searched = set(roots(where))
+    refused = 0
     for path in searched:
         try:
             found = list(_in(path, facts))
         except FileNotFoundError:  # deleted meanwhile
+            continue
+        except PermissionError:  # a pattern may also stand for somebody else's
+            refused += 1
+            if refused == len(searched):
+                raise
             continue
         # A searched directory of no known format may just be where the checkpoints are.
         yield from (c for c in found if c.format is not UNKNOWN or c.path not in searched)
