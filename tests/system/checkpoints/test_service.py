@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from looking import cut_short, damage, date, zero_the_middle
+from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
 from hpclaunch.core.protocol.model import Look, checksum
@@ -79,6 +80,19 @@ def test_what_is_verified_is_found_damaged_from_then_on(service, tmp_path):
     passed, chosen = reply(service).found
     assert chosen.path == str(good)
     assert "wrong checksum" in passed.lacks
+
+
+def test_what_is_written_again_while_it_is_read_is_not_damaged_for_good(tmp_path):
+    """A slow rank may have a part in the place already that it now writes."""
+    directory = dcp_save(tmp_path / "step-1", at=100)
+    server = CheckpointService(str(tmp_path), (), "", "full")
+    (found,) = server.search([])
+    assert found.lacks is None
+    os.utime(directory / "__0_0.distcp", (101, 101))
+    assert "being written again" in server.read(found.candidate.path, lambda: False).wrong
+    (found,) = server.search([])
+    assert found.lacks is None
+    assert server.read(found.candidate.path, lambda: False).wrong == ""
 
 
 def a_look(found, **changes):

@@ -119,14 +119,22 @@ def _check(kind: str, window: Window) -> None:
 def _opened(part: Part) -> Iterator[Window]:
     """Raises DamagedError if this is no longer the file that was listed."""
     with archives.opened(part.entry.path) as window:
-        now, then = os.fstat(window.fd), part.entry.stat
-        if (now.st_ino, now.st_size, now.st_mtime_ns) != (
-            then.st_ino,
-            then.st_size,
-            then.st_mtime_ns,
-        ):
+        if _is_another(part, os.fstat(window.fd)):
             raise DamagedError("being written again")
         yield window
+
+
+def _is_another(part: Part, now: os.stat_result) -> bool:
+    then = part.entry.stat
+    was = then.st_ino, then.st_size, then.st_mtime_ns
+    return (now.st_ino, now.st_size, now.st_mtime_ns) != was
+
+
+def _has_changed(part: Part) -> bool:
+    try:
+        return _is_another(part, os.stat(part.entry.path))
+    except OSError:
+        return False
 
 
 # Every byte
@@ -155,6 +163,7 @@ class CheckpointReading:
         self._share = share
         self._stop = threading.Event()
         self._wrong = ""
+        self.lasts = True  # what is wrong: the file was not written again meanwhile
         self._lock = threading.Lock()
         self._read = self._left = 0
 
@@ -233,7 +242,8 @@ class CheckpointReading:
 
     def _fail(self, part: Part, error: Exception) -> None:
         words = f"unreadable ({error})" if isinstance(error, OSError) else str(error)
-        self._wrong = self._wrong or part.says(words)
+        if not self._wrong:
+            self._wrong, self.lasts = part.says(words), not _has_changed(part)
         self._stop.set()
 
 

@@ -130,9 +130,9 @@ class CheckpointService:
         )
         outcome = reading.run()
         self._spent[mark] = spent + time.monotonic() - began
-        if outcome.wrong:
+        if outcome.wrong and reading.lasts:
             self.memory.note_damage(mark, outcome.wrong)
-        elif share == ALL and not outcome.left:
+        elif share == ALL and not outcome.wrong and not outcome.left:
             self._whole.add(mark)
         return outcome
 
