@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from story import a_job
 
 from hpclaunch.core.consensus.leader_lease import LeaderLease
@@ -15,3 +17,52 @@ def test_an_answer_to_an_earlier_tenure_is_none_to_this_one():
     presences = [Presence(job.timing) for _ in job.places]
     lease = LeaderLease(Rotation(job.places), job.timing, 0, presences, tenure=3)
     assert [term for term in range(8) if lease.is_of_ours(term)] == [3, 6]
+
+
+def leading(hosts: str = "n0 n1 n2") -> tuple[LeaderLease, list[Presence]]:
+    job = a_job(hosts, loss=3.0, beat=0.5)
+    presences = [Presence(job.timing) for _ in job.places]
+    return LeaderLease(Rotation(job.places), job.timing, 0, presences), presences
+
+
+def hear_first(presence: Presence, now: float, version: int = -1) -> None:
+    presence.hear(now, term=0, version=version, answers=-1)
+
+
+def test_who_has_no_configuration_cannot_vote_before_the_first_order():
+    lease, (_, one, two) = leading()
+    lease.renew(0.0)
+    assert lease.until == 4.25
+    hear_first(one, 0.25)
+    hear_first(two, 0.25)
+    lease.renew(0.25)
+    assert lease.until == 4.5
+    one.answered.send(1, 0.5)
+    two.answered.send(2, 0.75)
+    one.answered.send(3, 2.0)
+    two.answered.send(4, 2.0)
+    lease.renew(2.0)
+    assert lease.until == 5.0  # of the first order to one of the two
+    assert one.answered.hear(3)
+    lease.renew(2.5)
+    assert lease.until == 6.25
+
+
+def test_who_has_a_configuration_of_another_head_may_vote_at_any_time():
+    lease, (_, one, two) = leading()
+    for presence in (one, two):
+        hear_first(presence, 0.0, version=0)
+        presence.answered.send(1, 0.0)
+    lease.renew(0.5)
+    assert lease.until == -math.inf
+
+
+def test_who_is_started_anew_may_have_voted_before():
+    lease, (_, one, two) = leading()
+    for presence in (one, two):
+        hear_first(presence, 0.0)
+        presence.start_anew()
+        hear_first(presence, 0.25)
+        presence.answered.send(1, 0.25)
+    lease.renew(0.5)
+    assert lease.until == -math.inf

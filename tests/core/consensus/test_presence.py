@@ -27,7 +27,7 @@ def heard(at=0.0, *, answered=None):
     one = Presence(TIMING)
     if answered is not None:
         one.answered.send(1, answered)
-    one.hear(at, term=0, answers=1)
+    one.hear(at, term=0, version=0, answers=1)
     return one
 
 
@@ -68,7 +68,7 @@ def test_when_it_is_looked_at_again(history, expected):
     one = Presence(TIMING)
     for what, when in history:
         if what == "heard":
-            one.hear(when, term=0, answers=0)
+            one.hear(when, term=0, version=0, answers=0)
         else:
             one.contact.close(when)
     assert one.deadline() == expected
@@ -83,7 +83,7 @@ def test_one_that_is_silent_is_lost():
 def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
     one = heard(0.0, answered=0.0)
     for at in range(1, 30):
-        one.hear(float(at), term=0, answers=1)  # it goes on to report, and hears nothing new
+        one.hear(float(at), term=0, version=0, answers=1)  # it goes on to report, and hears nothing new
         if why := one.check(float(at)):
             break
         assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
@@ -92,11 +92,11 @@ def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
 
 def test_an_answer_in_time_is_as_good_as_ever():
     one = heard(0.0, answered=0.0)
-    one.hear(12.0, term=0, answers=1)
+    one.hear(12.0, term=0, version=0, answers=1)
     assert not one.check(12.0)
     assert one.state is PeerState.UNANSWERED
     one.answered.send(2, 12.5)
-    one.hear(13.0, term=0, answers=2)
+    one.hear(13.0, term=0, version=0, answers=2)
     assert one.state is PeerState.HEARD
     assert one.deadline() == 23.0
 
@@ -108,7 +108,7 @@ def test_one_that_is_expected_has_less_time():
     assert one.check(101.0)
     one = Presence(TIMING)
     one.expect(100.0, within=1.0)
-    one.hear(100.5, term=0, answers=None)
+    one.hear(100.5, term=0, version=0, answers=None)
     assert (one.state, one.deadline()) == (PeerState.HEARD, 110.5)
 
 
@@ -130,7 +130,7 @@ def test_one_that_was_heard_since_is_not_dead():
     assert not one.can_be_dead()
     one.contact.close(6.0)
     assert one.can_be_dead()
-    one.hear(6.5, term=0, answers=None)
+    one.hear(6.5, term=0, version=0, answers=None)
     assert not one.can_be_dead()
 
 
@@ -148,7 +148,7 @@ def test_who_was_given_up_stays_so_until_it_comes_back(state):
     else:
         one.die(1.0 if state is PeerState.DEAD_IN_LEASE else 50.0, "killed")
     assert one.deadline() == math.inf
-    one.hear(60.0, term=0, answers=1)
+    one.hear(60.0, term=0, version=0, answers=1)
     assert one.state is state
     assert one.why
     one.come_back()

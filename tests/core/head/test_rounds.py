@@ -70,6 +70,20 @@ def test_a_job_that_succeeds():
     assert head.stage is Stage.ENDED
 
 
+def test_a_first_round_begins_before_anybody_has_answered():
+    """As where a machine is so busy that an answer takes longer than a beat."""
+    head = Head(a_job("n0 n1 n2", loss=3.0, beat=0.5))
+    tell(head, 0.0, Started(), report(0, IDLE))
+    unanswered = {"heard": -1, "version": -1}
+    tell(head, 0.3, report(1, IDLE, **unanswered), report(2, IDLE, **unanswered))
+    tell(head, 0.4, CheckpointChosen(""))
+    tell(head, 0.5, report(0, RUNNING, 0), Tick())
+    assert head.stage is Stage.RUNNING
+    tell(head, 1.0, *(report(i, RUNNING, 0) for i in range(3)))
+    tell(head, 3.5, Tick())
+    assert head.stage is Stage.RUNNING
+
+
 def test_the_store_is_where_another_node_did_reach_the_head():
     head = Head(a_job("n0 n0 n1"))
     tell(head, 0.0, Started(), report(0, IDLE, address="10.9.9.9"))

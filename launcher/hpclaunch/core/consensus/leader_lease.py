@@ -100,6 +100,8 @@ class LeaderLease:
         if other.state is PeerState.DEAD_IN_LEASE or self._cannot_vote(other):
             return math.inf
         start = other.answered.lease_start
+        if start is None and self._is_first_head and not other.is_voter:
+            start = other.answered.first_sent_at  # it had no vote before that order
         return -math.inf if start is None or not self.is_followed_by(other) else start
 
     def _cannot_vote(self, other: Presence) -> bool:

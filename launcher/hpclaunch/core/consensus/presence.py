@@ -58,6 +58,7 @@ class Presence:
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
+        self.is_voter = False  # it, or another in its place, has had a configuration of some head
         self.contact = Contact()
         self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
@@ -77,13 +78,14 @@ class Presence:
 
     # The agent is heard
 
-    def hear(self, now: float, *, term: int, answers: int | None) -> None:
-        """A message came from the agent. `answers` is the serial number of the newest order that it
-        answers; None if the agent follows another head. An agent that was given up stays given up
-        until `come_back`.
+    def hear(self, now: float, *, term: int, version: int, answers: int | None) -> None:
+        """A message came from the agent, which has this version of the configuration; -1: none.
+        `answers` is the serial number of the newest order that it answers; None if the agent
+        follows another head. An agent that was given up stays given up until `come_back`.
         """
         self.contact.hear(now)
         self.term = term
+        self.is_voter |= version >= 0
         news = answers is not None and self.answered.hear(answers)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
@@ -98,6 +100,7 @@ class Presence:
     def start_anew(self) -> None:
         """A new agent was started in this place. What the last one said no longer holds."""
         self.contact, self.answered = Contact(), Acknowledged()
+        self.is_voter = True  # the last one may have been, for another head
 
     def come_back(self) -> None:
         """The agent was given up, and is taken back."""

@@ -61,7 +61,8 @@ class Peer:
             known = None
         if known is not None and report.serial <= known.serial:
             return False
-        self.presence.hear(now, term=report.term, answers=report.heard if follows else None)
+        answers = report.heard if follows else None
+        self.presence.hear(now, term=report.term, version=report.version, answers=answers)
         self.report = report
         return True
 
