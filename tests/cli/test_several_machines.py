@@ -119,6 +119,13 @@ def three_machines(tmp_path, nnodes, *, numbered, options=()):
     return agents, lines[0]
 
 
+def knows_goodput(leader, directory):
+    """Whether the agent leads, and has read what the head before it wrote."""
+    launches = json.loads(command("status", "--json", cwd=directory).stdout or "[]")
+    jobs = [launch["job"] for launch in launches if launch["pid"] == leader.pid]
+    return any(job["goodput"] is not None for job in jobs)
+
+
 def is_open(port):
     with socket.socket() as s:
         return s.connect_ex(("127.0.0.1", port)) == 0
@@ -134,6 +141,7 @@ def test_machines_lose_their_head(tmp_path, nnodes, numbered):
     agents[0].communicate()
     if nnodes == "2:3":
         until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
+        until(lambda: any(knows_goodput(agent, tmp_path) for agent in agents[1:]))
     (tmp_path / "go").touch()
     ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents[1:]]
     if nnodes == "2:3":

@@ -47,7 +47,9 @@ def assert_saved_alike(job: Job, how: str) -> None:
         assert saved["step"] == int(step.replace(",", "")) - 1
     elif how == "due":
         assert saved["step"] == int(step.replace(",", ""))
-    assert "saved, not finished: the workers left after the notice" in ended.output
+    # They have 10 s to leave, which on a busy machine may not do.
+    left = r"saved, not finished: (the workers left after the notice|ended \d+ s before the time)"
+    assert re.search(left, ended.output), str(ended)
     assert "restart" not in ended.output
 
 
