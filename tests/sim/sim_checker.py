@@ -432,8 +432,9 @@ class Checker:
             lost = peer.lost and there and not peer.lost.endswith("before")
             if head.term and peer.report is None:
                 continue  # it has not found its new head yet, or begins only now
-            if head.term and peer.report and peer.has_workers and peer.report.round < head.round:
-                continue  # it has just found it, and still has the workers of the last one
+            is_last = peer.report is not None and peer.report.round < head.round
+            if head.term and is_last and not peer.can_come_back:
+                continue  # it has just found it, and is not done with the last round
             plan = self.sim.plan
             disturbed = not self.sim.network.disturbed.isdisjoint((index, agent.index))
             error = lost and not disturbed and not (plan.drop or plan.slow)

@@ -83,7 +83,8 @@ def test_one_that_is_silent_is_lost():
 def test_one_that_answers_nothing_is_lost_once_its_lease_is_over():
     one = heard(0.0, answered=0.0)
     for at in range(1, 30):
-        one.hear(float(at), term=0, version=0, answers=1)  # it goes on to report, and hears nothing new
+        # It goes on to report, and hears nothing new.
+        one.hear(float(at), term=0, version=0, answers=1)
         if why := one.check(float(at)):
             break
         assert (one.state is PeerState.UNANSWERED) == (at >= 12), "a loss timeout and two beats"
