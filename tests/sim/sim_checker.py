@@ -321,7 +321,8 @@ class Checker:
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         # Rounds that cost no restart.
         free = plan.job.preflight + len(plan.unfit) + len(self.asked)
-        steady = plan.survived and plan.job.grow is Grow.NEVER
+        relieves = plan.slow_agent >= 0 and plan.job.replaces_stragglers
+        steady = plan.survived and plan.job.grow is Grow.NEVER and not relieves
         begun = part.round - plan.job.first_round
         least = begun - free if steady else 0
         self._require(least <= part.restarts <= begun, agent, "miscounts its restarts")
