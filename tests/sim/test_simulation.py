@@ -44,6 +44,7 @@ REGRESSIONS = {
     50561: "a worker that had ended trained on for the ledger, as long as others of its node did",
     62243: "a hang that was known counted as training where the user had the job start again",
     49148: "of two nodes, the clock of one was hardly known, and the other was called a straggler",
+    98151: "workers had ended well, but not for the ledger, since their fork server did just then",
     2398: "after a pause, a worker's exit was the occasion to give up a head that was heard",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from story import TERM, a_member, a_part, deeds, end, idle, reports, run, running, stop, tell
+from story import TERM, a_member, a_part, deeds, end, idle, reports, run, running, seen, stop, tell
 
 from hpclaunch.core.protocol.effects import KillWorkers, OpenStore, StartWorkers, StopWorkers
 from hpclaunch.core.protocol.events import (
@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import NO_RANK, Culprit, Phase
+from hpclaunch.core.protocol.model import NO_RANK, Culprit, Doing, Phase
 
 REPLACED = ForkServerReplaced()
 SERVER, STORE, WORKER = Culprit.FORK_SERVER, Culprit.STORE, Culprit.WORKER
@@ -49,12 +49,16 @@ def test_a_worker_that_had_ended_well_is_not_lost():
 
 
 def test_all_workers_had_ended_well():
-    """Only what they left behind was still there."""
+    """Only what they left behind was still there. They trained until they ended."""
     member = running()
-    tell(member, 2.0, WorkerExited(2, 0, 0), WorkerExited(3, 0, 0))
-    (report,) = reports(tell(member, 2.1, REPLACED))
+    trains = Doing.TRAINING - 1  # as a fork server has it
+    tell(member, 2.0, seen(spent=(100, 200, 300, 300, 0), doing=trains))
+    tell(member, 3.0, WorkerExited(2, 0, 0))
+    tell(member, 4.0, WorkerExited(3, 0, 0))
+    (report,) = reports(tell(member, 5.0, REPLACED))
     assert report.phase is Phase.DONE
     assert not any(e.code for e in report.exits)
+    assert report.spent == (100, 100, 200, 300, 1800, 0, Doing.NOTHING)
 
 
 def test_while_its_workers_are_stopped():

@@ -27,6 +27,17 @@ class Spending:
             start = max(0, round(1000 * (now - self._since)) - sum(spent))
         self._seen = (start, *spent, doing.value)
 
+    def ended(self, at: float) -> None:
+        """The workers have, and the fork server too, so that nobody knows more of them than was
+        `saw` last: they did the same until then.
+        """
+        if not self._seen:
+            return
+        *spent, doing = self._seen
+        if doing != Doing.NOTHING:
+            spent[doing] += max(0, round(1000 * (at - self._since)) - sum(spent))
+        self._seen = (*spent, Doing.NOTHING.value)
+
     def report(self, now: float | None) -> Spent:
         """With `now`, also for how long the round lasts."""
         if now is None or not self._seen:

@@ -379,6 +379,7 @@ class WorkerGroup:
         stopped = self.phase is not Phase.RUNNING
         if self.exits.lose(self.part, now, stopped=stopped) and not stopped:
             self._enter(Phase.STOPPING)
+        self.spending.ended(self.exits.mean_time(now))
         return self._workers_gone()
 
     # Time
