@@ -10,10 +10,10 @@ APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommen
 ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
-SHORT := not horovod and not compiles and not requeues and not frameworks and not benches
+SHORT := not horovod and not compiles and not requeues and not frameworks and not recipes and not benches
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-benches test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
 .PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
@@ -45,6 +45,9 @@ test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as 
 
 test-frameworks: $(VENV)/frameworks system     ## trainings with each framework, interrupted, killed and not, as root; 20 minutes
 	$(RUN) -m 'frameworks and not compiles'
+
+test-recipes: $(VENV)/ready system     ## job scripts of clusters' documentation, as root; 5 minutes
+	$(RUN) -m recipes
 
 test-benches: $(VENV)/ready system     ## each measurement at its smallest; 3 minutes
 	$(BIN)/pytest -m benches

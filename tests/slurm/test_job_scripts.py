@@ -64,6 +64,7 @@ def on_gpus(number: int, directory: Path) -> dict[str, Any]:
     return {"options": [f"--gpus-per-node={number}"], "env": env}
 
 
+@pytest.mark.recipes
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_killed_worker_changes_nothing(script: Script, cluster: Cluster, tmp_path: Path) -> None:
     """Killed while it saves epoch 4, it trains that again, from what epoch 3 was."""

@@ -17,7 +17,10 @@ from surroundings import SHORT
 from .cluster import CONTROLLER, Cluster, Ended
 from .recipes.jobs import KILLS_RANK_1, Run, copy, learns, rounds, submit, weights
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+pytestmark = [
+    pytest.mark.recipes,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch"),
+]
 
 
 @pytest.fixture
