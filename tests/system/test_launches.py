@@ -14,6 +14,7 @@ import pytest
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
+from hpclaunch.system.shared import packing
 
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
 
@@ -53,6 +54,12 @@ def test_one_that_answers_something_else_does_not_hide_the_others(answer):
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
         told = launches.all_launches({"PATH": "/nonexistent"})
     assert ("newer", "it runs with another version of hpclaunch") in told.others
+
+
+def test_one_whose_log_directory_has_a_name_that_is_no_text():
+    launch = LaunchSnapshot("mine", "", "n1", 1, "train.py", "/d\udcff/logs", 0.0, 0.0, None, "n2")
+    with answering(json.loads(packing.pack(launch))):
+        assert launches.of_process(1) == launch
 
 
 @pytest.mark.parametrize("job", [{}, {"is_complete": True}, "running", {"agents": [{}]}])

@@ -270,7 +270,7 @@ def _known(answers: Iterable[bytes]) -> tuple[list[LaunchSnapshot], list[tuple[s
         try:
             leading += _leading([answer])
         except NoLaunchError as e:
-            others.append((json.loads(answer)["name"], str(e).partition(": ")[0]))
+            others.append((view_client.unpacked(answer)["name"], str(e).partition(": ")[0]))
     return leading, others
 
 

@@ -108,11 +108,17 @@ def looked(which: str | int, names: list[bytes] | None = None) -> list[tuple[byt
 def _launch(data: bytes) -> dict[str, Any]:
     """{} if it is none: another version, or another program of this user, may answer anything."""
     try:
-        told = json.loads(data)
+        told = unpacked(data)
     except ValueError:
         return {}
     is_one = isinstance(told, dict) and {"name", "slurm_id", "pid", "job"} <= told.keys()
     return told if is_one else {}
+
+
+def unpacked(data: bytes) -> Any:
+    """As `shared/packing.py` has packed it. Raises ValueError."""
+    told = json.loads(data)
+    return json.loads(told) if isinstance(told, str) else told
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
@@ -127,7 +133,7 @@ def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:
 
 def _is_complete(data: bytes) -> bool:
     """Also what an agent tells that does not lead, or one of another version."""
-    job = json.loads(data)["job"]
+    job = unpacked(data)["job"]
     try:
         lacks_gpus = any(agent["gpus_of"] and not agent["gpus"] for agent in job["agents"])
         return bool(job["is_complete"]) and not lacks_gpus
@@ -139,7 +145,7 @@ def request(word: str, which: str | int) -> list[str]:
     """Ask it of all launches that are led from here and have this name, or this pid: why not, for
     each; "" if it is done.
     """
-    leading = [name for name, data in looked(which) if json.loads(data)["job"] is not None]
+    leading = [name for name, data in looked(which) if unpacked(data)["job"] is not None]
     return [data.decode() for data in ask(word.encode(), leading).values()]
 
 
