@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.ledger.book import NEVER_SAVED, Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch, account, entries_of
 
@@ -84,6 +84,33 @@ def test_a_short_launch_beside_a_long_one():
     spans = ((0, 100), (10, 20), (110, 120))
     launches = [Launch(f"1.{i}", (book(trains(*at)),), 0.0) for i, at in enumerate(spans)]
     assert account(launches).spent == pytest.approx({SCRIPT: 10, TRAINING: 120})
+
+
+@pytest.mark.parametrize(("first", "second"), [("1.0", "1.1"), ("1_0.0", "1_1.0")])
+@pytest.mark.parametrize("resumed", [NEVER_SAVED, 0.0])
+def test_another_training_does_nothing_of_the_first_one_again(first, second, resumed):
+    """Another program in the job script, or another element of an array."""
+    one = Launch(first, (book(trains(10, 100, resumed=NEVER_SAVED)),), allocated=0.0)
+    begun = trains(105, 150, resumed=resumed), trains(150, 200, 1, resumed=140.0)
+    spent = account([one, Launch(second, (book(*begun),), allocated=0.0)]).spent
+    assert spent[TRAINING] == pytest.approx(90 + 85)
+    assert spent[REDONE] == pytest.approx(10)
+
+
+def test_another_element_that_goes_on_with_a_checkpoint_of_the_first_one():
+    """As in a chain."""
+    first = Launch("1_1.0", (book(trains(0, 100)),))
+    second = Launch("1_2.0", (book(trains(200, 300, resumed=80.0)),))
+    assert account([first, second]).spent == pytest.approx({TRAINING: 180, REDONE: 20})
+
+
+def test_elements_that_run_at_the_same_time():
+    """Each has its own allocation, and its own checkpoints."""
+    one = Launch("1_0.0", (book(trains(10, 100)),), allocated=0.0)
+    begun = trains(30, 60, resumed=NEVER_SAVED), trains(60, 90, 1, resumed=50.0)
+    other = Launch("1_1.0", (book(*begun),), allocated=25.0)
+    found = account([one, other])
+    assert found.spent == pytest.approx({SCRIPT: 15, TRAINING: 90 + 50, REDONE: 10})
 
 
 def test_without_steps_all_after_the_rendezvous_is_training():

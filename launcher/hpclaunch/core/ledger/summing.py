@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .book import Book, Category, LedgerEntry, Pages, RoundEnd, SeatSeconds, cut_off, rewind, sums
+
+RUN = re.compile(r"\.r\d+$")  # the end of a name: which run of a training a launch is
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +104,34 @@ def as_one(books: Sequence[Book]) -> Book:
 
 
 def job_entries(launches: Sequence[Launch]) -> list[LedgerEntry]:
-    """Of a job that may have been requeued, or was launched several times. Where launches follow
-    one another, the time before and between them is the job script's.
+    """Of a job that may have been requeued, or was launched several times. Where launches in one
+    allocation follow one another, the time before and between them is the job script's.
     """
-    found: list[LedgerEntry] = []
-    ordered = sorted(launches, key=lambda launch: launch.begin)
-    last_end = -math.inf
-    for launch in ordered:
-        entries = entries_of(launch.books)
-        since = launch.allocated
-        if entries and since is not None and launch.begin >= last_end:
-            since = max(since, last_end)
-            found += _script(since, entries[0])
-        found += entries
-        last_end = max(last_end, launch.until)
-    return _rewound(found)
+    found: list[tuple[str, list[LedgerEntry]]] = []  # with the name of the training
+    last_end = defaultdict[str, float](lambda: -math.inf)
+    for launch in sorted(launches, key=lambda launch: launch.begin):
+        entries, training = entries_of(launch.books), RUN.sub("", launch.name)
+        found = [(name, _continued(each, entries, name == training)) for name, each in found]
+        element, since = launch.name.partition(".")[0], launch.allocated
+        if entries and since is not None and launch.begin >= last_end[element]:
+            since = max(since, last_end[element])
+            found.append((training, _script(since, entries[0])))
+        found.append((training, entries))
+        last_end[element] = max(last_end[element], launch.until)
+    return [entry for _, each in found for entry in each]
+
+
+def _continued(
+    entries: Sequence[LedgerEntry], later: Sequence[LedgerEntry], is_same: bool
+) -> list[LedgerEntry]:
+    """The entries of a launch, before a later one. Another run of the same training has begun where
+    that was saved. Any other launch, such as of another program or of the next element of an array,
+    has taken something from it only if it began with a checkpoint.
+    """
+    saved = [e.resumed for e in later if e.round is not None and e.resumed is not None]
+    if not is_same:
+        saved = [at for at in saved[:1] if at > 0]
+    return rewind(entries, min(saved, default=math.inf))
 
 
 def account(launches: Sequence[Launch]) -> Account:
