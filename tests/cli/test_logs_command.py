@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
@@ -13,6 +14,11 @@ import psutil
 import pytest
 from launching import HPCLAUNCH, LIMIT, end, family, hpclaunch, living, script, start, until
 
+from hpclaunch.cli import log_directories
+from hpclaunch.cli.logs import _changed, _is_over
+from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
+from hpclaunch.core.protocol.model import Sequel, Verdict
+from hpclaunch.system.logs import ledger_files
 from surroundings import environment
 
 TELLS = """
@@ -195,6 +201,60 @@ def test_of_a_job_whose_script_was_submitted_again(tmp_path, job):
         "-- 71.0.r1 round 1",
         "--:--:-- [0]: of 71.0.r1",
     ]
+
+
+def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
+    """The log directory of a launch whose ledger was written so many seconds ago."""
+    (directory / "round-0").mkdir(parents=True)
+    (directory / "round-0" / "rank-0.out").write_text("a line\n")
+    (directory / "launch.lock").touch()
+    begin = 1.7e9 + len(directory.name)  # that of a later run is longer
+    entry = LedgerEntry(begin, begin + 10, 1.0, {Category.TRAINING: 10.0}, 0)
+    verdict = Verdict(0, "all is done", sequel=sequel) if over else None
+    book = Book(0, entry.begin, entry.end, (entry,), verdict=verdict)
+    ledger = directory / "ledger-agent-0.json"
+    name = directory.name
+    ledger.write_text(ledger_files.text(book, 0.0, launch=name, allocated=None, over=over))
+    at = time.time() - age
+    for path in (ledger, directory):
+        os.utime(path, (at, at))
+
+
+def is_over(named):
+    return _is_over(named, log_directories.chosen(named, _changed))
+
+
+def test_a_launch_that_was_killed_is_over_after_a_while(tmp_path):
+    logs = tmp_path / "logs"
+    written(logs, over=False, age=300)
+    with (logs / "launch.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert not is_over(str(logs))  # it is suspended, perhaps
+    follower = Follower(tmp_path, "logs")
+    code, said, _ = follower.over()
+    killed = "hpclaunch: logs: its launcher was killed, or its nodes are gone\n"
+    assert (code, said) == (0, killed)
+    os.utime(logs / "ledger-agent-0.json")
+    assert not is_over(str(logs))
+
+
+@pytest.mark.parametrize(("running", "over"), [("71.10", "71.9"), ("71_1.0", "71_2.0")])
+def test_a_job_is_over_with_all_of_its_launches(tmp_path, monkeypatch, running, over):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "hpclaunch-logs" / running, over=False)
+    written(tmp_path / "hpclaunch-logs" / over, over=True)
+    assert not is_over("71")
+    assert is_over(over)
+
+
+def test_a_job_that_is_started_again_is_not_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "hpclaunch-logs" / "71_3.0", over=True, sequel=Sequel.REQUEUE)
+    assert not is_over("71")
+    assert not is_over("71_3")
+    assert is_over("71_3.0")
+    written(tmp_path / "hpclaunch-logs" / "71_3.0.r1", over=True)
+    assert is_over("71")
 
 
 def test_prune_knows_the_index(tmp_path):

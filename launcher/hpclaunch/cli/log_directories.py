@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     if named is not None:
         wanted = {named, *log_directory.first_jobs(above, named)}
         of = {name: {name, *log_directory.jobs_of(name)} for name in names}
-        found = [above / name for name in names if wanted & of[name]]
+        found = [above / name for name in sorted(names, key=_numbers) if wanted & of[name]]
         if not found and not named[:1].isdigit():
             return [Path(named)]
         if not found:
@@ -50,3 +51,8 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     if not dated:
         raise UsageError(f"there is no launch in {above}: name a Slurm job or a log directory")
     return [max(dated)[1]]
+
+
+def _numbers(name: str) -> list[int]:
+    """By which launches of a job are in order: 71.2 comes before 71.10."""
+    return [int(number) for number in re.findall(r"[0-9]+", name)]

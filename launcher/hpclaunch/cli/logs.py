@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import some
 from hpclaunch.core.views.log_lines import LogLines, visible
 
-from . import log_directories, standard_output, values, write_bytes
+from . import log_directories, say, standard_output, values, write_bytes
 from .parser import Parser
 from .report_text import why
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 PAUSE = 0.5  # seconds between two looks for what is new
 MANY = 100  # nodes, from which on it looks less often: each has an index
+SILENT = 180.0  # seconds without a word of a launcher, which writes its ledger every 30
 LATEST = 1.5  # seconds that agents may take to write what they have seen last
 
 
@@ -75,12 +76,13 @@ def _show(options: argparse.Namespace, output: JobOutput) -> None:
     directories = log_directories.chosen(options.job, _changed)
     screen = _Screen(options)
     while True:
-        over = not options.follow or _is_over(options.job, directories[-1])
+        over = not options.follow or _is_over(options.job, directories)
         if over and options.follow:
             time.sleep(LATEST)
         output.look(directories)
         write_bytes(screen.lines(output.lines(final=over)))
         if over:
+            _tell_of_killed(directories if options.follow else ())
             break
         time.sleep(PAUSE * max(1.0, len(output.nodes) / MANY))
         if options.job is not None:  # it may have been started again
@@ -110,14 +112,42 @@ def _changed(directory: Path) -> float:
         return 0.0
 
 
-def _is_over(job: str | None, directory: Path) -> bool:
+def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
     """Whether nothing more is to come: Slurm may start a job again."""
-    launches = _launches(directory)
-    if not launches or not launches[-1].over:
-        return False
-    verdict = launches[-1].newest.verdict
-    again = verdict is not None and verdict.sequel.goes_on
-    return not (again and job is not None and job.isdigit())
+    newest: dict[str, Launch] = {}  # of each job
+    for directory in reversed(directories):  # those that still run are among the last, most often
+        last = _last(directory)
+        if not (last is not None and last.over) and not _was_killed(directory):
+            return False
+        if last is not None:
+            name = last.name.partition(".")[0]
+            newest[name] = max(last, newest.get(name, last), key=lambda each: each.begin)
+    again = any(map(_goes_on, newest.values()))
+    return not (again and job is not None and job.replace("_", "").isdigit())
+
+
+def _last(directory: Path) -> Launch | None:
+    return next(reversed(_launches(directory)), None)
+
+
+def _goes_on(launch: Launch) -> bool:
+    verdict = launch.newest.verdict
+    return verdict is not None and verdict.sequel.goes_on
+
+
+def _was_killed(directory: Path) -> bool:
+    """Whether there is no launcher any more that could say how its launch ends."""
+    from hpclaunch.system.logs import ledger_files
+    from hpclaunch.system.logs.log_directory import is_locked
+
+    written = max(ledger_files.date(directory), _changed(directory))
+    return time.time() > written + SILENT and not is_locked(directory)
+
+
+def _tell_of_killed(directories: Iterable[Path]) -> None:
+    for directory in directories:
+        if (last := _last(directory)) is None or not last.over:
+            say(f"{directory}: its launcher was killed, or its nodes are gone")
 
 
 def _launches(directory: Path) -> list[Launch]:

@@ -253,6 +253,25 @@ def _lock(path: Path, launch: str, name: str) -> str | None:
     return name
 
 
+def is_locked(directory: Path) -> bool:
+    """Whether a launch uses it, as far as can be told: a file system may have no locks, or only
+    within one node.
+    """
+    try:
+        fd = private_files.open_file(directory / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
 def size(path: Path) -> int:
     """In bytes; 0 for a file that does not exist yet."""
     try:

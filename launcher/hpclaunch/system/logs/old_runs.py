@@ -8,7 +8,6 @@ runs, or that another process of this user reads on this host.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import stat
@@ -18,7 +17,18 @@ from pathlib import Path
 
 from hpclaunch.worker import private_files
 
-from .log_directory import EVIDENCE, FIRST, HISTORIES, INDEXES, JOB, LEDGERS, LOCK, STATUS, rounds
+from .log_directory import (
+    EVIDENCE,
+    FIRST,
+    HISTORIES,
+    INDEXES,
+    JOB,
+    LEDGERS,
+    LOCK,
+    STATUS,
+    is_locked,
+    rounds,
+)
 from .volume import open_files
 
 JOURNALS = re.compile(r"journal(-agent-[\w.-]+)?\.jsonl\S*")
@@ -87,7 +97,7 @@ class Removal:
     def is_used(self, run: Run) -> bool:
         above = os.path.realpath(run.path.parent)
         names = (os.path.join(above, file.relative_to(run.path.parent)) for file in run.files)
-        return not self._used.isdisjoint(names) or _is_locked(run.path / LOCK)
+        return not self._used.isdisjoint(names) or is_locked(run.path)
 
     def remove(self, run: Run) -> None:
         """Raises OSError. By its journals one is found again: they are the last."""
@@ -106,19 +116,3 @@ def _remove_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):  # something else is there
         if stat.S_ISDIR(os.lstat(directory).st_mode):
             directory.rmdir()
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        fd = private_files.open_file(path, os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False  # a file system without locks
-    finally:
-        os.close(fd)
-    return False
