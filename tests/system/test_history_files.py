@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
+from dataclasses import asdict, replace
 
 import pytest
 from serving import LIMIT
@@ -63,6 +65,37 @@ def test_a_moment_of_no_possible_time_is_left_out(tmp_path):
     (tmp_path / NAME).write_text("".join([*lines(), odd]))
     assert history_files.read(tmp_path) == [HISTORY]
     assert len(states_of("999999999999R")) < 100_000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"count": 0},
+        {"count": 10**12},
+        {"first": -1},
+        {"elapsed": 1e300},
+        {"spent": (1, 2)},
+        {"spent": (1, 2, 3, 4, 5, 6, 9)},
+        {"memory": 10**40},
+        {"steps": -1},
+        {"gpus": replace(GPUS, busy=1e300)},
+        {"gpus": replace(GPUS, temperature=10**40)},
+    ],
+    ids=str,
+)
+def test_a_moment_of_impossible_numbers_is_left_out(tmp_path, damage):
+    good = MOMENTS[1]
+    odd = replace(good, workers=replace(good.workers, **damage))
+    (tmp_path / NAME).write_text("".join([*lines(), json.dumps(asdict(odd)), "\n"]))
+    assert history_files.read(tmp_path) == [HISTORY]
+
+
+def test_a_checkpoint_of_no_possible_time_is_left_out(tmp_path):
+    odd = history_files.line(
+        AgentMoment(30.0, 0, None, JobMoment("2R", "", SavedMoment(1e300, 1, 2)))
+    )
+    (tmp_path / NAME).write_text("".join([*lines(), odd]))
+    assert history_files.read(tmp_path) == [HISTORY]
 
 
 def test_files_have_names_that_pruning_knows():

@@ -71,6 +71,14 @@ def test_a_book_of_no_possible_time_is_damaged(tmp_path, end):
     assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
 
 
+@pytest.mark.parametrize("allocated", [-1e300, 1e300])
+def test_an_allocation_of_no_possible_time_is_damaged(tmp_path, allocated):
+    book = Book(0, BEGIN, BEGIN + 10, (TRAINED,))
+    told = ledger_files.text(book, 0.0, launch="71.0", allocated=allocated, over=False)
+    (tmp_path / "ledger-agent-0.json").write_text(told)
+    assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
+
+
 def test_a_file_with_bytes_that_are_no_text_is_damaged(tmp_path):
     written = text(Book(0, BEGIN, BEGIN + 10, (TRAINED,), names=("n1",))).encode()
     (tmp_path / "ledger-agent-0.json").write_bytes(written.replace(b'"n1"', b'"n\xff"'))

@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ..protocol.model import GpuUse, RankVitals, Spent
+from ..protocol.model import Doing, GpuUse, RankVitals, Spent
 from ..snapshot.job_snapshot import AgentState, JobSnapshot
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments
 YOUNG, YOUNGEST = 60.0, 5.0  # seconds: until a job is as old as that, it is the latter
 PER_AGE = 30  # moments: a job that is as old as that many periods has the next longer one
 AGENTS = 16  # that may write to the log directory in one second
+LATEST = 1e11  # seconds since the epoch, as of the ledger
+MOST_RANKS = 1 << 20  # of a job
+MOST = 1 << 60  # bytes, steps or milliseconds
 
 LETTERS = {
     AgentState.ABSENT: "A",
@@ -158,6 +161,37 @@ def states_of(text: str) -> list[AgentState]:
         for _ in range(int(length or 1))
         if letter in STATES
     ]
+
+
+def is_sound(moment: AgentMoment) -> bool:
+    """Whether it may be what an agent has noted. If not, it is damaged."""
+    workers, job = moment.workers, moment.job
+    times = [moment.at]
+    if job is not None and job.saved is not None:
+        times.append(job.saved.at)
+    if workers is not None:
+        times += [workers.elapsed, workers.seen]
+    return (
+        moment.at >= 0
+        and all(-LATEST < at < LATEST for at in times)
+        and (workers is None or _are_sound(workers))
+    )
+
+
+def _are_sound(workers: WorkersMoment) -> bool:
+    spent, gpus = workers.spent, workers.gpus
+    numbers = [*spent, workers.steps, workers.step, workers.memory, workers.largest]
+    if gpus is not None:
+        numbers += [gpus.used, gpus.total, abs(gpus.temperature)]
+        shares = [share for share in (gpus.busy, gpus.idlest) if share is not None]
+        if not all(0 <= share <= 1 for share in shares):
+            return False
+    return (
+        0 <= workers.first < MOST_RANKS
+        and 0 < workers.count < MOST_RANKS
+        and all(0 <= number < MOST for number in numbers)
+        and (not spent or (len(spent) == Doing.NOTHING + 1 and spent[-1] <= Doing.NOTHING))
+    )
 
 
 @dataclass(frozen=True, slots=True)

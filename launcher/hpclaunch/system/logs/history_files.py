@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.history.moment import AgentHistory, AgentMoment
-from hpclaunch.core.ledger.book import LATEST
+from hpclaunch.core.history.moment import AgentHistory, AgentMoment, is_sound
 from hpclaunch.worker import private_files
 
 from ..shared import packing
@@ -72,6 +71,6 @@ def _history(lines: list[bytes]) -> AgentHistory | None:
             moments.append(packing.unpack(each, AgentMoment))
         except msgspec.MsgspecError:
             continue  # cut off: by a full disk, or a node that was lost
-    moments = [moment for moment in moments if 0 <= moment.at < LATEST]
+    moments = [moment for moment in moments if is_sound(moment)]
     moments.sort(key=lambda moment: moment.at)
     return AgentHistory(first.launch, first.index, first.host, tuple(moments))

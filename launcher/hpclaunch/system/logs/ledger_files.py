@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from hpclaunch import __version__
-from hpclaunch.core.ledger.book import Book, is_sound, moved
+from hpclaunch.core.ledger.book import LATEST, Book, is_sound, moved
 from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.worker import private_files
 
@@ -72,7 +72,9 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
         except (OSError, msgspec.MsgspecError):
             unknown.append(path.name)
             continue
-        if file.format != FORMAT or not is_sound(file.book):
+        if file.format != FORMAT or not (
+            is_sound(file.book) and 0 <= (file.allocated or 0) < LATEST
+        ):
             unknown.append(path.name)
             continue
         found.setdefault(file.launch, []).append(file)
