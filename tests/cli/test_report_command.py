@@ -7,10 +7,15 @@ import os
 import re
 import signal
 import stat
+import subprocess
 import time
 
 import pytest
-from launching import LIMIT, hpclaunch, script, start
+from launching import HPCLAUNCH, LIMIT, hpclaunch, script, start
+
+from hpclaunch import cli
+from hpclaunch.cli import log_directories
+from surroundings import environment
 
 TRAINS = """
 import os, time, torch
@@ -101,6 +106,25 @@ def test_files_that_nobody_can_read_are_passed_over(tmp_path):
     said = report(tmp_path)
     assert said.stdout == whole
     assert said.stderr.count("passed over") == 2
+    command = [HPCLAUNCH, "report"]
+    silent = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert silent.stdout == whole
+
+
+def test_an_interrupt_ends_it_without_a_word(monkeypatch, capfd):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(log_directories, "chosen", interrupted)
+    assert cli.main(["report"]) == 128 + signal.SIGINT
+    assert capfd.readouterr() == ("", "")
 
 
 def test_prune_knows_the_files(tmp_path):

@@ -103,17 +103,19 @@ def look_for_libraries_first() -> None:
 
 
 def _command(name: str, words: list[str]) -> int:
-    module = importlib.import_module(f"{__name__}.{COMMANDS[name]}")
-    kind: type[Parser] = getattr(module, "PARSER", Parser)
-    parser = kind(prog=f"hpclaunch {name}", description=module.__doc__)
-    module.prepare_parser(parser)
     try:
+        module = importlib.import_module(f"{__name__}.{COMMANDS[name]}")
+        kind: type[Parser] = getattr(module, "PARSER", Parser)
+        parser = kind(prog=f"hpclaunch {name}", description=module.__doc__)
+        module.prepare_parser(parser)
         code: int = module.run(parser.parse_args(words), os.environ)
         return code
     except UsageError as e:
         return _complain(e)
     except NobodyReadsError:
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _complain(error: UsageError) -> int:

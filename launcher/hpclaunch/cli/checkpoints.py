@@ -44,8 +44,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         found, chosen = look(options)
     except OSError as e:
         raise UsageError(f"cannot look for checkpoints in {options.dir}: {e.strerror or e}") from e
-    except KeyboardInterrupt:
-        return 130
     text = _json(found, chosen) if options.json else _table(found, chosen, options.dir)
     write(text)
     return 0

@@ -46,13 +46,6 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    try:
-        return _run(options, environ)
-    except KeyboardInterrupt:
-        return 130
-
-
-def _run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from . import doctor_host, doctor_meeting
 
     here = doctor_host.surroundings(environ)

@@ -65,8 +65,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     wanted = Wanted(options.rank, options.node, errors_only=options.stderr, **since)
     try:
         _show(options, JobOutput(wanted))
-    except KeyboardInterrupt:
-        return 130
     except OSError as e:
         raise UsageError(f"cannot show logs: {e.filename}: {e.strerror or e}") from e
     return 0

@@ -63,8 +63,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
                     removal.remove(found)
                 removed += 1
                 freed += found.size
-    except KeyboardInterrupt:
-        return 130
     except OSError as e:
         where = e.filename or options.dir
         raise UsageError(f"cannot look for logs in {where}: {e.strerror or e}") from e

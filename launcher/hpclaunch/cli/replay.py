@@ -60,8 +60,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         write_bytes(for_console(f"{text}\n") for text in _until(lines, options.until))
     except OSError as e:
         raise UsageError(f"cannot replay {options.journal}: {e.strerror or e}") from e
-    except KeyboardInterrupt:
-        return 130
     wrong = [f"{agent.path}: {agent.wrong}" for agent in agents if agent.wrong]
     if len(agents) == 1 and wrong:
         raise UsageError(wrong[0])

@@ -13,7 +13,6 @@ end. Where there are no GPUs, each worker counts as one.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.wording import harmless
 
-from . import log_directories, write
+from . import log_directories, say, write
 from .parser import Parser
 
 if TYPE_CHECKING:
@@ -69,8 +68,7 @@ def _launches(directories: list[Path]) -> list[Launch]:
         launches += found
         unknown += [str(directory / other) for other in others]
     for file in unknown:
-        said = f"{harmless(file)} is damaged, or of another version: passed over"
-        print(f"hpclaunch: {said}", file=sys.stderr)
+        say(f"{file} is damaged, or of another version: passed over")
     if not launches:
         where = ", ".join(map(str, directories))
         raise UsageError(f"there is no ledger of a launch in {where}")

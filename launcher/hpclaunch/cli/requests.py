@@ -28,8 +28,6 @@ def make(request: Request, options: argparse.Namespace, environ: Mapping[str, st
         answers = found.request(request)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
-    except KeyboardInterrupt:
-        return 130
     name = found.launches[0].name
     if not answers:
         raise UsageError(f"{name} does not answer: hpclaunch status {options.job} shows more")

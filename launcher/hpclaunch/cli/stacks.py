@@ -54,8 +54,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             workers, complaint = worker_stacks.of_job(job, whole, environ)
     except OSError as e:
         raise UsageError(f"cannot look at job {job}: {e.strerror}: {e.filename}") from e
-    except KeyboardInterrupt:
-        return 130
     if not workers:
         raise UsageError(_nothing(job, complaint))
     if rank is not None:

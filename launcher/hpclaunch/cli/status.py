@@ -49,8 +49,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             told = launches.all_launches(environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
-    except KeyboardInterrupt:
-        return 130
     why = told.complaint
     if options.json:
         from hpclaunch.system.shared import packing

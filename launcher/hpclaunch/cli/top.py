@@ -60,8 +60,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
             _show(found, environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
