@@ -207,6 +207,19 @@ def test_the_log_directory_tells_when_nobody_does(tmp_path):
     assert hpclaunch("status", launch["name"], cwd=tmp_path).returncode == 2
 
 
+def test_the_log_directory_of_a_launch_that_runs(tmp_path):
+    """What its head has written a while ago is not all that is known."""
+    with waiting(tmp_path) as run:
+        launch = run.until_told(runs)
+        earlier = {**launch, "time": launch["time"] - 40, "old": None}
+        with open(os.path.join(launch["logs"], "status.json"), "w") as f:
+            json.dump(earlier, f)
+        done = hpclaunch("status", launch["logs"], cwd=tmp_path)
+        assert done.stdout.startswith(f"{launch['name']}  running for "), done.stderr
+        assert "nobody answers" not in done.stdout
+        assert run.ends()[0] == 0
+
+
 def test_a_file_of_that_name_comes_first(tmp_path):
     script(tmp_path, "print('mine')\n", "status")
     done = hpclaunch("status", cwd=tmp_path)

@@ -9,11 +9,14 @@ hpclaunch status 71 --json   all that is known of it
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.stages import Stage
 from hpclaunch.core.protocol.wording import harmless_json
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.core.views.job_list import job_line, job_list
@@ -74,6 +77,11 @@ def _one(job: str, environ: Mapping[str, str]) -> LaunchSnapshot:
     except launches.NoLaunchError:
         if (last := status_file.newest(job)) is None:
             raise
+        is_over = last.job is not None and last.job.stage is Stage.ENDED
+        if is_over or not os.path.isdir(job):
+            return last
+        with contextlib.suppress(launches.NoLaunchError):  # of whose log directory it is
+            return launches.find(last.name, environ).only
         return last
     return found.only
 
