@@ -62,6 +62,21 @@ def test_one_new_file_keeps_a_run(tmp_path, logs):
     assert prune(tmp_path).endswith("of 0 launches, 0 MiB; kept 1 younger\n")
 
 
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path, logs):
+    (made(logs, "7.0", 31) / "round-0" / "rank-1.out").mkdir()
+    at = time.time() - 31 * DAY
+    os.utime(logs / "7.0" / "round-0" / "rank-1.out", (at, at))
+    other = made(logs, "8.0", 31)
+    done = hpclaunch("prune", "--older-than", 30, cwd=tmp_path)
+    file = "hpclaunch-logs/7.0/round-0/rank-1.out"
+    assert done.stderr.startswith(f"hpclaunch: error: cannot remove {file}: ")
+    assert (done.returncode, done.stdout) == (
+        2,
+        "removed the logs of 1 launch, 0 MiB; kept 0 younger\n",
+    )
+    assert not other.exists()
+
+
 def test_what_is_not_ours_stays(tmp_path, logs):
     run = made(logs, "7.0", 31, "round-0/model.pt", "checkpoints/epoch-1.pt", "notes.txt")
     (logs / "data").mkdir()

@@ -15,12 +15,17 @@ import argparse
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import EXIT_USAGE
 from hpclaunch.core.protocol.wording import count, harmless, size
 
-from . import values, write
+from . import say, values, write
 from .parser import Parser
+
+if TYPE_CHECKING:
+    from hpclaunch.system.logs.old_runs import Removal, Run
 
 DAY = 86400
 
@@ -48,19 +53,20 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     now = time.time()
     removal = Removal()
     listed = []
-    removed = freed = younger = used = 0
+    removed = freed = younger = used = code = 0
     try:
         for found in runs(options.dir, now - options.older_than * DAY):
             if found is None:
                 younger += 1
             elif removal.is_used(found):
                 used += 1
+            elif why := "" if options.dry_run else _remove(removal, found):
+                say(f"error: {why}")
+                code = EXIT_USAGE
             else:
                 if options.dry_run:
                     age = count(int((now - found.changed) / DAY), "day")
                     listed.append(f"{harmless(str(found.path))}: {size(found.size)}, {age} old\n")
-                else:
-                    removal.remove(found)
                 removed += 1
                 freed += found.size
     except OSError as e:
@@ -70,4 +76,13 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     kept = f"{younger} younger" + (f", {used} in use" if used else "")
     many = f"{removed:,} launch{'' if removed == 1 else 'es'}"
     write(f"{''.join(listed)}{done} the logs of {many}, {size(freed)}; kept {kept}\n")
-    return 0
+    return code
+
+
+def _remove(removal: Removal, found: Run) -> str:
+    """Returns why it cannot be done; others can be removed nevertheless."""
+    try:
+        removal.remove(found)
+    except OSError as e:
+        return f"cannot remove {e.filename}: {e.strerror or e}"
+    return ""
