@@ -254,23 +254,40 @@ print(len(names), len(view_client.ask(sys.argv[1].encode(), names)))
         assert run.ends()[0] == 0
 
 
+def watched(name, cwd, wanted, term, command=("status", "--watch")):
+    """What is shown on a terminal of 0 x 0, until the wanted text is."""
+    watching, terminal = os.openpty()  # as the kernel makes it
+    with subprocess.Popen(
+        [HPCLAUNCH, *command, name],
+        env=environment() | {"TERM": term},
+        cwd=cwd,
+        stdin=terminal,
+        stdout=terminal,
+    ) as watch:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # of a terminal that is closed
+            while wanted not in shown and len(shown) < 10_000:
+                shown += os.read(watching, 4096)
+        watch.terminate()
+    os.close(watching)
+    assert wanted in shown, shown
+    return shown
+
+
 def test_a_terminal_that_tells_no_size_shows_the_last_line(tmp_path):
     """Some serial lines and containers have one of 0 x 0."""
     with waiting(tmp_path) as run:
         launch = run.until_told(runs)
-        watching, terminal = os.openpty()  # as the kernel makes it
-        with subprocess.Popen(
-            [HPCLAUNCH, "status", launch["name"], "--watch"],
-            env=environment() | {"TERM": "xterm"},
-            cwd=tmp_path,
-            stdout=terminal,
-        ) as watch:
-            os.close(terminal)
-            shown = b""
-            with contextlib.suppress(OSError):  # of a terminal that is closed
-                while b"   0  " not in shown and len(shown) < 10_000:
-                    shown += os.read(watching, 4096)
-            watch.terminate()
-        os.close(watching)
-        assert b"   0  " in shown, shown
+        watched(launch["name"], tmp_path, b"   0  ", "xterm")
+        assert run.ends()[0] == 0
+
+
+def test_a_terminal_without_a_cursor_that_moves_shows_plain_lines(tmp_path):
+    """Such as that of an editor."""
+    with waiting(tmp_path) as run:
+        name = run.until_told(runs)["name"]
+        line = f"{name}: running for ".encode()
+        for command in (("status", "--watch"), ("top",)):
+            assert b"\x1b" not in watched(name, tmp_path, line, "dumb", command)
         assert run.ends()[0] == 0

@@ -113,7 +113,7 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
     if job is None:
         raise UsageError("which job? hpclaunch status lists them")
     found = launches.find(job, environ)
-    drawn = sys.stdout is not None and sys.stdout.isatty()
+    drawn = draws(environ)
 
     def show(seen: Sequence[LaunchSnapshot]) -> None:
         _draw(seen, environ) if drawn else write(_text(map(job_line, seen)))
@@ -131,10 +131,17 @@ def watch(job: str | None, environ: Mapping[str, str]) -> int:
             return 0
 
 
+def draws(environ: Mapping[str, str]) -> bool:
+    """Whether standard output is a terminal on which the cursor can be moved."""
+    to_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return to_terminal and environ.get("TERM") != "dumb"
+
+
 def _draw(seen: Sequence[LaunchSnapshot], environ: Mapping[str, str]) -> None:
     height = shutil.get_terminal_size().lines  # some terminals have none, by what they tell
     lines = _shown(seen, (), style(environ))[: height - 1]
-    write(HOME + "".join(f"{line}{CLEAR_LINE}\n" for line in lines) + CLEAR)
+    # Cleared before: after a line of the full width, the cursor may still be on its last character.
+    write(HOME + "".join(f"{CLEAR_LINE}{line}\n" for line in lines) + CLEAR)
 
 
 def _text(lines: Iterable[str]) -> str:

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from hpclaunch.system.network import launches
 
     try:
-        if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
+        if not (sys.stdin and sys.stdin.isatty() and status.draws(environ)):
             return status.watch(options.job, environ)
         found = launches.find(options.job, environ)
         with _keys_at_once():
