@@ -257,6 +257,21 @@ def test_a_job_that_is_started_again_is_not_over(tmp_path, monkeypatch):
     assert is_over("71")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_another_users_logs_are_refused_with_a_word(tmp_path):
+    here = tmp_path / "logs" / "round-0"
+    here.mkdir(parents=True)
+    (here / "rank-0.out").write_text("a line\n")
+    os.chown(here / "rank-0.out", 65534, -1)
+    said = logs(tmp_path, "logs")
+    complaint = "cannot show logs/round-0/rank-0.out: it belongs to another user"
+    assert (said.returncode, said.stdout, said.stderr) == (
+        2,
+        "",
+        f"hpclaunch: error: {complaint}\n",
+    )
+
+
 def test_prune_knows_the_index(tmp_path):
     hpclaunch("--no-python", "true", cwd=tmp_path)
     (run,) = (tmp_path / "hpclaunch-logs").iterdir()

@@ -93,6 +93,8 @@ def _explain(options: argparse.Namespace, output: JobOutput, directories: Iterab
     """Why there are no lines, if that is a mistake."""
     if not output.is_there:
         raise UsageError(f"no worker has written anything in {', '.join(map(str, directories))}")
+    if (refused := output.refused) is not None:
+        raise UsageError(f"cannot show {refused.filename}: {refused.strerror}")
     if options.node and options.node not in output.nodes:
         where = f"on {some(sorted(output.nodes), 8)}" if output.nodes else "where no index tells"
         raise UsageError(f"--node {options.node}: its workers ran {where}")

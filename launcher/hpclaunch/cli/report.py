@@ -68,7 +68,7 @@ def _launches(directories: list[Path]) -> list[Launch]:
         launches += found
         unknown += [str(directory / other) for other in others]
     for file in unknown:
-        say(f"{file} is damaged, or of another version: passed over")
+        say(f"{file} is damaged, of another version or another user's: passed over")
     if not launches:
         where = ", ".join(map(str, directories))
         raise UsageError(f"there is no ledger of a launch in {where}")

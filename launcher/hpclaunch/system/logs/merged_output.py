@@ -91,6 +91,7 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._fds: OrderedDict[Path, int] = OrderedDict()
+        self.refused: OSError | None = None  # such as another user's, the last of them
 
     def read(self, path: Path, begin: int, length: int) -> bytes:
         """b"" if there is nothing there."""
@@ -98,6 +99,8 @@ class _OpenFiles:
             try:
                 if data := os.pread(self._fd(path), length, begin):
                     return data
+            except PermissionError as e:
+                self.refused = e
             except OSError:
                 pass  # it was removed, or cannot be read now
             self._close(path)
@@ -450,6 +453,11 @@ class JobOutput:
     def is_there(self) -> bool:
         """Whether any round has begun."""
         return bool(self._rounds or self._over)
+
+    @property
+    def refused(self) -> OSError | None:
+        """Why there is a file that is not read, if there is one."""
+        return self._opened.refused
 
     def look(self, directories: Iterable[Path]) -> None:
         """For rounds that have begun. Raises OSError for a directory that cannot be read."""
