@@ -240,6 +240,13 @@ def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
     output = JobOutput(Wanted())
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["old 0", "old 1", "new"]
+    launch.begin(1, 0, 201)
+    launch.write(1, 0, 0, "new 1\n", 201)
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["new 1"]
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == []
+    launch.begin(0, 0, 201.5)  # and a third one
     launch.write(0, 0, 0, "newer\n", 202)
     output.look([launch.path])
     assert words(output.lines(final=False)) == ["newer"]

@@ -254,6 +254,10 @@ class _OutputIndex:
         begun = next((line for line in first if isinstance(line, IndexBegun)), None)
         self.begun = begun or IndexBegun(0.0, "", "", limited=False)
 
+    @property
+    def size(self) -> int:
+        return size(self._path)
+
     def skip_to(self, since: float) -> None:
         """What came before is not read. Its lines are in order of time."""
         low, high = 0, size(self._path)
@@ -361,6 +365,11 @@ class _Round:
         """When it began last, as far as it was read; 0 without an index."""
         return max((index.begun.time for index in self._indexes.values()), default=0.0)
 
+    @property
+    def told(self) -> int:
+        """Bytes of its first index. There may be many, and most launches write to this one."""
+        return next((index.size for index in self._indexes.values()), 0)
+
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
         """What is new. `final`: nothing more is going to be written."""
         self._look()
@@ -445,7 +454,7 @@ class JobOutput:
         self._wanted = wanted
         self._opened = _OpenFiles()
         self._rounds: dict[Path, _Round] = {}  # those that are not over
-        self._over: set[Path] = set()
+        self._over: dict[Path, tuple[_Round, int]] = {}  # with what its index had told then
         self.ranks: set[int] = set()  # that were there, wanted or not
         self.nodes: set[str] = set()
 
@@ -463,7 +472,12 @@ class JobOutput:
         """For rounds that have begun. Raises OSError for a directory that cannot be read."""
         for directory in directories:
             for number, path in rounds(directory).items():
-                if path not in self._over and path not in self._rounds:
+                if path in self._over:
+                    over, told = self._over[path]
+                    if over.told != told:  # another launch has begun there
+                        del self._over[path]
+                        self._rounds[path] = over
+                elif path not in self._rounds:
                     self._rounds[path] = _Round(path, number, self._wanted, self._opened)
 
     def lines(self, *, final: bool) -> Iterator[OutputLine]:
@@ -481,7 +495,7 @@ class JobOutput:
         self.nodes |= found.nodes
         if final:
             del self._rounds[path]
-            self._over.add(path)
+            self._over[path] = found, found.told
 
     def _superseded(self) -> list[Path]:
         """Rounds after which another one has begun there. The newest one does not always have the
