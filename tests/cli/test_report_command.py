@@ -53,7 +53,8 @@ def test_a_failure_and_a_restart(tmp_path):
     assert len(said.stdout.splitlines()) <= 24
     assert max(map(len, said.stdout.splitlines())) <= 80
     assert "done: exit code 0, 1 restart, 2 rounds\n" in said.stdout
-    assert re.search(r"round 0: exception, rank 0 on .*, exit code 1\n", said.stdout)
+    # A busy machine may take a while to see it.
+    assert re.search(r"round 0: exception, rank 0 on .*, exit code 1(; seen .*)?\n", said.stdout)
     assert "    ValueError: a bad? batch\n" in said.stdout
     named = report(tmp_path, f"hpclaunch-logs/{logs.name}")
     assert named.stdout == said.stdout
