@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
@@ -262,6 +263,26 @@ def test_to_be_asked_in_vain_is_no_sign_of_life(watch, worker, monkeypatch):
     for pause in watch.ask({0: process.pid}):
         time.sleep(pause)
     assert watch.look({0: process.pid}, at_once=True)["still"] >= before + 1
+
+
+@pytest.mark.parametrize(
+    ("ago", "moved"), [(0.0, True), (1.0, True), (600.0, False), (-60.0, False), ("?", False)]
+)
+def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved):
+    """One of NCCL within a node moves nothing else that is seen."""
+    process = worker(QUIET)
+    still = looks(watch, process, pause=0.5)[-1]["still"]
+    before = time.monotonic() - still
+    created = "?" if ago == "?" else time.time_ns() - int(ago * 1e9)
+    line = json.dumps({"entries": [{"time_created_ns": 1}, {"time_created_ns": created}]})
+    for pause in watch.ask({0: process.pid}):
+        with open(watch._files._records[0], "ab", closefd=False) as records:
+            records.write(f"{line}\n".encode())
+        time.sleep(pause)
+    for _ in range(2):
+        now = time.monotonic()
+        after = now - watch.look({0: process.pid}, at_once=True)["still"]
+        assert (after > before) == moved
 
 
 def test_evidence_of_programs_that_are_not_python(watch):

@@ -21,7 +21,7 @@ import time
 from typing import Any, NamedTuple
 
 from .connections import connections_of
-from .processes import STATE, VIRTUAL_MEMORY, io_of, queued, stat, status_of
+from .processes import NS, STATE, VIRTUAL_MEMORY, io_of, queued, stat, status_of
 from .site import _hpclaunch_progress as page
 from .stack_questions import (
     APART,
@@ -369,6 +369,8 @@ class ProgressWatch:
             }
         for rank, pid in pids.items():
             self._busy[rank] = wanted(work_of(pid)) - used[rank] >= SPUN * elapsed
+        begun = [last_begun(self._answer(rank, "entries")) for rank in pids]
+        self._moved_at = max([self._moved_at, *begun])
         left, since = deaf + forked, self._looked_at
         limit = since + FORKED
         while (left or self._are_answering()) and self._looked_at < min(limit, since + ANSWERING):
@@ -543,6 +545,19 @@ class SharedFiles:
             if isinstance(found, dict) and name in found:
                 return found
         return None
+
+
+def last_begun(records):
+    """When a worker has begun its last collective, as torch's recorder tells; 0.0 if it does not.
+
+    The recorder goes by the time of day. What is still to come then is of no use: that was set.
+    """
+    found = {} if records is None else records["entries"]
+    entries = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    times = [each.get("time_created_ns") for each in entries]
+    now = time.monotonic_ns()
+    began = max((t for t in times if isinstance(t, int)), default=0) - time.time_ns() + now
+    return began / NS if 0 < began <= now else 0.0
 
 
 def tree(pid):
