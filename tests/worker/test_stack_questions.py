@@ -126,6 +126,23 @@ waits()
     assert sum(" in __getitem__\n" in text for _, text in found["forked"]) == 1
 
 
+def test_the_main_thread_of_many(server, tmp_path):
+    """faulthandler writes the stacks of a hundred threads at most, and it comes last."""
+    text = """
+import threading
+def pool():
+    threading.Event().wait()
+def waits():
+    print("there", flush=True)
+    threading.Event().wait()
+for _ in range(120):
+    threading.Thread(target=pool, daemon=True).start()
+waits()
+"""
+    found = stacks_of(server, python(tmp_path, HEARS + text), tmp_path)
+    assert state_of(found).place == "train.py:9, waits"
+
+
 def test_the_process_that_trains_answers_for_a_launcher_of_the_scripts(server, tmp_path):
     text = """
 import time, torch

@@ -86,6 +86,8 @@ NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of th
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptor is not among the first, which scripts may count on.
 HIGH = (900, 200, 60)  # the first of these that the limit allows
+MOST_THREADS = 100  # of which faulthandler writes the stacks, the newest first
+MOST_FRAMES = 100  # of a stack, as faulthandler
 
 
 class ProgressSlot:
@@ -547,11 +549,27 @@ def _answer(server, _page, _slot, stacks, requests, records, faulthandler, field
                 with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
                     os.write(to, BEGUN)
                     faulthandler.dump_traceback(to, all_threads=True)
-                    os.write(to, WRITTEN)
+                    os.write(to, _left_out() + WRITTEN)
                 if asked == ENTRIES:
                     _append(server, records, recorded())
     except (OSError, RuntimeError):
         pass  # the fork server is gone, or there are too many open files
+
+
+def _left_out():
+    """The stack of the main thread, as faulthandler writes it, if it is too old to be among its."""
+    import threading
+
+    main: Any = threading.main_thread().ident
+    frame: Any = sys._current_frames().get(main)
+    if frame is None or len(sys._current_frames()) <= MOST_THREADS:
+        return b""
+    lines = [f"\nThread {main:#018x} (most recent call first):"]
+    while frame is not None and len(lines) <= MOST_FRAMES:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join([*lines, ""]).encode("ascii", "backslashreplace")
 
 
 def _append(server, file, text):
