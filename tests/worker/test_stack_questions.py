@@ -143,6 +143,20 @@ waits()
     assert state_of(found).place == "train.py:9, waits"
 
 
+def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):
+    text = """
+import os, torch
+lowest = os.dup(0)
+os.close(lowest)
+torch.optim.SGD([torch.ones(1)], lr=0.1)
+print("there", flush=True)
+input()
+print(os.dup(0) == lowest)
+"""
+    assert stacks_of(server, python(tmp_path, text), tmp_path)["records"] is not None
+    assert server.processes[0].communicate("\n")[0] == "True\n"
+
+
 def test_the_process_that_trains_answers_for_a_launcher_of_the_scripts(server, tmp_path):
     text = """
 import time, torch

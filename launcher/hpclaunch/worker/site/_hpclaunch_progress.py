@@ -84,8 +84,9 @@ MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
-# Our descriptor is not among the first, which scripts may count on.
-HIGH = (900, 200, 60)  # the first of these that the limit allows
+# Our descriptors are not among the first, which scripts may count on: the first of these that the
+# limit allows, for stacks and for requests.
+HIGH, HIGH_TOO = (900, 200, 60), (901, 201, 61)
 MOST_THREADS = 100  # of which faulthandler writes the stacks, the newest first
 MOST_FRAMES = 100  # of a stack, as faulthandler
 
@@ -505,7 +506,7 @@ def _print_stacks(server, stacks):
         return  # somebody's own
     faulthandler = _faulthandler()
     with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as fd:
-        high = dup_high(fd)
+        high = dup_high(fd, HIGH)
     faulthandler.register(SIGNAL, file=high, all_threads=True, chain=False)
 
 
@@ -519,8 +520,8 @@ def _faulthandler():
     return faulthandler
 
 
-def dup_high(fd):
-    for number in HIGH:
+def dup_high(fd, numbers):
+    for number in numbers:
         try:
             os.fstat(number)
         except OSError:  # it is free
@@ -540,18 +541,19 @@ def _answer(server, _page, _slot, stacks, requests, records, faulthandler, field
     _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals() - {SIGNAL, SIGNAL + 1})
     try:
         with Opened(server, requests, os.O_RDONLY) as fd:
-            since, fields[HEARER] = 0, _thread.get_native_id()
-            while asked := os.read(fd, 1):
-                if asked == ARRIVALS:
-                    text, since = arrived(since), time.monotonic_ns()
-                    _append(server, records, text)
-                    continue
-                with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
-                    os.write(to, BEGUN)
-                    faulthandler.dump_traceback(to, all_threads=True)
-                    os.write(to, _left_out() + WRITTEN)
-                if asked == ENTRIES:
-                    _append(server, records, recorded())
+            high = dup_high(fd, HIGH_TOO)
+        since, fields[HEARER] = 0, _thread.get_native_id()
+        while asked := os.read(high, 1):
+            if asked == ARRIVALS:
+                text, since = arrived(since), time.monotonic_ns()
+                _append(server, records, text)
+                continue
+            with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
+                os.write(to, BEGUN)
+                faulthandler.dump_traceback(to, all_threads=True)
+                os.write(to, _left_out() + WRITTEN)
+            if asked == ENTRIES:
+                _append(server, records, recorded())
     except (OSError, RuntimeError):
         pass  # the fork server is gone, or there are too many open files
 
