@@ -123,6 +123,14 @@ def test_steps_below_a_shell_script(server, tmp_path):
     assert server.told()[0::2] == (7, "end")
 
 
+def test_what_a_program_says_is_not_the_next_ones(server, tmp_path):
+    (tmp_path / "before.py").write_text("import hpclaunch.progress as it\nit.step(1200)")
+    inner = " ".join(python(tmp_path, MODEL + PLAIN))
+    server.run(["sh", "-c", f"{sys.executable} before.py; {inner}; exit 0"], tmp_path)
+    steps, _, _, number = server.told()
+    assert (steps, number) == (7, 0)
+
+
 def test_a_skipped_step_is_a_sign_of_life(server, tmp_path):
     text = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -172,7 +172,7 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                for field in (ENTERED, HEARER, MAKES):
+                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES):
                     os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
