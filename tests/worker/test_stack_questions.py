@@ -194,6 +194,7 @@ def test_a_handler_that_was_there_before_stays_and_is_not_called(server, tmp_pat
     [
         "os.closerange(3, 4096)",
         f"import faulthandler; faulthandler.unregister({SIGNAL})",
+        f"import signal; assert not signal.signal({SIGNAL}, lambda *_: os._exit(1))",
         "os.dup2(os.open('mine', os.O_WRONLY | os.O_CREAT), 900)",
     ],
 )
