@@ -115,6 +115,19 @@ def test_the_one_that_is_in_another_place_than_most():
     assert judged(elsewhere(0, "a.py:1, f"), elsewhere(2)).culprits == ()
 
 
+def test_where_all_are_if_none_stands_out():
+    found = judged(*(elsewhere(rank) for rank in range(3)))
+    assert found.culprits == ()
+    assert found.lines == ("ranks 0-2 on n1 are in loader.py:88, next_batch",)
+    found = judged(elsewhere(0, "a.py:1, f"), elsewhere(1), RankState(4))
+    assert found.culprits == ()
+    assert found.lines == (
+        "rank 0 on n1 is in a.py:1, f",
+        "rank 1 on n1 is in loader.py:88, next_batch",
+        "rank 4 on n2 did not tell where it is",
+    )
+
+
 def test_a_single_rank_is_at_fault_itself():
     found = judged(elsewhere(0))
     assert found.culprits == (0,)

@@ -42,19 +42,20 @@ def judge(
     lines = [
         f"{_ranks(those)} {_wait(those)}" for those in _alike(waiters, lambda state: state.waits)
     ]
-    if at_fault:
-        for those in _alike(at_fault, lambda state: (state.waits, state.place, state.state)):
-            does = _does(those, awaited=bool(waiters))
-            lines.append(f"{_ranks(those)} on {_hosts(those, host)} {does}")
-    elif waiters and ended:
-        gone = [RankState(rank) for rank in sorted(ended)]
-        has = "have" if len(gone) > 1 else "has"
-        lines.append(f"{_ranks(gone)} on {_hosts(gone, host)} {has} ended")
-        known = set(ended)
-    elif len({state.waits for state in waiters}) > 1:
-        lines.append("they wait for one another, in different collectives")
-    elif waiters:
-        lines.append("all have begun it: a network that loses data, or a fault of the backend")
+    shown = at_fault if at_fault or waiters else states.values()  # of all if none stands out
+    for those in _alike(shown, lambda state: (state.waits, state.place, state.state)):
+        does = _does(those, awaited=bool(waiters))
+        lines.append(f"{_ranks(those)} on {_hosts(those, host)} {does}")
+    if waiters and not at_fault:
+        if ended:
+            gone = [RankState(rank) for rank in sorted(ended)]
+            has = "have" if len(gone) > 1 else "has"
+            lines.append(f"{_ranks(gone)} on {_hosts(gone, host)} {has} ended")
+            known = set(ended)
+        elif len({state.waits for state in waiters}) > 1:
+            lines.append("they wait for one another, in different collectives")
+        else:
+            lines.append("all have begun it: a network that loses data, or a fault of the backend")
     return Judgement(
         culprits=tuple(sorted(known)),
         lines=tuple(lines),
