@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from random import Random
 
 import psutil
 import pytest
@@ -371,6 +372,29 @@ def test_a_number_that_a_module_draws_after_the_script_has_seeded(client, packag
     first = client.round(learn=True)
     assert "which the script has seeded" in client.until("passed-over")["why"]
     assert client.round() == first
+
+
+def test_generators_that_modules_make_for_themselves(client, packages):
+    (packages / "drawing.py").write_text(
+        "import random\n"
+        "ids, seeded, again = random.Random(), random.Random(7), random.Random()\n"
+        "again.seed(7)\n"
+    )
+    client.prepare(
+        "import random, sys\n"
+        "print('drawing' in sys.modules, random.Random.seed.__name__)\n"
+        "import drawing\n"
+        "print(drawing.ids.random(), drawing.seeded.random(), drawing.again.random())\n",
+        env={"PYTHONPATH": f"{SITE}:{packages}"},
+    )
+    client.ready()
+    client.round(learn=True)
+    client.until("renewed")
+    drawn = client.round(workers=3) + client.round()
+    assert {line.splitlines()[0] for line in drawn} == {"True seed"}
+    numbers = [line.splitlines()[1].split() for line in drawn]
+    assert len({number for number, _, _ in numbers}) == 4
+    assert {number for _, *others in numbers for number in others} == {f"{Random(7).random()}"}
 
 
 def test_modules_of_the_scripts_own_are_not_learned(client):

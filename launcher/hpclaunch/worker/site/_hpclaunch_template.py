@@ -101,6 +101,7 @@ class Template:
         self.env = {}  # with which this process was started
         self.own = frozenset()  # type: ignore[var-annotated]
         self.blocked = ()
+        self.unseeded = None
         self.came: list[int] = []  # descriptors for the next requests
         # The words of the command line up to the script, which every worker has in common.
         self.words = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1]
@@ -160,6 +161,7 @@ class Template:
             if is_traced():
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
+            self.unseeded = Unseeded()
             import_torch()
             self.take_name()
             self.check("torch")
@@ -346,6 +348,34 @@ class Template:
             os._exit(1)
 
 
+class Unseeded:
+    """Generators of random numbers that modules have made for themselves, such as for the ids of
+    runs or of cached files, which must not be the same in two workers."""
+
+    def __init__(self):
+        import random
+        import weakref
+
+        self.kind = random.Random
+        self.seed = seed = random.Random.seed
+        self.known = known = weakref.WeakValueDictionary()  # type: ignore[var-annotated]
+
+        def noting(generator, a=None, version=2):
+            seed(generator, a, version)
+            if a is None:
+                known[id(generator)] = generator
+            else:
+                known.pop(id(generator), None)
+
+        self.kind.seed = noting  # type: ignore[method-assign]
+
+    def renew(self):
+        """In a worker, which has the function as it was."""
+        self.kind.seed = self.seed  # type: ignore[method-assign]
+        for generator in [*self.known.values()]:
+            generator.seed()
+
+
 def import_torch():
     try:
         import torch.distributed  # noqa: F401
@@ -408,6 +438,7 @@ def become(template, brood, worker, env, lesson):
     sys.orig_argv[:] = worker["argv"]
     sys.argv[1:] = worker["argv"][len(template.words) :]
     forget()
+    template.unseeded.renew()
     _hpclaunch_hooks.keep_writing()
     _hpclaunch_hooks.progress.begin()
     if lesson is not None:
