@@ -397,6 +397,20 @@ def test_generators_that_modules_make_for_themselves(client, packages):
     assert {number for _, *others in numbers for number in others} == {f"{Random(7).random()}"}
 
 
+def test_functions_that_are_noted_can_be_pickled(client):
+    """As what a DataLoader's worker is to begin with, if it is spawned."""
+    client.prepare(
+        "import copy, os, pickle, random, numpy, torch\n"
+        "seeds = torch.manual_seed, torch.random.manual_seed, numpy.random.seed, random.seed\n"
+        "assert seeds[0] is seeds[1]\n"
+        "for seed in seeds:\n"
+        "    print(copy.deepcopy(seed).__name__, pickle.loads(pickle.dumps(seed)).__name__)\n"
+        "pickle.loads(pickle.dumps(os.putenv))('HERE', '1')\n"
+    )
+    (told,) = client.ready().round(learn=True)
+    assert told.splitlines() == 2 * ["manual_seed manual_seed"] + 2 * ["seed seed"]
+
+
 def test_modules_of_the_scripts_own_are_not_learned(client):
     """They may have changed when it is started the next time."""
     client.prepare("import sys\nprint('own' in sys.modules)\nimport own, wave\n")

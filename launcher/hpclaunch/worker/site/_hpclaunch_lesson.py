@@ -11,6 +11,7 @@ nothing.
 
 import atexit
 import functools
+import importlib
 import json
 import os
 import sys
@@ -52,13 +53,8 @@ class Telling:
         function = getattr(module, name, None)
         if function is None:
             return
-
-        @functools.wraps(function)
-        def ours(*args, **kwargs):
-            result = function(*args, **kwargs)
-            noting(*args)
-            return result
-
+        known = [ours for _, _, replaced, ours in self.replaced if replaced is function]
+        ours = known[0] if known else NotedFunction(module, name, function, noting)
         setattr(module, name, ours)
         self.replaced.append((module, name, function, ours))
 
@@ -123,6 +119,34 @@ class Telling:
                     steps.append(["import", name, "" if "." in name else origin])
             steps += lasting(changes.pop(name, ()), self.environ)
         return steps
+
+
+class NotedFunction:
+    """A function that notes its calls. To a process that gets it by pickle, as DataLoader's workers
+    get what they are to begin with, it is the function that has its name there."""
+
+    def __init__(self, module, name, function, noting):
+        functools.update_wrapper(self, function)
+        self.place = getattr, (ModuleByName(module.__name__), name)
+        self.noting = noting
+
+    def __call__(self, *args, **kwargs):
+        result = self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]
+        self.noting(*args)
+        return result
+
+    def __reduce__(self):
+        return self.place
+
+
+class ModuleByName:
+    """A module, for pickle."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __reduce__(self):
+        return importlib.import_module, (self.name,)
 
 
 def lasting(changes, environ):
