@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import termios
 from contextlib import contextmanager
 
 import pytest
@@ -159,10 +160,12 @@ def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
         assert one.ends()[0] == other.ends()[0] == 0
 
 
-def test_top_on_a_terminal(tmp_path):
+@pytest.mark.parametrize("code", [0, 143], ids=["q", "SIGTERM"])
+def test_top_on_a_terminal(tmp_path, code):
     with stepping(tmp_path, "--nproc", 2) as run:
         name = run.until_told()["name"]
         ours, theirs = os.openpty()
+        before = termios.tcgetattr(theirs)
         os.set_blocking(ours, False)
         env = environment() | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
         command = [HPCLAUNCH, "top", name]
@@ -182,9 +185,15 @@ def test_top_on_a_terminal(tmp_path):
             os.write(ours, b"r")
             until(lambda: says("n nodes"))
             os.write(ours, b"/x\x1b")
-            os.write(ours, b"q")
+            if code:
+                top.terminate()
+            else:
+                os.write(ours, b"q")
             until(lambda: says("") and top.poll() is not None)
-            assert top.returncode == 0, top.stderr.read()
+            assert top.returncode == code, top.stderr.read()
+        assert termios.tcgetattr(theirs) == before
+        says("")
+        assert text.rindex("\x1b[?1049l") > text.rindex("\x1b[?1049h")  # the screen of before
         os.close(ours)
         os.close(theirs)
         assert run.ends()[0] == 0

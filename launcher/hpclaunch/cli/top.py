@@ -12,11 +12,12 @@ import argparse
 import contextlib
 import os
 import select
+import signal
 import sys
 import termios
 import tty
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
@@ -56,11 +57,16 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if not (sys.stdin and sys.stdin.isatty() and status.draws(environ)):
             return status.watch(options.job, environ)
         found = launches.find(options.job, environ)
+        signal.signal(signal.SIGTERM, _leave)  # else the terminal would stay as it is meanwhile
         with _keys_at_once():
             _show(found, environ)
     except launches.NoLaunchError as e:
         raise UsageError(str(e)) from e
     return 0
+
+
+def _leave(signum: int, _frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
 
 
 @contextlib.contextmanager
