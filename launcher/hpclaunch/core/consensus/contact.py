@@ -47,7 +47,7 @@ class Acknowledged:
     def __init__(self) -> None:
         # When we sent the newest message that was answered; None before the first answer.
         self.lease_start: float | None = None
-        self.first_sent_at = math.inf
+        self.first_sent_at = math.inf  # none was
         self.last_sent_at = -math.inf
         self._unanswered: deque[tuple[int, float]] = deque(maxlen=64)  # serial number, when sent
 

@@ -28,6 +28,8 @@ class LeaderLease:
         presences: Sequence[Presence],  # by agent; our own is never read
         configuration: Configuration | None = None,
         tenure: int = 0,  # the term in which this head began
+        *,
+        anew: bool = False,  # this agent was started in the place of one that may have led before
     ) -> None:
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
         self.configuration = configuration or Configuration(0, voters(me, rotation.agents))
@@ -35,7 +37,11 @@ class LeaderLease:
         self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
-        self._is_first_head = configuration is None
+        # Whether no other head can have been elected so far: this one has led from the start on,
+        # never without a lease. So who has no configuration can have followed nobody else.
+        self._is_only_head = configuration is None and not anew
+        self._is_anew = anew  # then it has asked the others before it begins
+        self._has_begun = False
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
 
@@ -50,9 +56,12 @@ class LeaderLease:
         if self.is_alone:
             self.until = math.inf
             return None
+        if self._has_begun and not self.holds(now):
+            self._is_only_head = False
+        self._has_begun = True
 
         def lease_start(agent: int) -> float:
-            return now if agent == self.me else min(now, self._lease_start(agent))
+            return now if agent == self.me else min(now, self._lease_start(agent, now))
 
         others = (self._presences[agent] for agent in self.rotation.agents if agent != self.me)
         if all(other.is_dead for other in others):
@@ -92,21 +101,30 @@ class LeaderLease:
             return 0.0
         return max(0.0, min(self.timing.loss - self.timing.killing, self.until - now))
 
-    def _lease_start(self, agent: int) -> float:
+    def _lease_start(self, agent: int, now: float) -> float:
         """Return from when the agent's vote lease for us is counted: `-inf` if it has given us
-        none, `inf` if it can never vote for another head.
+        none, `inf` if it can follow no other head.
+
+        One that comes without a configuration is bound by the first order that it hears. If that
+        can only be ours, it counts from when we sent that. If not, it may stand where another did
+        that has given its vote lease to another head: it counts once that is over.
         """
         other = self._presences[agent]
-        if other.state is PeerState.DEAD_IN_LEASE or self._cannot_vote(other):
+        if other.state is PeerState.DEAD_IN_LEASE or self._is_unbound(other):
             return math.inf
-        start = other.answered.lease_start
-        if start is None and self._is_first_head and not other.is_voter:
-            start = other.answered.first_sent_at  # it had no vote before that order
-        return -math.inf if start is None or not self.is_followed_by(other) else start
+        start, came_at = other.answered.lease_start, other.came_at
+        if start is None and self._is_only_head and other.is_first and came_at > -math.inf:
+            start = other.answered.first_sent_at
+        if start is None or not self.is_followed_by(other):
+            return -math.inf
+        is_settled = self._is_only_head or self._is_anew or now >= came_at + self.timing.vote_lease
+        return start if is_settled else -math.inf
 
-    def _cannot_vote(self, other: Presence) -> bool:
-        """Whether no head has ever sent the agent a configuration: without one, it has no vote."""
-        return self._is_first_head and other.term < 0
+    def _is_unbound(self, other: Presence) -> bool:
+        """Whether no head has ever sent the agent a configuration: it has no vote, and follows
+        nobody.
+        """
+        return self._is_only_head and other.term < 0
 
     def is_of_ours(self, term: int) -> bool:
         """Whether an agent that follows the head of this term follows us. The same agent may have
@@ -167,7 +185,7 @@ class LeaderLease:
 
         def has_it(agent: int) -> bool:
             other = self._presences[agent]
-            no_vote = other.is_dead or self._cannot_vote(other)  # so it needs no configuration
+            no_vote = other.is_dead or self._is_unbound(other)  # so it needs no configuration
             return agent in self._up_to_date or no_vote
 
         if replaces_old(self.configuration, has_it, self.dead_head):
@@ -178,4 +196,4 @@ class LeaderLease:
         """Return the voters whose vote leases are over, so that they may follow another head."""
         before = now - self.timing.vote_lease
         others = sorted(self.configuration.agents - {self.me})
-        return [agent for agent in others if self._lease_start(agent) <= before]
+        return [agent for agent in others if self._lease_start(agent, now) <= before]

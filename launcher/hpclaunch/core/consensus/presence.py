@@ -58,7 +58,11 @@ class Presence:
         self.state = PeerState.UNHEARD
         self.why = ""
         self.term = -1  # the newest term whose head it has followed
-        self.is_voter = False  # it, or another in its place, has had a configuration of some head
+        # When it was heard first, if it had no configuration then, and so has followed nobody; -inf
+        # if it had one, or was not heard yet.
+        self.came_at = -math.inf
+        self._is_known = False
+        self.is_first = True  # no other agent was in its place before, as far as is known
         self.contact = Contact()
         self.answered = Acknowledged()  # which of our orders it has answered
         self._unanswered_since = math.inf
@@ -85,7 +89,9 @@ class Presence:
         """
         self.contact.hear(now)
         self.term = term
-        self.is_voter |= version >= 0
+        if not self._is_known and version < 0:
+            self.came_at = now
+        self._is_known = True
         news = answers is not None and self.answered.hear(answers)
         if self.state in (PeerState.UNHEARD, PeerState.EXPECTED) or (
             news and self.state is PeerState.UNANSWERED
@@ -100,7 +106,7 @@ class Presence:
     def start_anew(self) -> None:
         """A new agent was started in this place. What the last one said no longer holds."""
         self.contact, self.answered = Contact(), Acknowledged()
-        self.is_voter = True  # the last one may have been, for another head
+        self.came_at, self._is_known, self.is_first = -math.inf, False, False
 
     def come_back(self) -> None:
         """The agent was given up, and is taken back."""

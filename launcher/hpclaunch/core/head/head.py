@@ -88,7 +88,9 @@ class Head:
         self.verdict: Verdict | None = None
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
-        self.lease = LeaderLease(self.rotation, job.timing, me, presences, configuration, term)
+        self.lease = LeaderLease(
+            self.rotation, job.timing, me, presences, configuration, term, anew=anew
+        )
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
         self._hangs = HangWatch(job.timing)
