@@ -11,6 +11,7 @@ from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import Configuration, voters
+from hpclaunch.core.protocol.model import Heads
 
 
 def test_an_answer_to_an_earlier_tenure_is_none_to_this_one():
@@ -81,9 +82,15 @@ def test_once_the_lease_was_over_another_head_may_have_been_elected():
     one.answered.send(1, 9.0)
     assert one.answered.hear(1)
     lease.renew(9.5)
-    assert lease.until == -math.inf
-    lease.renew(13.5)
     assert lease.until == 13.25
+
+
+def test_who_comes_without_slurm_knows_of_the_first_head_only():
+    """A machine that stood still while it waited for others goes on to wait."""
+    lease, _ = leading(heads=Heads.ONCE_MET)
+    for now in (0.0, 60.0):
+        lease.renew(now)
+        assert lease.holds(now)
 
 
 def test_who_stands_where_another_did_counts_after_a_vote_lease():

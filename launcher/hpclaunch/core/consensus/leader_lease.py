@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..protocol.configuration import Configuration, Record, voters
+from ..protocol.model import Heads
 from ..protocol.timing import Timing
 from .presence import PeerState, Presence
 from .quorum import replaces_old, supported_since
@@ -29,6 +30,7 @@ class LeaderLease:
         configuration: Configuration | None = None,
         tenure: int = 0,  # the term in which this head began
         *,
+        heads: Heads = Heads.ANY,
         anew: bool = False,  # this agent was started in the place of one that may have led before
     ) -> None:
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
@@ -37,10 +39,12 @@ class LeaderLease:
         self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
-        # Whether no other head can have been elected so far: this one has led from the start on,
-        # never without a lease. So who has no configuration can have followed nobody else.
+        # Whether who comes without a configuration can have followed nobody else. No other head can
+        # have been elected so far, since this one has led from the start on, never without a lease;
+        # or those who come know of this one only.
         self._is_only_head = configuration is None and not anew
-        self._is_anew = anew  # then it has asked the others before it begins
+        self._finds_others = heads is Heads.ANY
+        self._was_elected = configuration is not None
         self._has_begun = False
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
@@ -56,7 +60,7 @@ class LeaderLease:
         if self.is_alone:
             self.until = math.inf
             return None
-        if self._has_begun and not self.holds(now):
+        if self._has_begun and self._finds_others and not self.holds(now):
             self._is_only_head = False
         self._has_begun = True
 
@@ -106,8 +110,8 @@ class LeaderLease:
         none, `inf` if it can follow no other head.
 
         One that comes without a configuration is bound by the first order that it hears. If that
-        can only be ours, it counts from when we sent that. If not, it may stand where another did
-        that has given its vote lease to another head: it counts once that is over.
+        can only be ours, it counts from when we sent that. If we were elected, it may stand where
+        another did that has given its vote lease to the head before: it counts once that is over.
         """
         other = self._presences[agent]
         if other.state is PeerState.DEAD_IN_LEASE or self._is_unbound(other):
@@ -117,7 +121,7 @@ class LeaderLease:
             start = other.answered.first_sent_at
         if start is None or not self.is_followed_by(other):
             return -math.inf
-        is_settled = self._is_only_head or self._is_anew or now >= came_at + self.timing.vote_lease
+        is_settled = not self._was_elected or now >= came_at + self.timing.vote_lease
         return start if is_settled else -math.inf
 
     def _is_unbound(self, other: Presence) -> bool:

@@ -89,7 +89,9 @@ class Head:
         self.roster = Roster(job, me)
         presences = [peer.presence for peer in self.roster]
         self.lease = LeaderLease(
-            self.rotation, job.timing, me, presences, configuration, term, anew=anew
+            *(self.rotation, job.timing, me, presences, configuration, term),
+            heads=job.heads,
+            anew=anew,
         )
         self.losses = LossDetector(self.roster, job.timing)
         self.growth = Growth(job, self.roster)
