@@ -28,7 +28,7 @@ class LeaderLease:
         me: int,
         presences: Sequence[Presence],  # by agent; our own is never read
         configuration: Configuration | None = None,
-        tenure: int = 0,  # the term in which this head began
+        tenure: int = 0,  # the term in which this head began; 0 if it was not elected
         *,
         heads: Heads = Heads.ANY,
         anew: bool = False,  # this agent was started in the place of one that may have led before
@@ -42,9 +42,8 @@ class LeaderLease:
         # Whether who comes without a configuration can have followed nobody else. No other head can
         # have been elected so far, since this one has led from the start on, never without a lease;
         # or those who come know of this one only.
-        self._is_only_head = configuration is None and not anew
+        self._is_only_head = tenure == 0 and not anew
         self._finds_others = heads is Heads.ANY
-        self._was_elected = configuration is not None
         self._has_begun = False
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
@@ -121,7 +120,7 @@ class LeaderLease:
             start = other.answered.first_sent_at
         if start is None or not self.is_followed_by(other):
             return -math.inf
-        is_settled = not self._was_elected or now >= came_at + self.timing.vote_lease
+        is_settled = self.tenure == 0 or now >= came_at + self.timing.vote_lease
         return start if is_settled else -math.inf
 
     def _is_unbound(self, other: Presence) -> bool:
