@@ -81,12 +81,12 @@ def load():
 
 
 def test_a_message_that_is_longer_than_the_last_lines(tmp_path):
-    file = tmp_path / "rank-3.error.json"
+    file = tmp_path / "rank-3.err"
     try:
         load()
     except RuntimeError as e:
         trace = {"message": f"RuntimeError: {e}", "extraInfo": {"py_callstack": format_exc()}}
-        file.write_text(json.dumps({"message": trace}))
+        file.with_suffix(".error.json").write_text(json.dumps({"message": trace}))
     last = "\n".join(LONG.splitlines()[-12:])
     first, file_, code, *rest = with_beginning(last, file).splitlines()
     assert (first, code) == ("Traceback (most recent call last):", "    load()")
@@ -113,13 +113,13 @@ def test_a_message_that_is_longer_than_the_last_lines(tmp_path):
     ],
 )
 def test_the_last_lines_are_left_as_they_are(tmp_path, content):
-    file = tmp_path / "rank-3.error.json"
+    file = tmp_path / "rank-3.err"
     if content is not None:
-        file.write_text(content)
+        file.with_suffix(".error.json").write_text(content)
     assert with_beginning("Traceback\nValueError: no", file) == "Traceback\nValueError: no"
 
 
 def test_a_message_without_a_traceback(tmp_path):
-    file = tmp_path / "rank-3.error.json"
-    file.write_text('{"message": {"message": "ValueError: no"}}')
+    file = tmp_path / "rank-3.err"
+    file.with_suffix(".error.json").write_text('{"message": {"message": "ValueError: no"}}')
     assert with_beginning("bye", file).splitlines()[1] == "ValueError: no"

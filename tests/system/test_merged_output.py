@@ -63,6 +63,7 @@ def two_nodes(launch):
     launch.write(0, 1, 1, "b\n", 102)
     launch.write(0, 0, 0, "c\n", 103, kind="err")
     launch.write(0, 1, 1, "d\n", 104)
+    launch.file(0, "rank-1.err").touch()
 
 
 def test_lines_of_two_nodes_by_time(launch):
@@ -75,6 +76,14 @@ def test_lines_of_two_nodes_by_time(launch):
         (104.0, 1, b"d"),
     ]
     assert {line.begun.host for line in found if line.rank == 1} == {"n2"}
+
+
+def test_a_file_of_both_streams_counts_as_standard_error(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "both\n", 101)
+    launch.write(0, 0, 1, "out\n", 102)
+    launch.file(0, "rank-1.err").touch()
+    assert words(lines(launch, errors_only=True)) == ["both"]
 
 
 @pytest.mark.parametrize(

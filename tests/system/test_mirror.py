@@ -72,6 +72,16 @@ def test_lines_come_whole_and_in_order(mirror, tmp_path):
     assert screen.data == b"one\ntwo\n10%\r20%\r"
 
 
+def test_a_file_that_was_emptied_is_shown_from_its_beginning(mirror, tmp_path):
+    path, screen = tmp_path / "rank-0.out", Screen()
+    mirror.follow(path, Tap(screen))
+    append(path, b"one\ntwo\n")
+    mirror.wake(1.0)
+    path.write_bytes(b"three\n")
+    mirror.wake(1.3)
+    assert screen.data == b"one\ntwo\nthree\n"
+
+
 def test_a_line_without_an_end_is_shown_a_little_later(mirror, tmp_path):
     path, screen = tmp_path / "rank-0.out", Screen()
     mirror.follow(path, Tap(screen))

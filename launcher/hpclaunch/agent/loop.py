@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +538,7 @@ class Agent:
         self.round_dir = directory
         pipes = self.sharing.directories
         crew = workers_of(part, self.config, self.environ, self.round_dir, pipes)
+        crew = replace(crew, workers=self.output.in_one_file(part, crew.workers))
         number = self._next_number()
         self._starting = (number, part, crew)
         errors = [worker.env[error_file.VARIABLE] for worker in crew.workers]
@@ -558,6 +560,7 @@ class Agent:
             progress=self.config.progress,
             terminals=self.output.terminals(part),
             size=self.output.size,
+            pipes=self.config.command[0] != self.config.python,
         )
         self._note("binding", crew.placed)
 

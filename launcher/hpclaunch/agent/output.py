@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Output:
         self._launch = launch
         self._label = label
         self._host = harmless(host)
+        self._one_console = _is_same(1, 2)
         self._shown: dict[str, Any] | None = None  # the request of the round that is shown
         self._replaced = 0
 
@@ -53,6 +55,20 @@ class Output:
                 shown = self._streams.shown(part.first_local_rank + offset, stream)
                 if shown is Shown.PLAIN and os.isatty(console):
                     found.setdefault(part.first_rank + offset, []).append(kind)
+        return found
+
+    def in_one_file(self, part: Assignment, workers: Sequence[Worker]) -> list[Worker]:
+        """Return the workers, with one file for both streams where the user sees both in one place.
+
+        Only a single file keeps the order in which a worker writes to its two streams.
+        """
+        if not self._one_console or any(map(self._streams.filters, CONSOLES)):
+            return [*workers]
+        found = []
+        for local_rank, worker in enumerate(workers, start=part.first_local_rank):
+            out, err = (self._streams.shown(local_rank, stream) for stream in CONSOLES)
+            is_one = out is err and out is not Shown.HIDDEN
+            found.append(replace(worker, err=worker.out) if is_one else worker)
         return found
 
     @property
@@ -86,6 +102,8 @@ class Output:
             matches = str(directory / f"filtered-agent-{self._label}.{kind}") if needles else ""
             duplicates += [matches] if needles else []
             for worker in workers:
+                if stream is Std.ERR and worker.err == worker.out:
+                    continue
                 local_rank = part.first_local_rank + worker.rank - part.first_rank
                 name = streams.prefix(
                     role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
@@ -124,3 +142,11 @@ class Output:
     def say(self, text: str) -> None:
         """A line to the user, after all that the workers have written so far."""
         self.service.say(text)
+
+
+def _is_same(first: int, second: int) -> bool:
+    """Return whether two descriptors lead to the same file, pipe or terminal."""
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:  # one of them is closed
+        return False

@@ -17,7 +17,7 @@ blocked.
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
         "out", "err", "cpus"}, ...],                   "signal": S, "oom": BOOL}
         "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
-        "size": [ROWS, COLUMNS]}
+        "size": [ROWS, COLUMNS], "pipes": BOOL}
     {"op": "resize", "size": [ROWS, COLUMNS]}
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
@@ -232,13 +232,13 @@ class ForkServer:
     def on_listen(self, loopback):
         self.tell("listening", port=self.store.listen(loopback))
 
-    def on_start(self, workers, env, store, peers, warm, learn, progress, terminals, size):
+    def on_start(self, workers, env, store, peers, warm, learn, progress, terminals, size, pipes):
         self.store.begin(store, peers)
         self.progress.begin(workers, told=progress)
         self.sampler.begin()
         self.memory_kills.begin()
         had = self.terminals.pid
-        self.terminals.give(workers, terminals, size)
+        self.terminals.give(workers, terminals, size, pipes=pipes)
         if self.terminals.pid != had:
             self.tell("copier", pid=self.terminals.pid)
         self.running, self.warm, self.curious = True, warm, learn

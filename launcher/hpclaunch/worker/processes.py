@@ -145,7 +145,10 @@ def exit_code(status):
 
 
 def append_to(path):
-    """Open a worker's stream: a file, or a terminal, which must not become its controlling one."""
+    """Open a worker's stream: a file, a terminal, which must not become its controlling one, or the
+    descriptor of a pipe."""
+    if isinstance(path, int):
+        return os.dup(path)
     if path.startswith("/dev/pts/"):
         return os.open(path, os.O_RDWR | os.O_NOCTTY)
     return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -199,8 +202,8 @@ class Spawner:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
-            os.dup2(out if isinstance(out, int) else append_to(out), 1)
-            os.dup2(err if isinstance(err, int) else append_to(err), 2)
+            os.dup2(append_to(out), 1)
+            os.dup2(append_to(err), 2)
             signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
             for s, handler in self.handlers.items():
                 signal.signal(s, handler)

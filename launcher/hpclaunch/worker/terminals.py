@@ -1,10 +1,12 @@
-"""Terminals for workers whose output the user watches on a terminal: a script that asks whether it
-writes to one, and how wide it is, gets the same answer as without a launcher.
+"""Workers' streams that are no files: terminals and pipes.
 
-A worker's stream is then a pseudo-terminal, and a separate process, the copier, copies what is
-written there to the worker's file, byte by byte. The copier depends on nobody: a stopped launcher
-holds up no worker, and what is in a terminal when the launcher or the fork server is killed still
-reaches the file. It ends once all terminals are closed.
+A worker whose output the user watches on a terminal has a pseudo-terminal: a script that asks
+whether it writes to one, and how wide it is, gets the same answer as without a launcher. A program
+that is not Python has pipes: shell scripts open /dev/stderr for writing, which would empty a file.
+
+A separate process, the copier, copies what is written there to the worker's file, byte by byte. The
+copier depends on nobody: a stopped launcher holds up no worker, and what is in a stream when the
+launcher or the fork server is killed still reaches the file. It ends once all streams are closed.
 """
 
 import contextlib
@@ -19,31 +21,51 @@ from .json_lines import JsonLines
 from .private_files import open_file
 
 CHUNK = 1 << 16
-MOST = 1 << 20  # bytes copied from one terminal at a flush: more than it holds
+MOST = 1 << 20  # bytes copied from one stream at a flush: more than it holds
 LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
 
 
 class Terminals:
-    """The fork server's side. A worker's terminals stay open here until it has ended."""
+    """The fork server's side. A worker's streams stay open here until it has ended."""
 
     def __init__(self):
         self.pid = 0  # of the process that copies
         self._channel: Any = None
-        self._open = {}  # rank -> our descriptors of its terminals
+        self._open = {}  # rank -> our descriptors of its streams
 
     def fileno(self):
         """Readable once a flush is done, or the process that copies is gone; -1 without one."""
         return -1 if self._channel is None else self._channel.fileno()
 
-    def give(self, workers, wanted, size):
-        """Terminals in place of files: `wanted` has "out", "err" or both for a rank, and `size` is
-        (rows, columns)."""
+    def give(self, workers, wanted, size, *, pipes):
+        """Replace files by terminals: `wanted` has "out", "err" or both for a rank, and `size` is
+        (rows, columns). With `pipes`, replace all others by pipes."""
         for worker in workers:
-            for kind in wanted.get(str(worker["rank"]), ()):
-                with contextlib.suppress(OSError):  # no terminal to be had: the file remains
-                    worker[kind] = self._open_one(worker["rank"], worker[kind], size)
+            rank, streams = worker["rank"], {}  # by their files: both may have the same one
+            for kind in ("out", "err"):
+                file = worker[kind]
+                with contextlib.suppress(OSError):  # there are too many: the file remains
+                    if file not in streams and kind in wanted.get(str(rank), ()):
+                        streams[file] = self._open_terminal(rank, file, size)
+                    elif file not in streams and pipes:
+                        streams[file] = self._open_pipe(rank, file)
+                worker[kind] = streams.get(file, file)
 
-    def _open_one(self, rank, file, size):
+    def _open_pipe(self, rank, file):
+        """Return the descriptor to write to."""
+        ours, theirs = os.pipe()
+        try:
+            self._ask([ours], file=file)
+        except BaseException:
+            os.close(theirs)
+            raise
+        finally:
+            os.close(ours)
+        self._open.setdefault(rank, []).append(theirs)
+        return theirs
+
+    def _open_terminal(self, rank, file, size):
+        """Return its name."""
         import termios
 
         ours, theirs = os.openpty()
@@ -64,11 +86,11 @@ class Terminals:
         return name
 
     def resize(self, size):
-        """Returns the ranks that have terminals."""
-        for fds in self._open.values():
-            for fd in fds:
-                _set_size(fd, size)
-        return self._open.keys()
+        """Set the size of all terminals; return the ranks that have some."""
+        terminals = [(rank, fd) for rank, fds in self._open.items() for fd in fds if os.isatty(fd)]
+        for _, fd in terminals:
+            _set_size(fd, size)
+        return {rank for rank, _ in terminals}
 
     def flush(self, rank=None):
         """Have all that was written so far copied to the files; True if that is to be waited for.
@@ -94,7 +116,7 @@ class Terminals:
             return None
 
     def close(self):
-        """No more requests. What is still in the terminals is copied all the same."""
+        """Make no further requests. What is still in the streams is copied all the same."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
@@ -139,18 +161,18 @@ def _become_copier(channel):
 
 
 class Copier:
-    """Copies from terminals to files, until there are no terminals and no fork server left."""
+    """Copies from streams to files, until there are no streams and no fork server left."""
 
     def __init__(self, channel):
         self._channel: Any = JsonLines(channel)  # None once the fork server is gone
-        self._files = {}  # our end of a terminal -> the file
+        self._files = {}  # our end of a stream -> the file
         self._end = None  # of this process at the latest, once the fork server is gone
 
     def run(self):
         while self._channel is not None or self._files:
             ready = self._wait()
-            for terminal in [fd for fd in self._files if fd in ready]:
-                self._copy(terminal, CHUNK)
+            for stream in [fd for fd in self._files if fd in ready]:
+                self._copy(stream, CHUNK)
             if self._channel is not None and self._channel.fileno() in ready:
                 try:
                     for request in self._channel.receive():
@@ -171,30 +193,30 @@ class Copier:
 
     def _do(self, request):
         if "file" in request:
-            terminal = self._channel.descriptors.pop(0)
-            os.set_blocking(terminal, False)
+            stream = self._channel.descriptors.pop(0)
+            os.set_blocking(stream, False)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._files[terminal] = open_file(request["file"], flags)
+            self._files[stream] = open_file(request["file"], flags)
             return
-        for terminal in [*self._files]:
-            self._copy(terminal, MOST)
+        for stream in [*self._files]:
+            self._copy(stream, MOST)
         with contextlib.suppress(OSError):
             self._channel.send({"flushed": True})
 
-    def _copy(self, terminal, most):
+    def _copy(self, stream, most):
         """At most so many bytes. What cannot be written to the file is lost: nobody waits."""
         while most > 0:
             try:
-                data = os.read(terminal, CHUNK)
+                data = os.read(stream, CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # no process has it open any more
+            except OSError:  # a terminal that no process has open any more
                 data = b""
             if not data:
-                os.close(terminal)
-                os.close(self._files.pop(terminal))
+                os.close(stream)
+                os.close(self._files.pop(stream))
                 return
             most -= len(data)
             with contextlib.suppress(OSError):
                 while data:
-                    data = data[os.write(self._files[terminal], data) :]
+                    data = data[os.write(self._files[stream], data) :]

@@ -43,9 +43,10 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
 
 
 def with_beginning(last: str, file: Path) -> str:
-    """A worker's last lines. If its exception began before these, as one does that names hundreds
-    of parameters, then what it is and where it was raised, and fewer of the last lines."""
-    error = (_read(file) or {}).get("message")
+    """Return a worker's last lines in `file`. If its exception began before these, as one does that
+    names hundreds of parameters, then what it is and where it was raised, and fewer of the last
+    lines."""
+    error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
     lines = message.splitlines() if isinstance(message, str) else []
     if not lines or lines[0] in last:
@@ -53,8 +54,8 @@ def with_beginning(last: str, file: Path) -> str:
     more = error.get("extraInfo") if isinstance(error, dict) else None
     trace = str(more.get("py_callstack")) if isinstance(more, dict) else ""
     frames = FRAME.findall(trace.partition(str(message))[0])[-MOST_FRAMES:]
-    where = file.name.replace(".error.json", ".err")
-    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], f"[... all of it is in {where}]"]
+    all_of_it = f"[... all of it is in {file.name}]"
+    beginning = [TRACEBACK, *frames, lines[0][:MOST_CHARACTERS], all_of_it]
     return "\n".join([*beginning, *last.splitlines()[-LAST_LINES:]])
 
 

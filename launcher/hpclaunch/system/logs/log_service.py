@@ -179,16 +179,17 @@ class LogService:
         return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
 
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
-        paths = [Path(file) for file in files]
+        # Others of these names are an earlier launch's.
+        paths = [path for file in files if (path := Path(file)) in self._begins]
         text = tail(map(self._parts, paths))
         if text:
-            text = with_beginning(text, paths[0].with_suffix(".error.json"))
+            text = with_beginning(text, paths[0])
         self._channel.tell("tail", id=id, text=text)
 
     def _parts(self, file: Path) -> list[tuple[Path, int]]:
         """Where the end of a file is that may just have been emptied."""
         before = [(self._segments[file], 0)] if file in self._segments else []
-        return [*before, (file, self._begins.get(file, 0))]
+        return [*before, (file, self._begins[file])]
 
     def _look(self, id: int, directory: str) -> None:  # noqa: A002
         self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))

@@ -394,10 +394,17 @@ class _Round:
         names = self._names()
         for name in names:
             if found := FILES.fullmatch(name):
-                self._find(found[1], int(found[2]), found[1].endswith("err"), found[3])
+                is_errors = found[1].endswith("err") or self._is_both(name, names)
+                self._find(found[1], int(found[2]), is_errors, found[3])
         for name in names:
             if INDEXES.fullmatch(name) and name not in self._indexes:
                 self._add(name)
+
+    def _is_both(self, name: str, names: Sequence[str]) -> bool:
+        """Return whether a file of standard output has standard error, too. A rank's files are made
+        before it writes anything.
+        """
+        return name.replace(".out", ".err") not in names and size(self._directory / name) > 0
 
     def _find(self, name: str, rank: int, is_errors: bool, segment: str | None) -> None:
         self.ranks.add(rank)

@@ -155,6 +155,11 @@ class _Stream:
     def room(self) -> int:
         return min(way.tap.sink.room for way in self.ways)
 
+    @property
+    def is_shorter(self) -> bool:
+        """Whether the file ends before what was read."""
+        return os.fstat(self.fds[0]).st_size < os.lseek(self.fds[0], 0, os.SEEK_CUR)
+
     def flush(self) -> None:
         for way in self.ways:
             way.flush()
@@ -271,6 +276,9 @@ class Mirror:
         while stream.behind and left > 0 and (room := stream.room) > 0:
             try:
                 data = os.read(stream.fds[0], min(CHUNK, room))
+                if not data and stream.is_shorter:  # a worker has opened it anew, and emptied it
+                    os.lseek(stream.fds[0], 0, os.SEEK_SET)
+                    continue
             except OSError:  # the file system has trouble: wait until there is more to read
                 data = b""
             if not data and len(stream.fds) > 1:

@@ -76,6 +76,7 @@ class ForkServerClient(Helper):
         progress: bool = False,
         terminals: Mapping[int, Sequence[str]] | None = None,
         size: tuple[int, int] = (0, 0),
+        pipes: bool = False,
     ) -> None:
         """`store` is the file for the errors of the round's store, "" if another node has it;
         `peers` are the networks from which the nodes of the round connect to it.
@@ -83,7 +84,8 @@ class ForkServerClient(Helper):
         With `learn`, workers tell what they have imported, for the templates of the next rounds.
         With `progress`, they tell how far they have come: "progress".
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
-        this `size` (rows, columns); what it writes there is copied to its file.
+        this `size` (rows, columns); what it writes there is copied to its file. With `pipes`, what
+        writes to no terminal writes to a pipe, and is copied likewise.
         """
         self.ask(
             op="start",
@@ -96,6 +98,7 @@ class ForkServerClient(Helper):
             progress=progress,
             terminals=terminals or {},
             size=size,
+            pipes=pipes,
         )
 
     def resize(self, size: tuple[int, int]) -> None:

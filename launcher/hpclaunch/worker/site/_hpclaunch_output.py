@@ -11,7 +11,7 @@ import sys
 
 # EIO, EFBIG, ENOSPC, EROFS, ESTALE, EDQUOT: scripts need not have the module `errno`.
 FULL = {5, 27, 28, 30, 116, 122}
-STREAMS = (("stdout", 1, ".out"), ("stderr", 2, ".err"))
+STREAMS = (("stdout", 1), ("stderr", 2))
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # beside which they are
 ENDS = ".error.json"
 
@@ -49,10 +49,11 @@ def keep_writing():
     path = os.environ.get(ERROR_FILE, "")
     if not path.endswith(ENDS):
         return
-    for name, fd, ends in STREAMS:
+    files = [path[: -len(ENDS)] + ends for ends in (".out", ".err")]
+    for name, fd in STREAMS:
         stream = getattr(sys, name)
         try:
-            if os.readlink(f"/proc/self/fd/{fd}") == path[: -len(ENDS)] + ends:
+            if os.readlink(f"/proc/self/fd/{fd}") in files:
                 setattr(sys, name, like(stream, fd))
                 setattr(sys, f"__{name}__", getattr(sys, name))
         except (OSError, AttributeError):
