@@ -1,8 +1,10 @@
 """The secret file: made once, private, refused otherwise."""
 
+import errno
 import os
 import pwd
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +27,39 @@ def test_many_at_once_agree(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         made = set(pool.map(lambda _: secret.load_or_create(tmp_path / "secret"), range(64)))
     assert len(made) == 1
+
+
+@pytest.fixture
+def no_hard_links(monkeypatch):
+    """As on FAT, or in many file systems of users."""
+
+    def refuse(source, target):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), source, None, target)
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_many_at_once_agree_where_there_are_no_hard_links(tmp_path):
+    path = tmp_path / "secret"
+    before = os.umask(0)
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            made = set(pool.map(lambda _: secret.load_or_create(path), range(64)))
+    finally:
+        os.umask(before)
+    assert made == {path.read_bytes()}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_one_that_another_agent_is_just_writing_is_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    written = bytes(secret.BYTES)
+    monkeypatch.setattr(time, "sleep", lambda _: path.write_bytes(written))
+    assert secret.load_or_create(path) == written
 
 
 def test_nobody_can_write_where_it_is_made(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from hpclaunch.worker import private_files
 
 BYTES = 32
 VARIABLE = "HPCLAUNCH_SECRET_FILE"
+WRITING = 1.0  # seconds within which another agent has written the file that it has just made
+TICK = 0.02
 
 
 def secret_path(environ: Mapping[str, str]) -> Path:
@@ -52,7 +55,9 @@ def load_or_create(path: Path) -> bytes:
 def _read(path: Path) -> bytes:
     with path.open("rb") as f:
         info = os.fstat(f.fileno())
-        secret = f.read(4096)
+        limit = time.monotonic() + WRITING
+        while len(secret := os.pread(f.fileno(), 4096, 0)) < BYTES and time.monotonic() < limit:
+            time.sleep(TICK)
     if info.st_uid != os.geteuid():
         raise UsageError(f"the secret file {path} belongs to another user: remove it")
     if stat.S_IMODE(info.st_mode) & 0o077:
@@ -67,19 +72,27 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Whole or not at all, by the first of many that try at once: link() decides."""
+    """Make the file, unless another of many agents that try at once is the first.
+
+    It appears whole or not at all, except where the file system has no hard links.
+    """
     import tempfile
 
     if not path.parent.exists():
         private_files.make_directory(path.absolute().parent)
+    secret = os.urandom(BYTES)
     handle, draft = tempfile.mkstemp(dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "wb") as f:
-            f.write(os.urandom(BYTES))
+            f.write(secret)
             f.flush()
             os.fsync(f.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
+            try:
+                os.link(draft, path)
+            except OSError:  # the file is there by now, or there are no hard links
+                with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+                    f.write(secret)
     finally:
         os.unlink(draft)
 
