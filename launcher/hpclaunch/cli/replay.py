@@ -16,6 +16,7 @@ import datetime
 import heapq
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,11 +143,13 @@ class _Agent:
     def lines(self) -> Iterator[Line]:
         from hpclaunch.system.logs.journal.records import JournalError
         from hpclaunch.system.logs.journal.replaying import replay
+        from hpclaunch.system.shared.bounded_json import MOST
 
         began = None
         try:
             with self.path.open("rb") as file:
-                for each in replay(file):
+                # A line has no end where something else was put in place of a journal.
+                for each in replay(iter(partial(file.readline, MOST), b"")):
                     self._time = max(self._time, each.time) if hasattr(each, "time") else self._time
                     began = self._time if began is None else began
                     for text in self._tell(each):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.core.source.first_imports import first_imports
+from hpclaunch.system.shared import bounded_json
 from hpclaunch.worker import private_files
 
 VERSION = 1
@@ -126,10 +127,8 @@ def _key(command: Sequence[str], text: bytes) -> str:
 
 def _load(path: Path) -> Lesson | None:
     try:
-        with open(path, "rb", opener=private_files.open_file) as f:
-            data = f.read(MOST_BYTES + 1)
-        found = json.loads(data) if len(data) <= MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        found = bounded_json.loads(private_files.read_file(path, MOST_BYTES))
+    except (OSError, ValueError):
         return None
     if not isinstance(found, dict) or found.get("version") != VERSION:
         return None

@@ -17,6 +17,7 @@ import os
 import stat
 
 Path = str | os.PathLike[str]
+MOST = 64 << 20  # bytes of a file that is read as a whole
 ANOTHERS = "it belongs to another user"
 
 
@@ -72,6 +73,15 @@ def open_file(path: Path, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def read_file(path: Path, most: int = MOST) -> bytes:
+    """Return what is in such a file. OSError also where it is larger than `most` bytes."""
+    with open(path, "rb", opener=open_file) as f:
+        data = f.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    return data
 
 
 def _is_ours(found: os.stat_result, directory: Path) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpclaunch.system.shared import bounded_json
 from hpclaunch.worker import private_files
 
 if TYPE_CHECKING:
@@ -69,8 +70,7 @@ def _left_by(failure: Failure, logs: Path) -> dict[str, Any] | None:
 
 def _read(file: Path) -> dict[str, Any] | None:
     try:
-        with open(file, "rb", opener=private_files.open_file) as f:
-            error = json.loads(f.read())
-    except (OSError, ValueError, RecursionError):
+        error = bounded_json.loads(private_files.read_file(file))
+    except (OSError, ValueError):
         return None
     return error if isinstance(error, dict) else None

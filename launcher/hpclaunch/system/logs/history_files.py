@@ -49,8 +49,7 @@ def read(directory: Path) -> list[AgentHistory]:
     found = []
     for path in HISTORIES.in_directory(directory):
         try:
-            with open(path, "rb", opener=private_files.open_file) as f:
-                history = _history(f.read().splitlines())
+            history = _history(private_files.read_file(path).splitlines())
         except OSError:
             continue
         found += [] if history is None else [history]

@@ -67,8 +67,7 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
     unknown = []
     for path in LEDGERS.in_directory(directory):
         try:
-            with open(path, "rb", opener=private_files.open_file) as f:
-                file = packing.unpack(f.read(), LedgerFile)
+            file = packing.unpack(private_files.read_file(path), LedgerFile)
         except (OSError, msgspec.MsgspecError):
             unknown.append(path.name)
             continue

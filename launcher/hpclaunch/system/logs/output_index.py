@@ -20,6 +20,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from hpclaunch.system.shared import bounded_json
+
 FORMAT = 1
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
@@ -73,7 +75,7 @@ def parse(line: bytes) -> IndexLine | None:
         if not 0 <= at < LATEST:
             return None
         if word == "begin":
-            told = json.loads(rest)
+            told = bounded_json.loads(rest)
             if told["format"] != FORMAT:
                 return None
             return IndexBegun(at, str(told["launch"]), str(told["host"]), bool(told["limited"]))

@@ -30,11 +30,8 @@ def newest(which: str) -> LaunchSnapshot | None:
         places += [above / which, *(p for n in names for p in above.glob(f"{glob.escape(n)}.*"))]
     found = []
     for place in places:
-        with (
-            contextlib.suppress(OSError, msgspec.MsgspecError),
-            open(place / STATUS, "rb", opener=private_files.open_file) as f,
-        ):
-            found.append(packing.unpack(f.read(), LaunchSnapshot))
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.append(packing.unpack(private_files.read_file(place / STATUS), LaunchSnapshot))
     if not found:
         return None
     last = max(found, key=lambda launch: launch.time)

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+from ..shared import bounded_json
 from .view_socket import LOOK, name_of, uid_of
 
 LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
@@ -117,8 +118,8 @@ def _launch(data: bytes) -> dict[str, Any]:
 
 def unpacked(data: bytes) -> Any:
     """As `shared/packing.py` has packed it. Raises ValueError."""
-    told = json.loads(data)
-    return json.loads(told) if isinstance(told, str) else told
+    told = bounded_json.loads(data)
+    return bounded_json.loads(told) if isinstance(told, str) else told
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:

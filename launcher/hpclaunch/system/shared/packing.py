@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from . import bounded_json
+
 T = TypeVar("T")
 
 
@@ -35,10 +37,12 @@ def unpack(data: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         if bytes(data)[:1] != b'"':
             return msgspec.json.decode(data, type=kind)
-        value = json.loads(msgspec.json.decode(data, type=str))
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        value = bounded_json.loads(msgspec.json.decode(data, type=str))
+        return msgspec.convert(value, type=kind, str_keys=True)
+    except msgspec.MsgspecError:
+        raise
+    except (ValueError, RecursionError) as e:
         raise msgspec.DecodeError(str(e)) from e
-    return msgspec.convert(value, type=kind, str_keys=True)
 
 
 def _escaped(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import operator
 import typing
 import zlib
@@ -19,7 +18,7 @@ from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import Event
 from hpclaunch.core.protocol.messages import Message
 
-from ...shared import packing
+from ...shared import bounded_json, packing
 
 FORMAT = 1  # of the lines; another one cannot be replayed
 
@@ -68,15 +67,10 @@ def checksum(effects: Sequence[Effect]) -> int:
 
 def plain(kind: str, value: Event | Effect) -> dict[str, Any]:
     """`entry` as a reader of the journal has it."""
-    return typing.cast("dict[str, Any]", loads(packing.to_json(entry(kind, value))))
+    return typing.cast("dict[str, Any]", bounded_json.loads(packing.to_json(entry(kind, value))))
 
 
 # From JSON
-
-
-def loads(data: bytes | str) -> Any:
-    """The standard library's, which knows names of files that are no UTF-8. Raises ValueError."""
-    return json.loads(data)
 
 
 def event(told: Mapping[str, Any]) -> Event:

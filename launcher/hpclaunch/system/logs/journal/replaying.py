@@ -12,6 +12,7 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.effects import Effect
 
+from ...shared import bounded_json
 from . import records, snapshot
 from .records import JournalError
 
@@ -214,8 +215,8 @@ def position(core: Control) -> Position:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        told = records.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
+        told = bounded_json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
         return None
     return told if isinstance(told, dict) and "now" in told else None
 

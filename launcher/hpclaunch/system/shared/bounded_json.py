@@ -1,0 +1,21 @@
+"""JSON that others may have written: of bounded size and depth.
+
+Standard library only, for processes without site-packages.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MOST = 64 << 20  # bytes
+
+
+def loads(data: bytes | str, most: int = MOST) -> Any:
+    """Return what a text in JSON says. Raises ValueError for whatever is wrong with it."""
+    if len(data) > most:
+        raise ValueError(f"longer than {most} bytes")
+    try:
+        return json.loads(data)
+    except RecursionError as e:
+        raise ValueError("nested too deeply") from e
