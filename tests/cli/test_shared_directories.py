@@ -2,6 +2,7 @@
 a job, and several launches may use one log directory."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from launching import LIMIT, hpclaunch, script, start, until
 
-from surroundings import SHORT
+from surroundings import SHORT, environment
 
 NOBODY = 65534
 FAILS = """
@@ -163,6 +164,59 @@ while not os.path.exists("go"):
     time.sleep(0.02)
 raise ValueError(sys.argv[1])
 """
+
+
+FILLS_THE_DISK = """
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    print("ran")
+    sys.exit(0)
+for number in range(60):
+    try:
+        open(f"full/{number}", "w").close()
+    except OSError:
+        sys.exit(3)
+"""
+
+
+def on_a_small_disk(project, temporary):
+    """A launch whose log directory takes no more files in its second round."""
+    (project / "full").mkdir()
+    mount = 'mount -t tmpfs -o size=1m,nr_inodes=40 none full && exec "$@"'
+    return hpclaunch(
+        *("--nproc=1", "--max-restarts=1", "--log-dir=full/logs"),
+        script(project, FILLS_THE_DISK),
+        cwd=project,
+        env=environment(TMPDIR=temporary),
+        before=("unshare", "--mount", "sh", "-c", mount, "sh"),
+    )
+
+
+@with_others
+def test_when_the_disk_is_full_no_name_is_taken_that_another_user_has_made(project):
+    project.chmod(0o755)
+    temporary = project / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    assert by_another(f"mkdir tmp/hpclaunch-logs-{os.geteuid()}", project)
+    done = on_a_small_disk(project, temporary)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    (place,) = re.findall(r"the output of round 1 is in (\S+) on \S+: No space", done.stderr)
+    made = Path(place).parent
+    assert (made.parent, modes(made)[made]) == (temporary, 0o700)
+    assert (made / "round-1" / "rank-0.out").read_text() == "ran\n"
+    assert list((temporary / f"hpclaunch-logs-{os.geteuid()}").iterdir()) == []
+
+
+@with_others
+def test_when_the_disk_is_full_no_directory_is_used_that_others_can_rename(project):
+    temporary = project / "tmp"
+    temporary.mkdir(mode=0o700)
+    done = on_a_small_disk(project, temporary)
+    assert done.returncode == 1, done.stderr
+    why = f"nor in the temporary directory: others can rename what is in it: {project} "
+    assert why in done.stderr
+    assert list(temporary.iterdir()) == []
 
 
 def test_two_launches_at_once_in_one_log_directory(tmp_path):

@@ -2,8 +2,11 @@
 
 import errno
 import fcntl
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
+from surroundings import SHORT
 
 
 def test_the_tail_is_the_last_lines_of_the_first_file_with_any(tmp_path):
@@ -50,6 +54,49 @@ def test_the_log_directory_is_private_and_reused(tmp_path):
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert directory.round(3) == tmp_path / "logs" / "7.0" / "round-3"
     log_directory.LogDirectory(tmp_path / "logs" / "7.0", "7.0")
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """The temporary directory, in one of this user's that others may enter."""
+    above = Path(tempfile.mkdtemp(dir=SHORT, prefix="hpclaunch-test-"))
+    above.chmod(0o755)
+    place = above / "tmp"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    shutil.rmtree(above)
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+def test_a_temporary_directory_has_a_name_that_nobody_can_guess(temporary, mode):
+    temporary.chmod(mode)
+    made = [log_directory.make_temporary("logs-") for _ in range(2)]
+    assert made[0] != made[1]
+    assert [(each.parent, each.stat().st_mode & 0o777) for each in made] == [(temporary, 0o700)] * 2
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_none_where_others_can_rename_it(temporary, mode):
+    temporary.chmod(mode)
+    with pytest.raises(OSError, match=f"others can rename what is in it: '{temporary}'"):
+        log_directory.make_temporary("logs-")
+    temporary.parent.chmod(0o700)  # now nobody else gets there
+    log_directory.make_temporary("logs-")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+@pytest.mark.parametrize("is_above", [False, True])
+def test_none_below_a_directory_of_another_user(temporary, tmp_path, mode, is_above, monkeypatch):
+    if is_above:
+        (temporary / "mine").mkdir()
+        (tmp_path / "link").symlink_to(temporary / "mine")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "link"))
+    temporary.chmod(mode)
+    os.chown(temporary, 65534, 65534)
+    with pytest.raises(OSError, match=f"it belongs to another user: .*{temporary}"):
+        log_directory.make_temporary("logs-")
 
 
 def test_a_log_directory_that_cannot_be(tmp_path):

@@ -570,12 +570,17 @@ class Agent:
             return
         _, part, _ = self._starting
         assert self.config.logs is not None, "there was a directory to ask for"
-        elsewhere = self.config.logs.elsewhere(part.round)
-        if full and self.round_dir != elsewhere:
-            what = f"the output of round {part.round} is in {elsewhere} on {self.place.host}"
-            self.output.say(f"{what}: {reason}")
-            self._prepare_files(part, elsewhere)
-            return
+        if full and self.round_dir == self.config.logs.round(part.round):
+            try:
+                substitute = self.config.logs.make_substitute(part.round)
+            except OSError as e:
+                why = ": ".join(str(part) for part in (e.strerror, e.filename) if part)
+                reason = f"{reason}; nor in the temporary directory: {why}"
+            else:
+                what = f"the output of round {part.round} is in {substitute} on {self.place.host}"
+                self.output.say(f"{what}: {reason}")
+                self._prepare_files(part, substitute)
+                return
         self._starting = None
         reason = f"cannot write logs: {reason}"
         self._deliver(events.HealthFound(reason), events.WorkersGone())

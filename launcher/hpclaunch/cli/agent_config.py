@@ -335,10 +335,8 @@ def _logs(
     except UsageError as e:
         if not options.in_place_of:
             raise
-        import tempfile  # takes time, and is of use here only
-
         try:
-            path = Path(tempfile.mkdtemp(prefix=f"hpclaunch-{where.name}-"))
+            path = log_directory.make_temporary(f"hpclaunch-{where.name}-")
             logs = LogDirectory(path, where.name)
         except OSError:
             raise e from None

@@ -9,6 +9,7 @@ worker. Nobody else can read the files, and what others have put in their place 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -31,6 +32,7 @@ MOST = 100  # launches at once in one directory
 TAIL_BYTES = 4096
 TAIL_LINES = 12
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 _ROUND = re.compile(r"round-(\d{1,6})")
 EVIDENCE = "evidence"  # of a hang, in the directory of a round
 _NUMBERED = re.compile(r"(\.r\d+)?(-\d+)?$")  # the end of a name: the number of the run
@@ -80,6 +82,7 @@ class LogDirectory:
         the others.
         """
         self.path, self.launch = path.absolute(), launch
+        self._substitute: Path | None = None
         self.first_round = _next_round(self.path, again) if again else 0
         with _refused(path):
             # A directory that exists keeps its mode; what we put into it is private.
@@ -118,12 +121,33 @@ class LogDirectory:
     def first(self) -> Path:
         return self.path / FIRST
 
-    def elsewhere(self, number: int) -> Path:
-        """The same on this host's own disk, where this directory takes no more files."""
-        import tempfile  # takes time, and is of use here only
+    def make_substitute(self, number: int) -> Path:
+        """Return where the files of a round are going to be on this host's own disk, since this
+        directory takes no more files. Raises OSError.
+        """
+        if self._substitute is None:
+            self._substitute = make_temporary("hpclaunch-logs-")
+        return self._substitute / f"round-{number}"
 
-        own = Path(tempfile.gettempdir()) / f"hpclaunch-logs-{os.geteuid()}"
-        return own / self.path.name / f"round-{number}"
+
+def make_temporary(prefix: str) -> Path:
+    """Make a directory with a name that nobody can guess in the temporary directory of this host.
+
+    OSError where another user could rename a part of its path, and put something else there.
+    """
+    import tempfile  # takes time, and is seldom of use
+
+    above = Path(tempfile.gettempdir()).resolve()
+    for directory in (*reversed(above.parents), above):
+        found = directory.stat()
+        # In the user namespace of a container, root's files belong to the owner of /proc.
+        if found.st_uid != os.stat("/proc").st_uid:
+            private_files.check_directory(directory)
+        if not found.st_mode & OTHERS_ENTER:
+            break
+        if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+            raise OSError(errno.EPERM, "others can rename what is in it", str(directory))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=above))
 
 
 @contextmanager
