@@ -4,17 +4,23 @@ where in it the parts with a checksum are.
 torch.save writes a zip archive without compression, from front to back, with its directory last.
 Its older form is a few pickles and then the storages that they name, without any checksum.
 safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
+
+Every file of a checkpoint is opened here. Others may have written it, to take all time or memory of
+the search: no more of it is read at once than the limits below.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
-import json
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from hpclaunch.system.shared import bounded_json
 
 LOCAL, CENTRAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
 DESCRIBED = 8  # a flag: a descriptor follows the data
@@ -23,7 +29,8 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickle of torch's magi
 HEAD, TAIL = 128, 22 + 20 + 56
 SENTINEL = 0xFFFFFFFF
 STORED = 0
-MOST_DIRECTORY = MOST_HEADER = 256 << 20
+LARGEST = 1 << 46  # bytes of a file
+MOST_DIRECTORY = MOST_HEADER = 64 << 20
 MOST_PICKLE = 64 << 20
 MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
 
@@ -78,12 +85,32 @@ class Window:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Window]:
-    """All of a file. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """All of a regular file. Raises OSError."""
+    # It may have become a pipe since it was listed: to open one would wait for a writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        yield Window(fd, os.fstat(fd).st_size)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", path)
+        if found.st_size > LARGEST:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        yield Window(fd, found.st_size)
     finally:
         os.close(fd)
+
+
+def beginning(path: str, most: int) -> bytes:
+    """The first bytes of a file, at most so many. Raises OSError."""
+    with opened(path) as window:
+        return os.pread(window.fd, min(window.length, most), 0)
+
+
+def whole(path: str, most: int) -> bytes:
+    """All of a file. Raises OSError, and ValueError where it has more bytes than that."""
+    with opened(path) as window:
+        if window.length > most:
+            raise ValueError(f"larger than {most >> 20} MiB")
+        return os.pread(window.fd, window.length, 0)
 
 
 def check_torch(window: Window) -> bool:
@@ -138,13 +165,11 @@ def tensors_header(window: Window) -> dict[str, dict[str, list[int]]]:
     text = window.read(8, length)
     _not_blank(text[:HEAD])
     try:
-        header = json.loads(text)
+        header = bounded_json.loads(text)
         for name, value in header.items():
             if name != "__metadata__":
                 int(value["data_offsets"][1])
-    except (
-        ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError
-    ) as e:  # fmt: skip
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as e:
         raise DamagedError("damaged (its header is not that of safetensors)") from e
     return header  # type: ignore[no-any-return]
 
@@ -159,8 +184,8 @@ def check_json(window: Window) -> None:
     text = window.read(0, window.length)
     _not_blank(text[:HEAD])
     try:
-        json.loads(text)
-    except (ValueError, RecursionError) as e:
+        bounded_json.loads(text)
+    except ValueError as e:
         raise DamagedError(CUT) from e
 
 
@@ -280,19 +305,22 @@ def pickled(window: Window) -> bytes:
 def _check_legacy(window: Window) -> None:
     """Five pickles: a magic number, a version, the system's sizes, the object, the keys of its
     storages. Then each storage: the number of its elements, and these."""
-    import pickletools
+    from .pickles import TooLongError, operations, storages
 
-    from .pickles import storages
-
-    stream = io.BufferedReader(_WindowStream(window))
+    stream = io.BytesIO(window.read(0, min(window.length, MOST_PICKLE)))
     try:
         for _ in range(3):
-            for _ in pickletools.genops(stream):
+            for _ in operations(stream):
                 pass
         known = storages(stream)
-        keys = [arg for op, arg, _ in pickletools.genops(stream) if "UNICODE" in op.name]
-    except (ValueError, IndexError, KeyError, TypeError, MemoryError) as e:
-        raise DamagedError(CUT) from e  # the length of a text may be what is damaged
+        keys = [arg for op, arg, _ in operations(stream) if "UNICODE" in op.name]
+    except TooLongError as e:
+        raise DamagedError(f"not known to be whole ({e})") from e
+    except (ValueError, IndexError, KeyError, TypeError) as e:
+        if window.length > MOST_PICKLE:
+            most = f"{MOST_PICKLE >> 20} MiB"
+            raise DamagedError(f"damaged, or its pickle is longer than {most}") from e
+        raise DamagedError(CUT) from e
     at = stream.tell()
     for key in keys:
         kind, count = known.get(str(key), ("", 0))
@@ -306,25 +334,3 @@ def _check_legacy(window: Window) -> None:
         at += 8 + count * size
     if at > window.length:
         raise DamagedError(CUT)
-
-
-class _WindowStream(io.RawIOBase):
-    def __init__(self, window: Window) -> None:
-        self._window, self._at = window, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = (0, self._at, self._window.length)[whence] + offset
-        return self._at
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        most = min(len(buffer), max(0, self._window.length - self._at))
-        data = os.pread(self._window.fd, most, self._window.start + self._at)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)

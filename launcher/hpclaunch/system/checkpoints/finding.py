@@ -28,13 +28,13 @@ from .candidates import (
     Step,
 )
 from .formats import OF_DIRECTORIES, OF_FILES, SEAL, UNKNOWN
-from .listing import Entry, Folder, entry_at, is_kind
+from .listing import DEEPEST, MOST_FOLDERS, Entry, Folder, entry_at, is_kind
 from .reading import Memory, structure
 
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
 PAUSE = 120.0  # seconds; of files that were written further apart, the older ones were there before
-MOST_FOLDERS = 20_000  # that `**` goes through
+LONGEST = 1000  # characters of what is wrong with one: others may have chosen the names in it
 
 
 class ExaminedCheckpoint(NamedTuple):
@@ -126,7 +126,7 @@ def _judged(
             return None
         parts, lacks = (), f"unreadable, or just being deleted ({e.strerror or e})"
     size = sum(part.entry.size for part in parts) or candidate.decides.size
-    return ExaminedCheckpoint(candidate, rule, lacks or None, False, parts, size)
+    return ExaminedCheckpoint(candidate, rule, lacks[:LONGEST] or None, False, parts, size)
 
 
 # Where they are
@@ -149,8 +149,10 @@ def _refuse(where: str) -> list[str]:
     return []
 
 
-def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[str]:
+def _matching(base: str, names: tuple[str, ...], left: list[int], depth: int = 0) -> Iterator[str]:
     """Directories below `base`; nothing inside a checkpoint is searched."""
+    if depth > DEEPEST:
+        return
     if not names:
         yield base
         return
@@ -158,10 +160,10 @@ def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[st
     if name != "**" and not glob.has_magic(name):
         inner = os.path.join(base, name)
         if os.path.isdir(inner):
-            yield from _matching(inner, rest, left)
+            yield from _matching(inner, rest, left, depth)
         return
     if name == "**":
-        yield from _matching(base, rest, left)
+        yield from _matching(base, rest, left, depth)
     left[0] -= 1
     if left[0] < 0:
         raise OSError(
@@ -181,7 +183,7 @@ def _matching(base: str, names: tuple[str, ...], left: list[int]) -> Iterator[st
             path = os.path.join(base, folder)
             if name == "**" and _is_checkpoint(path):
                 continue
-            yield from _matching(path, names if name == "**" else rest, left)
+            yield from _matching(path, names if name == "**" else rest, left, depth + 1)
 
 
 def _is_checkpoint(path: str) -> bool:

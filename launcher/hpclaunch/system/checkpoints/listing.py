@@ -6,16 +6,20 @@ on a parallel file system each costs a message to a server and back.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
 PROBE = 32  # looks that are timed first
 AT_ONCE = 16
+MOST_ENTRIES = 1 << 20  # of a directory
+MOST_FOLDERS, DEEPEST = 20_000, 32  # of a tree, and levels of them
 
 Identity = tuple[int, ...]
 T = TypeVar("T")
@@ -104,7 +108,10 @@ class Folder:
     @cached_property
     def _listed(self) -> list[os.DirEntry[str]]:
         with os.scandir(self.path) as found:
-            return list(found)
+            listed = list(islice(found, MOST_ENTRIES + 1))
+        if len(listed) > MOST_ENTRIES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_ENTRIES} files", self.path)
+        return listed
 
     @cached_property
     def files(self) -> Entries:
@@ -119,13 +126,21 @@ class Folder:
             self._folders[name] = Folder(os.path.join(self.path, name))
         return self._folders[name]
 
-    def tree(self, prefix: str = "") -> Iterator[tuple[str, Folder]]:
+    def tree(self) -> Iterator[tuple[str, Folder]]:
         """Itself and every directory below it, with the path to each from here, "" or "a/b/";
-        links are not followed."""
-        yield prefix, self
-        for entry in self._listed:
-            if entry.is_dir(follow_symlinks=False):
-                yield from self.folder(entry.name).tree(f"{prefix}{entry.name}/")
+        links are not followed. Raises OSError also for a tree that is too large."""
+        todo = [("", self)]
+        seen = 0
+        while todo:
+            prefix, folder = todo.pop()
+            yield prefix, folder
+            for entry in folder._listed:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append((f"{prefix}{entry.name}/", folder.folder(entry.name)))
+                    seen += 1
+            if seen > MOST_FOLDERS or prefix.count("/") > DEEPEST:
+                most = f"{MOST_FOLDERS} directories, or {DEEPEST} levels of them"
+                raise OSError(errno.EFBIG, f"it has more than {most}", self.path)
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:

@@ -1,6 +1,9 @@
 """The plain constants in a pickle, read from its operations.
 
-Nothing is ever unpickled: whoever can write a file must not be able to run code in our processes.
+Nothing is ever unpickled: whoever can write a file must not be able to run code in our processes,
+nor to take all of their time or memory. So nothing nested is built, a pickle that is read operation
+by operation may have only so many of these, and no regular expression repeats a group without a
+limit, since it remembers each repetition.
 """
 
 from __future__ import annotations
@@ -8,7 +11,15 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pickletools import OpcodeInfo
+
+MOST_OPERATIONS = 4_000_000  # of a pickle: some seconds
+MOST_PIECES = 1 << 22
+MOST_NUMBERS = 4096  # of a list
+LONGEST_NAME = 128  # of a module or class, as far as it is of interest
 
 Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
 
@@ -50,7 +61,7 @@ _KEY = (
     + rb"ub" + _GET + rb"\)\x81\x94"
 )  # fmt: skip
 _NEXT = re.compile(
-    rb"(?:" + _KEY + rb"|(?P<gap>(?:" + _OPERATION + rb")*?))"
+    rb"(?:" + _KEY + rb"|(?P<gap>(?:" + _OPERATION + rb"){0,1000}?))"
     + _sequence(
         rb"\}", rb"\x94", rb"\(", rb"(?P<key>" + _GET + rb")",
         rb"(?:(?P<get>" + _GET + rb")|(?P<name>" + _TEXT + rb")\x94)",
@@ -58,7 +69,7 @@ _NEXT = re.compile(
     ),
     re.DOTALL,
 )  # fmt: skip
-_REST = re.compile(rb"(?:" + _OPERATION + rb")*\.", re.DOTALL)
+_RUN = re.compile(rb"(?:" + _OPERATION + rb"){1,1000}", re.DOTALL)
 _EACH = re.compile(_OPERATION, re.DOTALL)
 # Where \x94 may not be an operation but a part of one.
 _UNCLEAR = re.compile(
@@ -91,8 +102,11 @@ def _pieces_fast(data: bytes) -> Pieces | None:
     count = 2 + (match["a"] is not None) + (match["b"] is not None)
     by_get: dict[bytes, str] = {}
     base, key = None, b""
+    pieces = 1
     while following := _NEXT.match(data, match.end()):
         match = following
+        if (pieces := pieces + 1) > MOST_PIECES:
+            raise ValueError(f"it names more than {MOST_PIECES} parts")
         tensor, a, b, gap, this, get, text, start, length = match.groups()
         if gap is None:
             count += 3 + (tensor is not None) + 3 * (a is not None) + 3 * (b is not None)
@@ -111,7 +125,10 @@ def _pieces_fast(data: bytes) -> Pieces | None:
         if this != key or not name:
             return None
         found[name].append((_number(start), _number(length)))
-    return dict(found) if _REST.fullmatch(data, match.end()) else None
+    at = match.end()
+    while run := _RUN.match(data, at):
+        at = run.end()
+    return dict(found) if data[at:] == b"." else None
 
 
 def _memoized(operations: bytes) -> int:
@@ -145,11 +162,9 @@ def _pieces_of_any(data: bytes) -> Pieces:
 
 def _words(data: bytes) -> Iterator[str | int | None]:
     """The texts and numbers in it, in order."""
-    import pickletools
-
     memo: dict[int, str | int | None] = {}
-    last: str | int | None = None
-    for op, value, _ in pickletools.genops(data):
+    last: Any = None
+    for op, value, _ in operations(data):
         name = op.name
         if name == "MEMOIZE":
             memo[len(memo)] = last
@@ -159,6 +174,20 @@ def _words(data: bytes) -> Iterator[str | int | None]:
             last = memo.get(int(value or 0)) if "GET" in name else value
             if isinstance(last, (str, int)) or name == "NONE":
                 yield last
+
+
+class TooLongError(ValueError):
+    """A pickle has more operations than are gone through."""
+
+
+def operations(source: bytes | BinaryIO) -> Iterator[tuple[OpcodeInfo, Any, int | None]]:
+    """Those of a pickle; a stream is left where it ends. Raises ValueError for what is none."""
+    import pickletools
+
+    for number, operation in enumerate(pickletools.genops(source)):
+        if number == MOST_OPERATIONS:
+            raise TooLongError(f"its pickle has more than {MOST_OPERATIONS} operations")
+        yield operation
 
 
 def _number(text: bytes) -> int:
@@ -190,7 +219,15 @@ def constant(data: bytes, key: str) -> int | bool | None:
 
 _MEMO = rb"(?:q.|r....|\x94)?"
 _NUMBERS = re.compile(
-    _MEMO + rb"\]" + _MEMO + rb"(?P<all>(?:" + _INT + rb")a|\((?:" + _INT + rb")+e)", re.DOTALL
+    _MEMO
+    + rb"\]"
+    + _MEMO
+    + rb"(?P<all>(?:"
+    + _INT
+    + rb")a|\((?:"
+    + _INT
+    + rb"){1,%d}e)" % MOST_NUMBERS,
+    re.DOTALL,
 )
 _EACH_NUMBER = re.compile(_INT, re.DOTALL)
 
@@ -214,13 +251,11 @@ def _after(data: bytes, key: str) -> Iterator[int]:
 def storages(stream: BinaryIO) -> dict[str, tuple[str, int]]:
     """The storages that a pickle of torch.save refers to: (type, number of elements) by key. The
     stream is left where the pickle ends."""
-    import pickletools
-
     found: dict[str, tuple[str, int]] = {}
     stack: list[object] = []
     memo: dict[int, object] = {}
     mark = object()
-    for op, value, _ in pickletools.genops(stream):
+    for op, value, _ in operations(stream):
         if "PUT" in op.name or op.name == "MEMOIZE":
             memo[len(memo) if op.name == "MEMOIZE" else int(value or 0)] = stack[-1]
         elif "GET" in op.name:
@@ -235,16 +270,23 @@ def storages(stream: BinaryIO) -> dict[str, tuple[str, int]]:
                         found[key] = kind.rpartition(" ")[2], count
             made: object = value
             if op.name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-                made = tuple(taken)
+                # Not nested: it could otherwise be of any size, with the same inner one twice.
+                made = tuple(None if isinstance(each, tuple) else each for each in taken)
             elif op.name == "STACK_GLOBAL":
-                made = " ".join(map(str, taken))
+                match taken:
+                    case [str(module), str(name)]:
+                        made = f"{module[:LONGEST_NAME]} {name[:LONGEST_NAME]}"
+                    case _:
+                        raise ValueError("a global that has no name")
             stack += [made] * len(op.stack_after)
     return found
 
 
 def _take(stack: list[object], wanted: Sequence[object], mark: object) -> list[object]:
     if any(getattr(w, "name", "") == "mark" for w in wanted):
-        at = len(stack) - 1 - stack[::-1].index(mark)
+        at = len(stack) - 1
+        while stack[at] is not mark:  # IndexError where there is none
+            at -= 1
         below = [getattr(w, "name", "") for w in wanted].index("mark")
         taken = stack[at + 1 :]
         del stack[at - below :]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
+from .. import archives
 from ..candidates import (
     CheckpointCandidate,
     FileKind,
@@ -29,6 +30,7 @@ from ..pickles import pieces
 METADATA = ".metadata"
 SHARD = ".distcp"
 BEGINNING = 16 << 20
+MOST_METADATA = 1 << 30  # bytes: about 4 million parts
 OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
 OF_RANK = re.compile(r"__(\d+)\.metadata")
 SHARD_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -100,12 +102,11 @@ def _named(metadata: Entry) -> dict[str, Parts]:
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
     """The names of all tensors come first; without one of these it may be a model alone."""
-    with open(path, "rb") as f:
-        data = f.read(BEGINNING)
+    data = archives.beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
 def _pieces(path: str, _identity: Identity) -> dict[str, Parts]:
-    with open(path, "rb") as f:
-        return {name: tuple(parts) for name, parts in pieces(f.read()).items()}
+    found = pieces(archives.whole(path, MOST_METADATA))
+    return {name: tuple(parts) for name, parts in found.items()}

@@ -81,8 +81,7 @@ def named(root: Folder) -> str:
     if LATEST not in root.files:
         return ""
     try:
-        with open(root.files[LATEST].path, "rb") as f:
-            return os.fsdecode(f.read(TAG).strip())
+        return os.fsdecode(archives.beginning(root.files[LATEST].path, TAG).strip())
     except OSError:
         return ""
 
@@ -121,10 +120,7 @@ def tag_parts(folder: Folder, root: Folder, facts: Facts, *, once: bool) -> list
     if not (found := states(folder)):
         raise IncompleteError(f"{os.path.basename(folder.path)}: it has no files, or no longer")
     files = [folder.files[name] for name in found]
-    expected, are_all = _expected(folder, found)
-    for name in expected:
-        if name not in folder.files:
-            raise IncompleteError(f"{name} is missing: its rank had not saved yet")
+    are_all = _check_ranks(folder, found)
     _check_experts(folder, found)
     tag = os.path.basename(folder.path)
     latest = root.files.get(LATEST)
@@ -149,29 +145,34 @@ def _plain(folder: Folder) -> list[str]:
     return [name for name in folder.folders if not name.startswith(".")]
 
 
-def _expected(folder: Folder, found: list[str]) -> tuple[list[str], bool]:
-    """The names of the files that the world tells, and whether they tell of all: whether no rank
-    writes others after its own of these. `found` are those that are there."""
+def _check_ranks(folder: Folder, found: list[str]) -> bool:
+    """Whether the files that the world tells are all: whether no rank writes others after its own
+    of these. `found` are those that are there. Raises IncompleteError where one is missing."""
     sizes = _first_sizes(folder)
     if sizes is None:
-        return [], False
-    data, model, with_optimizer = sizes
-    names = []
+        return False
+    unknown = set(found)
+    for name in _of_ranks(*sizes, found):  # up to the first that is missing: the world may be huge
+        if name not in folder.files:
+            raise IncompleteError(f"{name} is missing: its rank had not saved yet")
+        unknown.discard(name)
+    known = (MODEL, OPTIMIZER, LAYER, EXPERT, OF_EXPERTS)
+    return all(any(each.fullmatch(name) for each in known) for name in unknown)
+
+
+def _of_ranks(data: int, model: int, with_optimizer: bool, found: list[str]) -> Iterator[str]:
+    """The names of the files that so many ranks write."""
     optimizers = [name for name in found if OPTIMIZER.fullmatch(name)]
     others = set(found).difference(optimizers)
     zero3 = any(name.startswith("zero_pp_rank") and MODEL.fullmatch(name) for name in others)
     prefix = "bf16_" if any(name.startswith("bf16_") for name in optimizers) else ""
     for mp in range(model):
-        ranks = range(data)
-        if zero3:
-            names += [f"zero_pp_rank_{r}_mp_rank_{mp:02d}_model_states.pt" for r in ranks]
-        else:
-            names.append(f"mp_rank_{mp:02d}_model_states.pt")
-        if optimizers or not with_optimizer:
-            names += [f"{prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt" for r in ranks]
-    known = (MODEL, OPTIMIZER, LAYER, EXPERT, OF_EXPERTS)
-    unknown = set(found).difference(names)
-    return names, all(any(each.fullmatch(name) for each in known) for name in unknown)
+        if not zero3:
+            yield f"mp_rank_{mp:02d}_model_states.pt"
+        for rank in range(data if zero3 else 0):
+            yield f"zero_pp_rank_{rank}_mp_rank_{mp:02d}_model_states.pt"
+        for rank in range(data if optimizers or not with_optimizer else 0):
+            yield f"{prefix}zero_pp_rank_{rank}_mp_rank_{mp:02d}_optim_states.pt"
 
 
 def _check_experts(folder: Folder, found: list[str]) -> None:

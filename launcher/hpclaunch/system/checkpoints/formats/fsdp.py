@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from ..candidates import Facts, FileKind, Part, all_ranks
-from ..listing import Folder
+from ..listing import Entry, Folder
 from . import dcp
 
 SHARDED = re.compile(r"(pytorch_model_fsdp|optimizer)_\d+")
@@ -26,13 +26,13 @@ def parts(folder: Folder, facts: Facts) -> Iterator[Part]:
     for name in filter(SHARDED.fullmatch, folder.folders):
         for part in dcp.sealed_shards(folder.folder(name)):
             yield part._replace(label=f"{name}/{part.label}")
-    ranks: dict[str, set[int]] = {}
+    ranks: dict[str, dict[int, Entry]] = {}
     for name in folder.files:
         if WHOLE.fullmatch(name):
             yield Part(folder.files[name], FileKind.TORCH, name)
         elif of := OF_RANK.fullmatch(name):
-            ranks.setdefault(of[1], set()).add(int(of[2]))
+            ranks.setdefault(of[1], {})[int(of[2])] = folder.files[name]
             yield Part(folder.files[name], FileKind.TORCH, name)
     for stem, found in ranks.items():
-        time = max(folder.files[name].time for name in folder.files if name.startswith(stem))
+        time = max(entry.time for entry in found.values())
         all_ranks(found, facts.world_at(time), f"{stem}_rank{{}}.bin")

@@ -9,10 +9,12 @@ it, before or after, and nobody waits for them. A save on SIGTERM (enable_jit_ch
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 
+from hpclaunch.system.shared import bounded_json
+
+from .. import archives
 from ..candidates import (
     CheckpointCandidate,
     FileKind,
@@ -35,6 +37,7 @@ NAME = re.compile(r"checkpoint-(\d+)")
 RNG = re.compile(r"rng_state_(\d+)\.pth")
 TELLING = (ARGUMENTS, INCOMPLETE, "config.json", "adapter_config.json", "optimizer.pt")
 MOST_STATE = 1 << 20  # bytes that are parsed for the step
+HIGHEST_STEP = 1 << 63
 
 
 class HfTrainer:
@@ -83,11 +86,10 @@ class HfTrainer:
 
 def _step(state: Entry) -> Step | None:
     try:
-        with open(state.path, "rb") as f:
-            step = json.loads(f.read(MOST_STATE))["global_step"]
-        return Step(int(step), "step", STATE)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        step = int(bounded_json.loads(archives.beginning(state.path, MOST_STATE))["global_step"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+    return Step(step, "step", STATE) if 0 <= step < HIGHEST_STEP else None
 
 
 def _has_optimizer(folder: Folder) -> bool:

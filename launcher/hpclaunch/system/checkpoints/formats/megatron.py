@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from .. import archives
 from ..candidates import (
     SLACK,
     CheckpointCandidate,
@@ -100,8 +101,7 @@ def _paths(root: Folder) -> set[str]:
 
 def _read(root: Folder) -> str | None:
     try:
-        with open(root.files[TRACKER].path, encoding="utf-8") as f:
-            return f.read(64).strip()
+        return archives.beginning(root.files[TRACKER].path, 64).decode().strip()
     except (KeyError, OSError, ValueError):
         return None
 

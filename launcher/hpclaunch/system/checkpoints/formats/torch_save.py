@@ -50,8 +50,7 @@ class TorchSave:
 @lru_cache(maxsize=4096)
 def _is_archive(path: str, _identity: Identity) -> bool:
     try:
-        with open(path, "rb") as f:
-            head = f.read(archives.HEAD)
+        head = archives.beginning(path, archives.HEAD)
     except OSError:
         return False
     return archives.is_torch(head) or head.startswith(archives.LEGACY)

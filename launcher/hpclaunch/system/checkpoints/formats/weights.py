@@ -4,9 +4,11 @@ format of its own: others have such a model in them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
+from hpclaunch.system.shared import bounded_json
+
+from .. import archives
 from ..candidates import FileKind, IncompleteError, Part, need
 from ..listing import Entry, Folder
 
@@ -36,8 +38,8 @@ def sharded(folder: Folder, index: str) -> Iterator[Part]:
     entry = folder.files[index]
     yield Part(entry, FileKind.JSON, index)
     try:
-        with open(entry.path, "rb") as f:
-            named = sorted({str(name) for name in json.load(f)["weight_map"].values()})
+        told = bounded_json.loads(archives.whole(entry.path, bounded_json.MOST))
+        named = sorted({str(name) for name in told["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise IncompleteError(f"{index} is cut short or damaged") from e
     for name in named:
