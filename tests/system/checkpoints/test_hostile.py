@@ -10,8 +10,10 @@ import os
 import pickle
 import re
 import resource
+import struct
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -31,11 +33,17 @@ from hpclaunch.system.checkpoints.formats.dcp import Dcp
 from hpclaunch.system.checkpoints.formats.lightning import Lightning
 from hpclaunch.system.checkpoints.formats.torch_save import TorchSave
 from hpclaunch.system.checkpoints.listing import Folder, entry_at
-from hpclaunch.system.checkpoints.reading import Memory, structure
+from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory, structure
 
 PACKAGE = Path(hpclaunch.__file__).parent / "system" / "checkpoints"
 HUGE = 8 << 30
 ROOM = 2 << 30  # bytes of memory that a search may take here
+
+
+def zipped(data: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(data, file)
+    return file.getvalue()
 
 
 def limit_memory(room: int) -> None:
@@ -225,6 +233,24 @@ def test_more_numbers_in_a_list_than_are_read():
         assert pickles.numbers(data, "a") == ([7] * count if count == 4096 else [])
 
 
+def test_a_directory_whose_members_overlap(good, tmp_path):
+    """Each of them would be read."""
+    data = zipped({"optimizer": torch.zeros(1000)})
+    begin, length, count = struct.unpack("<QQQ", data[-66:-42])
+    twice = data[begin : begin + length] * 2
+    record = data[-98:-74] + struct.pack("<QQQQ", 2 * count, 2 * count, 2 * length, begin)
+    locator = data[-42:-34] + (begin + 2 * length).to_bytes(8, "little") + data[-26:-22]
+    (tmp_path / "step-5.pt").write_bytes(data[:begin] + twice + record + locator + data[-22:])
+    assert passed_over(tmp_path, good) == "step-5.pt: damaged (its directory)"
+
+
+def test_more_spans_than_there_is_time_for(tmp_path):
+    sparse(tmp_path / "__0_0.distcp", begin=b"x")
+    entry = entry_at(str(tmp_path / "__0_0.distcp"))
+    part = Part(entry, FileKind.PIECES, entry.name, ((0, HUGE),) * 200_000)
+    assert CheckpointReading([part], Memory(), until=time.monotonic() + 0.1).run().left
+
+
 @pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt"])
 def test_a_file_larger_than_any_checkpoint(good, tmp_path, name, monkeypatch):
     monkeypatch.setattr(archives, "LARGEST", HUGE - 1)
@@ -326,12 +352,6 @@ def test_files_are_opened_in_one_place_only():
 
 
 # Any bytes
-
-
-def zipped(data: object) -> bytes:
-    file = io.BytesIO()
-    torch.save(data, file)
-    return file.getvalue()
 
 
 STATE = {"model": torch.arange(5.0), "num_experts": [1, 2], "global_step": 5, "dp_world_size": 1}

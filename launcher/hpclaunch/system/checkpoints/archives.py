@@ -244,7 +244,8 @@ def members(window: Window) -> list[ArchiveMember]:
         size, packed, where = _wide(extra, size, packed, where)
         found.append(ArchiveMember(name, where, packed, crc, method))
         at += 46 + names + extras + comment
-    if len(found) != count or at != len(data):
+    overlap = sum(member.size for member in found) > window.length
+    if len(found) != count or at != len(data) or overlap:
         raise DamagedError("damaged (its directory)")
     return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from pickletools import OpcodeInfo
 
-MOST_OPERATIONS = 4_000_000  # of a pickle: some seconds
+MOST_OPERATIONS = 2_000_000  # of a pickle: some seconds
 MOST_PIECES = 1 << 22
 MOST_NUMBERS = 4096  # of a list
 LONGEST_NAME = 128  # of a module or class, as far as it is of interest

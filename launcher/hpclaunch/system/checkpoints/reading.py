@@ -197,14 +197,13 @@ class CheckpointReading:
             parts, share = parts[share[0] :: share[1]], (0, 1)
         for part in parts:
             try:
-                batches = list(_batches(spans_of(part)))
+                for batch in _batches(spans_of(part)):
+                    if number % share[1] == share[0]:
+                        yield part, batch
+                    number += 1
             except (DamagedError, OSError) as e:
                 self._fail(part, e)
                 return
-            for batch in batches:
-                if number % share[1] == share[0]:
-                    yield part, batch
-                number += 1
 
     def _take(self, part: Part, batch: list[Span]) -> None:
         done = self._memory.spans_read(part)
@@ -247,17 +246,15 @@ class CheckpointReading:
         self._stop.set()
 
 
-def spans_of(part: Part) -> list[Span]:
+def spans_of(part: Part) -> Iterator[Span]:
     """The spans of a file: those with checksums of their own if it has any, otherwise all of it.
-    Raises DamagedError."""
+    Raises DamagedError. A file may name more of them than there is time for."""
     with _opened(part) as window:
         pieces = part.pieces if part.kind == FileKind.PIECES else ((0, window.length),)
-        spans: list[Span] = []
         for start, length in pieces:
             if start + length > window.length:
                 raise DamagedError(archives.CUT)
-            spans += _spans(Window(window.fd, length, start), length, part.kind)
-    return spans
+            yield from _spans(Window(window.fd, length, start), length, part.kind)
 
 
 def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
