@@ -48,7 +48,7 @@ _SIZES = {
 
 
 class DamagedError(Exception):
-    """What is wrong with a file, in a few words."""
+    """What is wrong with a file or a directory, in a few words."""
 
 
 class ArchiveMember(NamedTuple):

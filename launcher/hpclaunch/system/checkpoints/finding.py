@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from hpclaunch.core.protocol.model import checksum
 
+from .archives import DamagedError
 from .candidates import (
     DRAFTS,
     NOTHING_KNOWN,
@@ -119,7 +120,7 @@ def _judged(
     try:
         parts = tuple(candidate.format.parts(candidate))
         lacks = memory.damage(candidate.mark) or (structure(parts, memory) if opens else "")
-    except IncompleteError as e:
+    except (IncompleteError, DamagedError) as e:
         parts, lacks = (), str(e)
     except OSError as e:
         if not os.path.lexists(candidate.path):
@@ -253,7 +254,7 @@ def _recognise(place: Location, *, known: bool = False) -> CheckpointCandidate |
             continue
         try:
             found = form.recognise(place)
-        except OSError:
+        except (OSError, DamagedError):
             continue
         if found is not None:
             return found

@@ -15,6 +15,8 @@ from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
+from .archives import DamagedError
+
 SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
 PROBE = 32  # looks that are timed first
 AT_ONCE = 16
@@ -128,7 +130,7 @@ class Folder:
 
     def tree(self) -> Iterator[tuple[str, Folder]]:
         """Itself and every directory below it, with the path to each from here, "" or "a/b/";
-        links are not followed. Raises OSError also for a tree that is too large."""
+        links are not followed. Raises OSError, and DamagedError where there are too many."""
         todo = [("", self)]
         seen = 0
         while todo:
@@ -140,7 +142,7 @@ class Folder:
                     seen += 1
             if seen > MOST_FOLDERS or prefix.count("/") > DEEPEST:
                 most = f"{MOST_FOLDERS} directories, or {DEEPEST} levels of them"
-                raise OSError(errno.EFBIG, f"it has more than {most}", self.path)
+                raise DamagedError(f"it has more than {most}")
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
