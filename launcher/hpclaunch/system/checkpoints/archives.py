@@ -5,8 +5,8 @@ torch.save writes a zip archive without compression, from front to back, with it
 Its older form is a few pickles and then the storages that they name, without any checksum.
 safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
 
-Every file of a checkpoint is opened here. Others may have written it, to take all time or memory of
-the search: no more of it is read at once than the limits below.
+Every file of a checkpoint is opened here. Others may have written it to take all time or memory of
+the search: so no more of it is read at once than the limits below.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Window:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Window]:
-    """All of a regular file. Raises OSError."""
+    """Open all of a regular file. Raises OSError."""
     # It may have become a pipe since it was listed: to open one would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -100,13 +100,13 @@ def opened(path: str) -> Iterator[Window]:
 
 
 def beginning(path: str, most: int) -> bytes:
-    """The first bytes of a file, at most so many. Raises OSError."""
+    """Return the first bytes of a file, at most so many. Raises OSError."""
     with opened(path) as window:
         return os.pread(window.fd, min(window.length, most), 0)
 
 
 def whole(path: str, most: int) -> bytes:
-    """All of a file. Raises OSError, and ValueError where it has more bytes than that."""
+    """Return all of a file. Raises OSError, and ValueError where it has more bytes than that."""
     with opened(path) as window:
         if window.length > most:
             raise ValueError(f"larger than {most >> 20} MiB")

@@ -129,7 +129,7 @@ class Folder:
         return self._folders[name]
 
     def tree(self) -> Iterator[tuple[str, Folder]]:
-        """Itself and every directory below it, with the path to each from here, "" or "a/b/";
+        """Yield this and every directory below it, with the path to each from here, "" or "a/b/";
         links are not followed. Raises OSError, and DamagedError where there are too many."""
         todo = [("", self)]
         seen = 0

@@ -102,10 +102,10 @@ def _pieces_fast(data: bytes) -> Pieces | None:
     count = 2 + (match["a"] is not None) + (match["b"] is not None)
     by_get: dict[bytes, str] = {}
     base, key = None, b""
-    pieces = 1
+    parts = 1
     while following := _NEXT.match(data, match.end()):
         match = following
-        if (pieces := pieces + 1) > MOST_PIECES:
+        if (parts := parts + 1) > MOST_PIECES:
             raise ValueError(f"it names more than {MOST_PIECES} parts")
         tensor, a, b, gap, this, get, text, start, length = match.groups()
         if gap is None:
@@ -177,11 +177,12 @@ def _words(data: bytes) -> Iterator[str | int | None]:
 
 
 class TooLongError(ValueError):
-    """A pickle has more operations than are gone through."""
+    """A pickle with more operations than are read."""
 
 
 def operations(source: bytes | BinaryIO) -> Iterator[tuple[OpcodeInfo, Any, int | None]]:
-    """Those of a pickle; a stream is left where it ends. Raises ValueError for what is none."""
+    """Yield the operations of a pickle, and leave a stream where it ends. Raises ValueError for
+    what is no pickle, or too long a one."""
     import pickletools
 
     for number, operation in enumerate(pickletools.genops(source)):
@@ -218,16 +219,9 @@ def constant(data: bytes, key: str) -> int | bool | None:
 
 
 _MEMO = rb"(?:q.|r....|\x94)?"
+_MANY = rb"(?:" + _INT + rb"){1,%d}" % MOST_NUMBERS
 _NUMBERS = re.compile(
-    _MEMO
-    + rb"\]"
-    + _MEMO
-    + rb"(?P<all>(?:"
-    + _INT
-    + rb")a|\((?:"
-    + _INT
-    + rb"){1,%d}e)" % MOST_NUMBERS,
-    re.DOTALL,
+    _MEMO + rb"\]" + _MEMO + rb"(?P<all>(?:" + _INT + rb")a|\(" + _MANY + rb"e)", re.DOTALL
 )
 _EACH_NUMBER = re.compile(_INT, re.DOTALL)
 

@@ -146,8 +146,8 @@ def _plain(folder: Folder) -> list[str]:
 
 
 def _check_ranks(folder: Folder, found: list[str]) -> bool:
-    """Whether the files that the world tells are all: whether no rank writes others after its own
-    of these. `found` are those that are there. Raises IncompleteError where one is missing."""
+    """Return whether the files that the world tells are all: whether no rank writes others after
+    its own of these. `found` are those that are there. IncompleteError where one is missing."""
     sizes = _first_sizes(folder)
     if sizes is None:
         return False
@@ -161,7 +161,7 @@ def _check_ranks(folder: Folder, found: list[str]) -> bool:
 
 
 def _of_ranks(data: int, model: int, with_optimizer: bool, found: list[str]) -> Iterator[str]:
-    """The names of the files that so many ranks write."""
+    """Yield the names of the files that so many ranks write."""
     optimizers = [name for name in found if OPTIMIZER.fullmatch(name)]
     others = set(found).difference(optimizers)
     zero3 = any(name.startswith("zero_pp_rank") and MODEL.fullmatch(name) for name in others)
