@@ -17,5 +17,5 @@ def loads(data: bytes | str, most: int = MOST) -> Any:
         raise ValueError(f"longer than {most} bytes")
     try:
         return json.loads(data)
-    except RecursionError as e:
-        raise ValueError("nested too deeply") from e
+    except (RecursionError, MemoryError) as e:
+        raise ValueError("nested too deeply, or too large") from e
