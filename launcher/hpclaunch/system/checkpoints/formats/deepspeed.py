@@ -146,8 +146,8 @@ def _plain(folder: Folder) -> list[str]:
 
 
 def _check_ranks(folder: Folder, found: list[str]) -> bool:
-    """Return whether the files that the world tells are all: whether no rank writes others after
-    its own of these. `found` are those that are there. IncompleteError where one is missing."""
+    """Return whether these are all: whether no rank writes other files after those that follow from
+    the size of the world. `found` are those that are there. IncompleteError if one is missing."""
     sizes = _first_sizes(folder)
     if sizes is None:
         return False
