@@ -18,6 +18,7 @@ from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import (
     Assignment,
+    JobState,
     Look,
     NoticeAnswer,
     Place,
@@ -62,8 +63,7 @@ class Crew:
         self.notices: dict[int, list[StepNotice]] = {}  # those that it was given
         self.withdrawn: list[int] = []  # agents whose workers need not wait any more
         self.ends_at: float | None = None  # when Slurm ends the job
-        self.preempted = False
-        self.requeued = False
+        self.state = JobState.RUNNING
         self.draining: tuple[str, ...] = ()
         self.requeues: bool | None = False  # Slurm starts it again if preempted; None: never
         self.saved_at: float | None = None  # when the newest checkpoint was
@@ -188,8 +188,8 @@ class Crew:
                 self._todo.append((i, events.SampleTaken(taken)))
             case effects.AskForEnd() if self.ends_at is not None:
                 left, may = self.ends_at - self.now, self.requeues is not None
-                again = bool(self.preempted and self.requeues)
-                found = events.EndFound(left, self.preempted, self.requeued, may, again)
+                again = bool(self.state is JobState.PREEMPTED and self.requeues)
+                found = events.EndFound(left, self.state, may, again)
                 found = replace(found, draining=self.draining)
                 self._todo.append((i, found))
             case effects.OfferNotice(notice=offer) if i in self.steps:

@@ -23,6 +23,7 @@ from sim_steps import Steps
 from sim_training import Training
 
 from hpclaunch.core.protocol import effects, events
+from hpclaunch.core.protocol.model import JobState
 
 
 class Simulation:
@@ -37,9 +38,8 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._port = 40000
-        self.preempted = self.requeued = False
+        self.job_state = JobState.RUNNING  # as Slurm says it
         self.ends_at: float | None = None  # when Slurm ends the job
-        self.preempted = False
         self.checker = Checker(self)
         self.ledger = Ledger(self)
         self.training = Training(self)
@@ -77,17 +77,16 @@ class Simulation:
         """Slurm is to end the job at another time."""
         self.ends_at = self.plan.ends[number][1]
         is_last = number == len(self.plan.ends) - 1
-        self.preempted, self.requeued = (
-            self.plan.preempts and is_last,
-            self.plan.requeues and is_last,
-        )
-        if self.preempted or self.requeued:
+        if is_last and (self.plan.preempts or self.plan.requeues):
+            self.job_state = JobState.PREEMPTED if self.plan.preempts else JobState.REQUEUED
             self._terminate()
         self.after(max(0.0, self.ends_at - self.now), lambda: self._end(number))
 
     def _end(self, number: int) -> None:
         if self.ends_at == self.plan.ends[number][1]:
             self.checker.is_due()
+            if self.job_state is not JobState.REQUEUED:
+                self.job_state = JobState.OVER
             self._terminate()
 
     def _terminate(self) -> None:
@@ -129,8 +128,8 @@ class Simulation:
                 agent.signal(signal.SIGINT)
                 self.after(fault.lasts, lambda: agent.signal(signal.SIGINT))
             case Kind.SCANCEL:
-                for each in self.agents:
-                    each.signal(signal.SIGTERM)
+                self.job_state = JobState.OVER
+                self._terminate()
             case Kind.TROUBLE:
                 agent.trouble()
             case Kind.SEARCH:

@@ -464,7 +464,7 @@ class Agent:
         left = None if at is None else (at - self.sim.now) * self.sim.plan.rates[self.index]
         since, host = self.sim.plan.drains
         may = self.sim.plan.may_requeue
-        found = events.EndFound(left, self.sim.preempted, self.sim.requeued, may)
+        found = events.EndFound(left, self.sim.job_state, may)
         self.deliver(replace(found, draining=(host,) if self.sim.now >= since else ()))
 
     def _start_workers(self, part: Assignment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -108,6 +109,40 @@ def test_a_time_limit_is_survived(
     assert ended.state == "FAILED", str(ended)
     assert "it is not started again: this run saved no checkpoint" in ended.output
     assert idle.fields()["Restarts"] == "1"
+
+
+def test_a_signal_of_slurms_own_is_survived(
+    launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
+) -> None:
+    """As `#SBATCH --signal` has Slurm send it, to the agents and to the workers. With SIGTERM, the
+    job is near its time limit, and not cancelled.
+    """
+    jobs = {
+        name: begin(launch, tmp_path / name, "agreed", "--requeue", slurm="--time=10")
+        for name in ("SIGTERM",)
+    }
+    for name, job in jobs.items():
+        until_it_trains(job)
+        job.cancel(f"--signal={name}")
+    for job in jobs.values():
+        job.starts_again(1)
+        go_fast(job)
+    for name, job in jobs.items():
+        ended = finished(job, undisturbed)
+        assert re.search(f"saved, not finished: the workers left after .*{name}", ended.output)
+
+
+def test_a_job_that_is_cancelled_stays_so(launch: Launch, tmp_path: Path) -> None:
+    """Also if SIGTERM has announced its time limit before."""
+    job = begin(launch, tmp_path, "due", "--requeue", slurm="--time=10")
+    until_it_trains(job)
+    job.cancel("--signal=SIGTERM")
+    job.says("the job is near its time limit: it ends in")
+    job.cancel()
+    ended = job.wait()
+    assert ended.state == "CANCELLED", str(ended)
+    assert job.fields()["Restarts"] == "0"
+    assert "ended by SIGTERM on n" in ended.output
 
 
 def begin_without_scontrol(launch: Launch, directory: Path) -> Job:

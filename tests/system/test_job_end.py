@@ -5,10 +5,14 @@ import time
 
 import pytest
 
+from hpclaunch.core.protocol.model import JobState
 from hpclaunch.system.hosts import job_end
 from hpclaunch.system.shared.scontrol import fields_of, shown
 
-JOB = "JobId=7 EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main Requeue={}"
+JOB = (
+    "JobId=7 JobState={state} EndTime={} PreemptEligibleTime=1 PreemptTime={} Partition=main "
+    "Requeue={}"
+)
 PARTITION = "PartitionName=main GraceTime=30 PreemptMode={} State=UP"
 SCRIPT = """#!/bin/sh
 [ "$2" = job ] && echo "{}" || echo "{}"
@@ -16,28 +20,34 @@ SCRIPT = """#!/bin/sh
 BEGAN = "1600000000"  # what the environment said
 
 
-def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE"):
+def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE", state="RUNNING"):
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(SCRIPT.format(JOB.format(*fields), PARTITION.format(mode)))
+    scontrol.write_text(SCRIPT.format(JOB.format(*fields, state=state), PARTITION.format(mode)))
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return job_end.ask(shown("job", "7"), "", "")
 
 
 @pytest.mark.parametrize(
-    ("end", "preempted", "at", "is_preempted"),
+    ("end", "preempted", "at", "state"),
     [
-        ("1800000000", "None", 1800000000.0, False),
-        ("1800000000", "1700000000", 1800000000.0, True),
-        ("Unknown", "1700000000", 1700000030.0, True),
-        ("Unknown", "None", None, False),
-        ("", "(null)", None, False),
+        ("1800000000", "None", 1800000000.0, JobState.RUNNING),
+        ("1800000000", "1700000000", 1800000000.0, JobState.PREEMPTED),
+        ("Unknown", "1700000000", 1700000030.0, JobState.PREEMPTED),
+        ("Unknown", "None", None, JobState.RUNNING),
+        ("", "(null)", None, JobState.RUNNING),
     ],
 )
-def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, at, is_preempted):
+def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, at, state):
     said, found = asked(tmp_path, monkeypatch, end, preempted, "0")
     assert said == at
-    assert found["preempted"] == is_preempted
+    assert found["state"] is state
+
+
+@pytest.mark.parametrize("preempted", ["None", "1700000000"])
+def test_a_job_that_is_cancelled(tmp_path, monkeypatch, preempted):
+    _, found = asked(tmp_path, monkeypatch, "1700000010", preempted, "1", state="COMPLETING")
+    assert found["state"] is JobState.OVER
 
 
 @pytest.mark.parametrize(
@@ -58,8 +68,8 @@ def test_whether_slurm_starts_it_again(tmp_path, monkeypatch, preempted, requeue
 @pytest.mark.parametrize(("end", "at"), [(BEGAN, 1600000000.0), ("", None)])
 def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
-    nothing = dict.fromkeys(("preempted", "requeued", "requeued_if_killed", "endless"), False)
-    nothing["may_requeue"] = None
+    nothing = {"state": JobState.UNKNOWN, "may_requeue": None}
+    nothing |= {"requeued_if_killed": False, "endless": False}
     assert job_end.ask(shown("job", "7"), end, "") == (at, nothing)
 
 
@@ -83,7 +93,8 @@ def test_words_of_the_user_are_no_fields():
 
 
 NODE = 'echo "NodeName=n1 State=IDLE+DRAIN"'
-PREEMPTED = f'[ "$2" = job ] && echo "{JOB.format(1800000000, 1700000000, 1)}" || {NODE}'
+IN_GRACE = JOB.format(1800000000, 1700000000, 1, state="RUNNING")
+PREEMPTED = f'[ "$2" = job ] && echo "{IN_GRACE}" || {NODE}'
 
 
 def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypatch):
@@ -100,7 +111,7 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
         told += [reply["found"] for reply in client.receive()]
     client.abandon()
     assert told[0]["left"] < 0  # of the environment: that was long ago
-    assert told[1]["preempted"]
+    assert told[1]["state"] == JobState.PREEMPTED
     assert told[2]["left"] is None
     assert [found["draining"] for found in told] == [[], ["n1"], ["n1"]]
 
@@ -123,5 +134,5 @@ def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, res
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     before = time.time()
     at, found = job_end.ask(shown("job", "7"), "", restarts)
-    assert found["requeued"] == requeued
+    assert found["state"] is (JobState.REQUEUED if requeued else JobState.RUNNING)
     assert (at is not None and 0 <= at - before - 1000 < 60) == requeued

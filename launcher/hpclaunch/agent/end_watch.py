@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from ..core.protocol import events
-from ..core.protocol.model import Job
+from ..core.protocol.model import Job, JobState
 from ..system.hosts.job_end import JobEndClient
 
 
@@ -58,5 +58,5 @@ class EndWatch:
         return [self._found(reply["number"], reply["found"]) for reply in replies]
 
     def _found(self, number: int, found: dict[str, Any]) -> events.EndFound:
-        more = {"draining": tuple(found["draining"]), "late": number != self._number}
-        return events.EndFound(**found | more)
+        more = {"state": JobState(found["state"]), "draining": tuple(found["draining"])}
+        return events.EndFound(**found | more, late=number != self._number)

@@ -143,7 +143,8 @@ def _add_endings(add: Callable[..., object]) -> None:
         type=slurm_values.warning,
         metavar="NAME@SECONDS",
         help="USR1@120: 120 s before the time limit the workers get SIGUSR1 and keep running; "
-        "TERM@120: the job ends in order. At the limit it does this anyway, within --grace",
+        "TERM@120: the job ends in order, or with --requeue has notice of the limit. At the limit "
+        "it ends anyway, within --grace",
     )
     add(
         "--requeue",

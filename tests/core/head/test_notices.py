@@ -14,10 +14,18 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import EACH_ITS_NEXT, EXIT_SAVED
+from hpclaunch.core.protocol.model import (
+    EACH_ITS_NEXT,
+    EXIT_SAVED,
+    GOES_ON,
+    Ending,
+    JobState,
+    Requeueing,
+)
 
 USR1, TERM = 10, 15
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True}
+REQUEUED = Requeueing(GOES_ON, most=5)
 
 
 def training(hosts="n0 n1", *, ends_at=1000.0, steps=100, save_took=0.0, **settings):
@@ -44,7 +52,7 @@ def said(crew, words):
 
 def preempt(crew, ends_at, agents=(0, 1)):
     """Slurm sends SIGTERM to all processes, to the workers as well, and ends the job then."""
-    crew.ends_at, crew.preempted = ends_at, True
+    crew.ends_at, crew.state = ends_at, JobState.PREEMPTED
     for agent in agents:
         crew.tell(agent, Signalled(TERM))
 
@@ -101,7 +109,7 @@ def test_an_answer_to_an_earlier_question_does_not_tell_what_sigterm_means():
     crew.tell(0, EndFound(900.0, late=True))
     crew.until(101.0)
     assert not crew.verdicts
-    crew.tell(0, EndFound(60.0, preempted=True))
+    crew.tell(0, EndFound(60.0, JobState.PREEMPTED))
     crew.until(110.0)
     assert not crew.verdicts
     assert given(crew) == {0: [101], 1: [101]}
@@ -348,15 +356,76 @@ def test_a_preemption_is_not_forgotten_when_slurm_does_not_answer():
     assert given(crew) == {0: [101], 1: [101]}
 
 
-@pytest.mark.parametrize("ends_at", [100.0, 1000.0])
-def test_a_job_that_is_cancelled(ends_at):
-    crew = training()
+@pytest.mark.parametrize(
+    ("state", "ends_at", "requeueing"),
+    [
+        (JobState.OVER, 100.0, REQUEUED),
+        (JobState.OVER, 1000.0, REQUEUED),
+        (JobState.RUNNING, 1400.0, REQUEUED),  # somebody has signalled it, long before its end
+        (JobState.UNKNOWN, 1000.0, REQUEUED),  # the environment has answered
+        (JobState.RUNNING, 1000.0, Requeueing()),
+    ],
+)
+def test_a_job_that_is_cancelled(state, ends_at, requeueing):
+    crew = training(ends_at=1000.0, requeueing=requeueing)
     crew.until(100.0)
-    crew.ends_at = ends_at
+    crew.state, crew.ends_at = state, ends_at
     crew.tell(1, Signalled(TERM))
     crew.until(101.0)
     assert verdict(crew).reason == "ended by SIGTERM on n1"
+    assert verdict(crew).ending is Ending.STOPPED
     assert given(crew) == {}
+
+
+def test_a_job_that_is_cancelled_is_not_at_its_time_limit():
+    """Slurm says so before its SIGTERM comes."""
+    crew = training(ends_at=1000.0)
+    crew.until(100.0)
+    crew.tell(0, EndFound(0.0, JobState.OVER))
+    assert not crew.verdicts
+    crew.state = JobState.OVER
+    crew.tell(1, Signalled(TERM))
+    crew.until(101.0)
+    assert verdict(crew).ending is Ending.STOPPED
+
+
+def test_sigterm_near_the_time_limit_announces_it():
+    """As `#SBATCH --signal=TERM@80` has Slurm send it."""
+    crew = training(requeueing=REQUEUED)
+    crew.until(920.0)
+    crew.tell(1, Signalled(TERM))
+    crew.until(930.0)
+    assert crew.said[-1] == "the job is near its time limit: it ends in 80 s"
+    assert given(crew) == {}
+    crew.until(949.0)
+    assert given(crew) == {0: [101], 1: [101]}
+    crew.until(979.0)
+    assert verdict(crew).reason.startswith("ended 23 s before the time limit")
+    assert verdict(crew).ending is Ending.TIME_LIMIT
+    assert len(said(crew, "near its time limit")) == 1
+
+
+def test_workers_that_leave_after_sigterm_near_the_time_limit():
+    crew = training(requeueing=REQUEUED)
+    crew.until(920.0)
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 921.0
+    crew.until(922.0)
+    leave(crew)
+    crew.until(923.0)
+    assert (verdict(crew).code, verdict(crew).ending) == (EXIT_SAVED, Ending.TIME_LIMIT)
+    assert "the workers left after Slurm's SIGTERM" in verdict(crew).reason
+
+
+def test_a_job_that_is_preempted_shortly_before_its_time_limit():
+    crew = training(requeueing=REQUEUED)
+    crew.until(900.0)
+    crew.tell(1, Signalled(TERM))
+    crew.until(905.0)
+    preempt(crew, 965.0)
+    crew.until(950.0)
+    assert verdict(crew).ending is Ending.PREEMPTION
 
 
 def test_a_job_that_is_cancelled_while_slurm_does_not_answer():

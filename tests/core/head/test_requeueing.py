@@ -6,13 +6,15 @@ import pytest
 from crew import Crew
 from test_notices import SETTINGS, leave, preempt, take, training, verdict
 
-from hpclaunch.core.protocol.events import EndFound, Signalled, WorkerExited
+from hpclaunch.core.protocol.events import EndFound, Requested, Signalled, WorkerExited
 from hpclaunch.core.protocol.model import (
     EXIT_FAILED,
     EXIT_LOST,
     EXIT_SAVED,
     GOES_ON,
     Ending,
+    JobState,
+    Request,
     Requeueing,
     Sequel,
 )
@@ -94,6 +96,7 @@ def test_a_job_that_is_finished_is_over():
 def test_a_job_that_is_cancelled_is_over():
     crew = training(requeueing=asked())
     crew.until(100.0)
+    crew.state = JobState.OVER
     crew.tell(1, Signalled(TERM))
     crew.until(105.0)
     assert verdict(crew).ending is Ending.STOPPED
@@ -171,17 +174,63 @@ def test_slurm_takes_its_time_to_say_that_a_job_is_preempted(requeueing, preempt
         crew.tell(agent, Signalled(TERM))
     crew.until(105.0)
     assert crew.running == {}
-    crew.tell(0, EndFound(55.0, preempted, may_requeue=True, requeued_if_killed=preempted))
+    state = JobState.PREEMPTED if preempted else JobState.OVER
+    crew.tell(0, EndFound(55.0, state, may_requeue=True, requeued_if_killed=preempted))
     crew.until(106.0)
     goes_on = Sequel.REQUEUE if requeueing.on else Sequel.LINGER
     assert verdict(crew).sequel is (goes_on if preempted else Sequel.LEAVE)
     assert verdict(crew).ending is (Ending.PREEMPTION if preempted else Ending.STOPPED)
 
 
+def warned(state):
+    """A job in which Slurm's SIGTERM has announced an end that comes later."""
+    crew = training(requeueing=asked())
+    crew.until(100.0)
+    crew.state, crew.ends_at = state, 200.0
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(TERM))
+    crew.until(101.0)
+    return crew
+
+
+@pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.RUNNING])
+def test_a_user_stops_a_job_whose_end_is_announced(state):
+    crew = warned(state)
+    crew.tell(0, Requested(Request.STOP))
+    crew.until(110.0)
+    assert verdict(crew).reason == "ended by hpclaunch stop"
+    assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.STOPPED, Sequel.LEAVE)
+
+
+@pytest.mark.parametrize("state", [JobState.PREEMPTED, JobState.RUNNING])
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_sigterm_that_comes_once_more(state, is_cancelled):
+    """Slurm sends it also if the job is preempted and near its time limit, and at its very end."""
+    crew = warned(state)
+    crew.state = JobState.OVER if is_cancelled else state
+    crew.tell(1, Signalled(TERM))
+    crew.until(110.0)
+    if is_cancelled:
+        assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.STOPPED, Sequel.LEAVE)
+    else:
+        assert verdict(crew).ending in (Ending.PREEMPTION, Ending.TIME_LIMIT)
+        assert verdict(crew).sequel is Sequel.REQUEUE
+
+
+def test_sigterm_that_comes_once_more_while_slurm_does_not_answer():
+    crew = warned(JobState.PREEMPTED)
+    crew.ends_at = None
+    crew.tell(1, Signalled(TERM))
+    crew.until(110.0)
+    assert not crew.verdicts
+    crew.until(112.0)
+    assert (verdict(crew).ending, verdict(crew).sequel) == (Ending.PREEMPTION, Sequel.REQUEUE)
+
+
 def test_a_job_that_somebody_else_requeues():
     crew = training(requeueing=asked())
     crew.until(100.0)
-    crew.ends_at, crew.requeued = 130.0, True
+    crew.ends_at, crew.state = 130.0, JobState.REQUEUED
     for agent in (0, 1):
         crew.tell(agent, Signalled(TERM))
     crew.until(101.0)

@@ -1,7 +1,8 @@
 """Trains for `--steps` steps over several runs, to the same weights: going_on.py HOW --steps N
 
-HOW is `signal` (a handler of SIGUSR1), `due`, `unaware`, which saves every 50 steps, or `idle`,
-which never saves, and ends by SIGTERM. Each run adds a line to steps-RANK.txt: the first and the
+HOW is `signal` (a handler of SIGUSR1), `due`, `agreed` (all ranks leave after the step in which one
+of them had SIGUSR1 or SIGTERM), `unaware`, which saves every 50 steps, or `idle`, which never
+saves, and ends by SIGTERM. Each run adds a line to steps-RANK.txt: the first and the
 last step that it has made, and what ended it. The weights of the end are in final.json. `pause` is
 a file with the seconds to wait in each step.
 """
@@ -73,6 +74,10 @@ if args.how == "signal":
 if args.how != "idle":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+heard = torch.zeros(1)
+if args.how == "agreed":
+    for signum in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(signum, lambda *_: heard.fill_(1))
 pause = Path("pause")
 while done < args.steps:
     # What a step trains on depends on its number alone: another run goes on with the same.
@@ -87,7 +92,9 @@ while done < args.steps:
     time.sleep(float(pause.read_text()) if pause.exists() else 0)
     if args.how == "unaware" and done % 50 == 0:
         save()
-    if args.how == "due" and due():
+    if args.how == "agreed":
+        dist.all_reduce(some := heard.clone())
+    if (args.how == "due" and due()) or (args.how == "agreed" and some):
         save_and_leave()
 digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.state_dict().values()))
 if rank == 0:

@@ -383,6 +383,8 @@ class Head:
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
+            if self.verdict is not None and self.verdict.ending is Ending.SIGTERM:
+                self.notices.ask_again(now)
         if report.term > self.term and self.lease.holds(now):
             # The agent led in a later term, or followed such a head, but we have the quorum. It
             # obeys no earlier term, so we go on in a later one.

@@ -51,7 +51,7 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         pace=None if current is None else head.onlookers.pace,
         straggler=_straggler(head),
         end=notices.left(now),
-        is_preempted=notices.preempted,
+        is_preempted=notices.is_preempted,
         notice="" if current is None else notices.account,
         past=head.onlookers.past(now),
         verdict="" if head.verdict is None else head.verdict.reason,

@@ -23,6 +23,7 @@ from ..protocol.model import (
     EXIT_SAVED,
     Ending,
     Job,
+    JobState,
     NoticeAnswer,
     Phase,
     StepNotice,
@@ -37,14 +38,16 @@ TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
+# Ends other than the time limit, and their names in messages.
+OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
 
 
 class Notices:
     def __init__(self, job: Job) -> None:
         self.job, self.timing = job, job.timing
         self.offer: StepNotice | None = None  # what the orders say
-        self.preempted = False
-        self._is_requeued = False  # and ends for it
+        # The end that SIGTERM announces; RUNNING: the time limit, UNKNOWN: none.
+        self._announced = JobState.UNKNOWN
         self._end_at = math.inf  # when Slurm ends the job
         self._save = 0.0  # the longest that was seen
         self._numbers = 0
@@ -118,41 +121,64 @@ class Notices:
         self.ask_at = now + self.timing.ask_again
         return [AskForEnd()]
 
+    def ask_again(self, now: float) -> None:
+        """Ask what SIGTERM means that has come once more: the job may have been cancelled."""
+        if self.comes_later:
+            self._warned_at = self.ask_at = now
+
     def heard_out_at(self, verdict: Verdict) -> float:
         """Until when Slurm is to say what its SIGTERM means, if agents have heeded it already."""
-        heeded = _is_of_sigterm(verdict) and self.waits_for_slurm
+        heeded = verdict.ending is Ending.SIGTERM and self.waits_for_slurm
         return self._warned_at + self.timing.search if heeded else -math.inf
 
     def reconsidered(self, verdict: Verdict) -> Verdict:
-        """With what Slurm has said since agents have heeded its SIGTERM."""
-        is_of_slurm = _is_of_sigterm(verdict) and self._warned is not None and self.comes_later
-        return replace(verdict, ending=self._ending) if is_of_slurm else verdict
+        """Put in place of SIGTERM what Slurm has said that it means."""
+        if verdict.ending is not Ending.SIGTERM:
+            return verdict
+        return replace(verdict, ending=self._ending if self.comes_later else Ending.STOPPED)
 
     def found(self, event: EndFound, now: float) -> list[Effect]:
         if not event.late:
             self._known_at = self._asked_at
             if self.ask_at > now:  # else it is to be asked anew
                 self.ask_at = self._asked_at + self.timing.ask_end
-        left = math.inf if event.endless else event.left
-        if left is None or self._is_requeued:  # from then on, Slurm does not know the end
+        before, state = self._announced, event.state
+        if before is JobState.REQUEUED:  # from then on, Slurm does not know the end
             return []
-        if self.preempted and not (event.preempted or event.requeued):
+        if state is JobState.OVER:  # it has not come to its end: it was cancelled meanwhile
+            self._announced = JobState.UNKNOWN
+            return []
+        left = math.inf if event.endless else event.left
+        if left is None:
+            return []
+        if before is JobState.PREEMPTED and state not in OTHER_ENDS:
             return []  # Slurm, which takes nothing back, has not answered this time
         self._end_at = now + left
-        self._is_requeued = event.requeued
         if self.knows_end and self._end_at > self._told_end_at + self.seconds:
             self.knows_end = False  # it was put off: they are to have notice of the new one, too
-        was = self.preempted
-        self.preempted = was or (event.preempted and left > 0)
-        if (self.preempted or self._is_requeued) and not was:
-            how = "requeued" if self._is_requeued else "preempted"
-            return [Say(f"the job is {how}: it ends in {left:.0f} s")]
-        return []
+        is_limit = state is JobState.RUNNING and self._announces_limit(left)
+        if not (state in OTHER_ENDS or is_limit) or state is before:
+            return []
+        self._announced = state
+        how = "near its time limit" if is_limit else state.value
+        return [Say(f"the job is {how}: it ends in {left:.0f} s")]
+
+    def _announces_limit(self, left: float) -> bool:
+        """Whether SIGTERM has come since the user wants to go on after the time limit, and to have
+        the signal some time before (`sbatch --signal`): the job is neither cancelled nor preempted.
+        """
+        is_wanted = Ending.TIME_LIMIT in self.job.requeueing.on
+        is_near = left <= self.timing.announced
+        return is_wanted and is_near and self._warned is not None and not self.waits_for_slurm
+
+    @property
+    def is_preempted(self) -> bool:
+        return self._announced is JobState.PREEMPTED
 
     @property
     def comes_later(self) -> bool:
         """Whether SIGTERM has announced an end that comes later."""
-        return self.preempted or self._is_requeued
+        return self._announced is not JobState.UNKNOWN
 
     def learn(self, save: float) -> None:
         """One has taken so long, in seconds."""
@@ -187,7 +213,7 @@ class Notices:
             return None
         signum, host = self._warned
         reason = f"ended by {signal_name(signum)} on {host}"
-        return Verdict(128 + signum, reason, restarts=restarts)
+        return Verdict(128 + signum, reason, restarts=restarts, ending=Ending.SIGTERM)
 
     # Notice
 
@@ -283,9 +309,9 @@ class Notices:
 
     @property
     def _what(self) -> str:
-        if self._is_requeued:
-            return "the job is requeued, and ends"
-        return "the job is preempted, and ends" if self.preempted else "the time limit is"
+        if self._announced in OTHER_ENDS:
+            return f"the job is {self._announced.value}, and ends"
+        return "the time limit is"
 
     # What is seen of it
 
@@ -386,9 +412,7 @@ class Notices:
 
     def verdict_of_end(self, saved: CheckpointChosen | None, now: float, restarts: int) -> Verdict:
         """The workers are ended, or there is no time for another round."""
-        what = "the time limit"
-        if self.comes_later:
-            what = "Slurm requeues it" if self._is_requeued else "its preemption"
+        what = OTHER_ENDS.get(self._announced, "the time limit")
         reason = f"ended {max(0.0, self._end_at - now):.0f} s before {what}"
         code = EXIT_SAVED
         if saved is not None and self._is_new(saved, now):
@@ -401,7 +425,7 @@ class Notices:
 
     @property
     def _ending(self) -> Ending:
-        return Ending.PREEMPTION if self.comes_later else Ending.TIME_LIMIT
+        return Ending.PREEMPTION if self._announced in OTHER_ENDS else Ending.TIME_LIMIT
 
     @property
     def _where(self) -> str:
@@ -411,10 +435,6 @@ class Notices:
     def _left(self) -> str:
         after = f"the notice{self._where}" if self._is_taken else "Slurm's SIGTERM"
         return f"not finished: the workers left after {after}"
-
-
-def _is_of_sigterm(verdict: Verdict) -> bool:
-    return verdict.code == 128 + signal.SIGTERM and verdict.ending is Ending.STOPPED
 
 
 def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..protocol.effects import Effect, Say
 from ..protocol.events import EndFound
-from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, Sequel, Verdict
+from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, JobState, Sequel, Verdict
 from ..protocol.wording import count
 
 
@@ -23,7 +23,7 @@ class RequeueDecision:
 
     def found(self, event: EndFound) -> list[Effect]:
         """Take in what Slurm says, and tell the user at once what will not work in the end."""
-        if event.preempted:  # else it may not have answered this time
+        if event.state is JobState.PREEMPTED:  # else it may not have answered this time
             self._requeued_if_killed = event.requeued_if_killed
         if event.may_requeue is not None:
             self._may_requeue = event.may_requeue

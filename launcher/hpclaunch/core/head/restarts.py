@@ -123,7 +123,9 @@ def verdict_of_agent(report: Report, restarts: int) -> Verdict | None:
         return Verdict(report.trouble.code, report.trouble.reason, restarts=restarts)
     if report.stop_signal:
         reason = f"ended by {signal_name(report.stop_signal)} on {report.host}"
-        return Verdict(128 + report.stop_signal, reason, restarts=restarts)
+        is_sigterm = report.stop_signal == signal.SIGTERM
+        ending = Ending.SIGTERM if is_sigterm else Ending.STOPPED
+        return Verdict(128 + report.stop_signal, reason, restarts=restarts, ending=ending)
     return None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .messages import Message
 from .model import (
     GpuUse,
+    JobState,
     NoticeAnswer,
     RankState,
     RankVitals,
@@ -230,8 +231,7 @@ class EndFound:
     """When Slurm ends the job; answers an AskForEnd."""
 
     left: float | None  # seconds; None if that is not known
-    preempted: bool = False  # it ends for the sake of another job
-    requeued: bool = False  # it ends to be started again, as an administrator or a user wants it
+    state: JobState = JobState.UNKNOWN
     may_requeue: bool | None = None  # whether it may be started again; None if that is not known
     requeued_if_killed: bool = False  # it is started again after its preemption, if it is there
     draining: tuple[str, ...] = ()  # its nodes that no other job gets any more

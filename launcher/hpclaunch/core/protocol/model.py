@@ -109,6 +109,17 @@ class Ending(str, Enum):
     FAILURE = "failure"
     NODE_FAILURE = "node-failure"
     STOPPED = "stopped"  # by a user, or because of a mistake
+    SIGTERM = "sigterm"  # of a user or of Slurm: the head asks which, and puts another in its place
+
+
+class JobState(str, Enum):
+    """What Slurm says of a job."""
+
+    UNKNOWN = "unknown"  # it does not answer
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # it runs on until it ends for the sake of another job
+    REQUEUED = "requeued"  # it ends to be started again, as an administrator or a user wants it
+    OVER = "over"  # it is being ended: somebody has cancelled it, or its time is over
 
 
 GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)

@@ -43,6 +43,7 @@ class Timing:
     offer: float = 1.0  # until the next offer, after one that nobody could accept
     first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
     warned: float = 2.0  # wait for the head to say whether SIGTERM means an end that comes later
+    announced: float = 1200.0  # SIGTERM so long before the time limit, or later, announces it
     closing: float = 3.0  # between the last of the workers and that, to ask for another run
     search: float = 10.0  # wait for what was saved since the notice
     # The end of a round

@@ -12,6 +12,7 @@ import re
 import time
 from typing import Any
 
+from hpclaunch.core.protocol.model import JobState
 from hpclaunch.system.shared.helper import Helper
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.system.shared.scontrol import fields_of, said, shown
@@ -65,9 +66,14 @@ def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, 
     may_requeue = {"0": False, "1": True}.get(fields.get("Requeue", ""))
     requeued = int(_digits(fields.get("Restarts", "")) or 0) > int(_digits(restarts) or 0)
     again = endless = False
+    state = JobState.RUNNING if fields else JobState.UNKNOWN
     if requeued:
+        state = JobState.REQUEUED
         at = time.time() + kill_wait()  # Slurm says no more when it ends
+    elif fields.get("JobState") == "COMPLETING":
+        state = JobState.OVER
     elif preempted_at is not None:
+        state = JobState.PREEMPTED
         partition = shown("partition", fields.get("Partition", ""))
         again = bool(may_requeue) and partition.get("PreemptMode") != "CANCEL"
         if at is None:  # of a job without a time limit, Slurm does not show it
@@ -75,8 +81,8 @@ def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, 
     elif at is None:
         endless = fields.get("TimeLimit") == "UNLIMITED"
         at = float(end) if _digits(end) and not endless else None
-    found = {"preempted": preempted_at is not None, "requeued": requeued, "endless": endless}
-    return at, found | {"may_requeue": may_requeue, "requeued_if_killed": again}
+    found = {"state": state, "endless": endless, "may_requeue": may_requeue}
+    return at, found | {"requeued_if_killed": again}
 
 
 def draining(nodes: str, before: list[str]) -> list[str]:
