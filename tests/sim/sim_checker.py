@@ -24,6 +24,7 @@ from hpclaunch.core.protocol.model import (
     NO_RANK,
     Assignment,
     Culprit,
+    Ending,
     Grow,
     Heads,
     Phase,
@@ -476,7 +477,7 @@ class Checker:
             lost = {sim.plan.job.places[f.agent].node for f in sim.plan.faults}
             for agent in sim.agents:
                 left = sim.plan.job.places[agent.index].node not in lost
-                good = agent.verdict is not None and agent.verdict.code == 0
+                good = agent.verdict is not None and self._went_well(agent.verdict)
                 self._require(good or not left, agent, f"does not go on: {agent.verdict}")
         # Who never met a head or was cut off can only say that.
         apart = sim.network.disturbed
@@ -504,6 +505,13 @@ class Checker:
         if sim.plan.survived:
             self._fair(sim.agents[0])
 
+    def _went_well(self, verdict: Verdict) -> bool:
+        """Whether all workers have ended with 0. If they have saved shortly before, after a signal,
+        they count as not finished.
+        """
+        signalled = self.sim.plan.saves and Kind.USR1 in self.sim.plan.kinds
+        return verdict.code == 0 or (signalled and verdict.ending is Ending.TIME_LIMIT)
+
     def _fair(self, head: Agent) -> None:
         """Where only workers and fork servers failed, the outcome follows from how often they did.
 
@@ -512,13 +520,14 @@ class Checker:
         plan, verdict = self.sim.plan, head.verdict
         assert verdict is not None
         budget, most = plan.job.max_restarts, plan.crashes + plan.kills
+        well = self._went_well(verdict)
         # A round that a node was lost in, or that was ended for one, may have had a crash as well.
         least = plan.crashes - len(plan.unfit) - len(self.grown) - len(self.asked)
-        done = verdict.code == 0 and least <= verdict.restarts <= most
-        spent = verdict.code != 0 and verdict.restarts == budget and verdict.cause is not None
+        done = well and least <= verdict.restarts <= most
+        spent = not well and verdict.restarts == budget and verdict.cause is not None
         fair = (done and least <= budget) or (spent and most > budget)
         if plan.saves and budget:  # what was spent is given back with every new checkpoint
-            spent = verdict.code != 0 and verdict.restarts >= budget and verdict.cause is not None
+            spent = not well and verdict.restarts >= budget and verdict.cause is not None
             fair = done or (spent and most > budget)
         unfit = "nodes are left" in verdict.reason or "is broken" in verdict.reason
         if verdict.code and unfit:

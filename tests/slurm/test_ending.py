@@ -8,6 +8,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, SCRIPTS, Launch
 
@@ -117,3 +119,18 @@ def test_workers_that_leave_after_a_signal(
     saved_alike(tmp_path)
     assert ended.code == SAVED, str(ended)
     assert "given notice" not in ended.output
+
+
+@pytest.mark.parametrize(("how", "name"), [("agreed", "SIGUSR1"), ("alone", "SIGUSR2")])
+def test_workers_that_leave_where_slurms_own_signal_finds_them(
+    launch: Launch, tmp_path: Path, how: str, name: str
+) -> None:
+    """Before they come to the step of the notice."""
+    job = launch(*SETTINGS, ENDING, how, nodes=2, srun=SRUN)
+    until_it_trains(job)
+    job.cancel(f"--signal={name}")
+    ended = job.wait()
+    assert ended.code == SAVED, str(ended)
+    assert "saved, not finished: the workers left after" in ended.output, str(ended)
+    if how == "agreed":
+        saved_alike(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -119,7 +118,7 @@ def test_a_signal_of_slurms_own_is_survived(
     """
     jobs = {
         name: begin(launch, tmp_path / name, "agreed", "--requeue", slurm="--time=10")
-        for name in ("SIGTERM",)
+        for name in ("SIGUSR1", "SIGTERM")
     }
     for name, job in jobs.items():
         until_it_trains(job)
@@ -127,9 +126,9 @@ def test_a_signal_of_slurms_own_is_survived(
     for job in jobs.values():
         job.starts_again(1)
         go_fast(job)
-    for name, job in jobs.items():
+    for job in jobs.values():
         ended = finished(job, undisturbed)
-        assert re.search(f"saved, not finished: the workers left after .*{name}", ended.output)
+        assert "saved, not finished: the workers left after" in ended.output
 
 
 def test_a_job_that_is_cancelled_stays_so(launch: Launch, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     EndFound,
     NoticeTaken,
+    Requested,
     Signalled,
     WorkerExited,
     WorkersGone,
@@ -20,10 +21,11 @@ from hpclaunch.core.protocol.model import (
     GOES_ON,
     Ending,
     JobState,
+    Request,
     Requeueing,
 )
 
-USR1, TERM = 10, 15
+USR1, USR2, TERM = 10, 12, 15
 SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True}
 REQUEUED = Requeueing(GOES_ON, most=5)
 
@@ -557,6 +559,74 @@ def test_workers_that_slurm_itself_has_told_to_leave(after, saved_at, reason):
     leave(crew)
     crew.until(110.0)
     assert verdict(crew).reason == reason
+
+
+@pytest.mark.parametrize("signum", [USR1, USR2])
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("after", [1.0, 500.0])
+@pytest.mark.parametrize(("saved", "code"), [(True, EXIT_SAVED), (False, 0)])
+def test_workers_that_leave_for_a_signal_before_its_notice(signum, answers, after, saved, code):
+    """Slurm has sent it to them as well. They save as long as they like, at the step that they are
+    in, and the notice of it was given for the next one, or not even that.
+    """
+    crew = training()
+    crew.until(100.0)
+    if not answers:
+        crew.steps.clear()
+    for agent in (0, 1):
+        crew.tell(agent, Signalled(signum))
+    crew.until(100.0 + after)
+    assert given(crew) == ({0: [101], 1: [101]} if answers else {})
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 100.0 + after if saved else 90.0
+    leave(crew)
+    crew.until(101.0 + after)
+    assert verdict(crew).code == code
+    if saved:
+        name = {USR1: "SIGUSR1", USR2: "SIGUSR2"}[signum]
+        assert verdict(crew).ending is Ending.TIME_LIMIT
+        assert verdict(crew).reason == (
+            f"saved, not finished: the workers left after {name}, with /c/5.pt"
+        )
+
+
+@pytest.mark.parametrize(("after", "code"), [(5.0, EXIT_SAVED), (500.0, 0)])
+def test_workers_without_an_optimizer_that_leave_for_a_signal(after, code):
+    crew = training(steps=0)
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
+    crew.until(100.0 + after)
+    leave(crew)
+    crew.until(101.0 + after)
+    assert verdict(crew).code == code
+
+
+def test_workers_that_have_gone_on_after_a_signal_are_finished():
+    crew = training()
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    take(crew)
+    crew.until(951.0)
+    assert given(crew) == {0: [101, 101], 1: [101, 101]}
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 952.0
+    leave(crew)
+    crew.until(953.0)
+    assert verdict(crew).code == 0
+
+
+def test_workers_that_leave_before_a_notice_that_a_user_asks_for_are_finished():
+    """Only the notice would have told them."""
+    crew = training()
+    crew.until(100.0)
+    crew.tell(0, Requested(Request.NOTICE))
+    crew.until(101.0)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 101.0
+    leave(crew)
+    crew.until(102.0)
+    assert verdict(crew).code == 0
 
 
 def test_workers_that_began_after_slurms_signal_are_finished():

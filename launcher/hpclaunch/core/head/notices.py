@@ -13,7 +13,7 @@ import math
 import signal
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..protocol.effects import AskForEnd, Effect, Say
 from ..protocol.events import CheckpointChosen, EndFound
@@ -40,6 +40,14 @@ TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
 # Ends other than the time limit, and their names in messages.
 OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNotice:
+    """A notice that the workers are to have for another reason than the end."""
+
+    signum: int
+    heard_at: float = math.inf  # when an agent got this signal: Slurm sends it to workers, too
 
 
 class Notices:
@@ -74,12 +82,13 @@ class Notices:
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
         self._told_end_at = math.inf  # the end of the job that this was of
-        self._given_at = math.inf  # the last notice, of the end or of a signal
+        self._given_at = math.inf  # the last notice; if it is of a signal, when that was heard
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
         self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
-        self._signals: deque[int] = deque()  # to be passed on
+        self._is_signalled = False  # the last notice is of a signal that an agent got
+        self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
         self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
         self._in_wave: set[int] = set()  # these agents
@@ -110,7 +119,7 @@ class Notices:
             return math.inf
         if self.offer is not None and not self.offer.given:
             return self._offered_at + self.timing.answer
-        if self._signals:
+        if self._pending:
             return self._try_at
         return math.inf if self.knows_end else max(self._due_at, self._try_at)
 
@@ -186,7 +195,7 @@ class Notices:
 
     def give_soon(self) -> None:
         """The workers are to have notice for another reason than the end, and go on."""
-        self._signals.append(self.job.notice_signal)
+        self._pending.append(PendingNotice(self.job.notice_signal))
 
     # Signals that agents have got
 
@@ -203,7 +212,7 @@ class Notices:
         signum, _ = report.passed
         same, until = self._wave
         if signum != same or now >= until or agent in self._in_wave:
-            self._signals.append(signum)
+            self._pending.append(PendingNotice(signum, now))
             self._wave, self._in_wave = (signum, now + WAVE), set()
         self._in_wave.add(agent)
 
@@ -228,7 +237,7 @@ class Notices:
         if self.offer is not None and not self.offer.given:
             return self._go_on(self.offer, current, now, holds=holds)
         of_end = now >= self._due_at and not self.knows_end
-        if now < self._try_at or not (of_end or self._signals):
+        if now < self._try_at or not (of_end or self._pending):
             return None
         running = [p.report for p in current.participants]
         if any(r is None or r.round != current.number for r in running):
@@ -253,7 +262,7 @@ class Notices:
     def _offer(self, now: float) -> list[Effect]:
         self._numbers += 1
         step = EACH_ITS_NEXT if self._apart else self._most + self._ahead
-        signum = self.job.notice_signal if self._is_of_end else self._signals[0]
+        signum = self.job.notice_signal if self._is_of_end else self._pending[0].signum
         self.offer, self._offered_at = StepNotice(self._numbers, step, signum), now
         return []
 
@@ -294,11 +303,12 @@ class Notices:
         self, offer: StepNotice, current: Round, now: float, *, stepping: bool
     ) -> list[Effect]:
         self.offer = replace(offer, given=True)
-        self._given_at, self._given_number = now, offer.number
+        pending = PendingNotice(offer.signum) if self._is_of_end else self._pending.popleft()
+        self._is_signalled = pending.heard_at < math.inf
+        self._given_at, self._given_number = min(now, pending.heard_at), offer.number
         self._given_to = _with_workers(current)
         self._given_step = offer.step if stepping else 0
         if not self._is_of_end:
-            self._signals.popleft()
             self._try_at = now + self.timing.offer
             return []
         self.knows_end, self._told_end_at = True, self._end_at
@@ -338,22 +348,31 @@ class Notices:
         return self._warned is not None and self._known_at < self._warned_at
 
     @property
-    def _signalled_at(self) -> float:
-        """When Slurm has announced the end to the workers of this round: it sends its SIGTERM to
+    def _sigterm_at(self) -> float:
+        """When Slurm has announced the end to the workers of this round: it sends its signals to
         all processes of a step. Infinite if it has not.
         """
         is_theirs = self.comes_later and self._warned_at >= self._began_at
         return self._warned_at if is_theirs else math.inf
 
+    @property
+    def _signalled_at(self) -> float:
+        """When Slurm may have sent the workers the first signal that they have had no notice of:
+        its SIGTERM, or one that an agent got as well. Infinite if there is none.
+        """
+        waiting = [p.heard_at for p in self._pending]
+        if self._is_signalled and not self._is_taken:
+            waiting.append(self._given_at)
+        return min([self._sigterm_at, *waiting])
+
     def have_left(self, now: float) -> bool:
         """Whether workers that have ended with 0 may have done so because they were asked to: they
         have had notice of the end, or a signal, and came to its step: the latter a short while ago,
-        or they have begun no other step since. Or Slurm itself has sent them SIGTERM.
+        or they have begun no other step since. Or Slurm itself has sent them a signal before.
         """
         lasts = max(self.seconds, self.timing.least_notice)
         is_recent = now < self._given_at + lasts
-        for_signal = self._given_step > 0 and (is_recent or self._left_at_once)
-        noticed = (self.knows_end or for_signal) and self._is_taken
+        noticed = self._is_taken and (self.knows_end or is_recent or self._left_at_once)
         return noticed or self._signalled_at < math.inf
 
     @property
@@ -391,9 +410,9 @@ class Notices:
         """
         if (verdict := self.verdict_of_saving(saved, now, restarts)) is not None:
             return verdict
-        at_once = self._left_at_once
-        unnoticed = not self._is_taken
-        if not (self.job.saves and (unnoticed or (self.knows_end and at_once))):
+        at_once = self.knows_end and self._left_at_once
+        unnoticed = self._sigterm_at < math.inf and not self._is_taken
+        if not (self.job.saves and (unnoticed or at_once)):
             return None
         reason = f"{self._left}, and nothing was saved since"
         code = 128 + signal.SIGTERM
@@ -433,7 +452,11 @@ class Notices:
 
     @property
     def _left(self) -> str:
-        after = f"the notice{self._where}" if self._is_taken else "Slurm's SIGTERM"
+        if self._is_taken:
+            after = f"the notice{self._where}"
+        else:
+            announced = self._sigterm_at < math.inf
+            after = "Slurm's SIGTERM" if announced else signal_name(self._wave[0])
         return f"not finished: the workers left after {after}"
 
 
