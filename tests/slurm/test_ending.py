@@ -134,3 +134,8 @@ def test_workers_that_leave_where_slurms_own_signal_finds_them(
     assert "saved, not finished: the workers left after" in ended.output, str(ended)
     if how == "agreed":
         saved_alike(tmp_path)
+
+
+def test_all_ranks_save_before_the_time_limit_of_their_step(launch: Launch, tmp_path: Path) -> None:
+    job = launch(*SETTINGS, ENDING, "due", nodes=2, srun="srun --time=1 hpclaunch")
+    assert_saved_alike(job, "due")

@@ -1,5 +1,6 @@
 """What Slurm says of the end of a job, as a `scontrol` that is played says it."""
 
+import math
 import select
 import time
 
@@ -51,6 +52,35 @@ def test_a_job_that_is_cancelled(tmp_path, monkeypatch, preempted):
 
 
 @pytest.mark.parametrize(
+    ("limit", "before", "at"),
+    [
+        ("00:01:00", math.inf, 1700000060.0),
+        ("2-03:04:05", math.inf, 1700000000.0 + 2 * 86400 + 3 * 3600 + 4 * 60 + 5),
+        ("UNLIMITED", 1700000060.0, math.inf),
+        ("Partition_Limit", math.inf, math.inf),
+        (None, 1700000060.0, 1700000060.0),  # it does not answer
+    ],
+)
+def test_the_time_limit_of_a_step(limit, before, at):
+    text = f"StepId=7.0 UserId=0 StartTime=1700000000 TimeLimit={limit} State=RUNNING"
+    assert job_end.end_of_step(fields_of(text) if limit else {}, before) == at
+
+
+@pytest.mark.parametrize(
+    ("job", "step_end", "at"),
+    [
+        ({"EndTime": "1800000000"}, 1700000000.0, 1700000000.0),
+        ({"EndTime": "1800000000"}, 1900000000.0, 1800000000.0),
+        ({"EndTime": "1800000000"}, math.inf, 1800000000.0),
+        ({"EndTime": "Unknown", "TimeLimit": "UNLIMITED"}, 1700000000.0, 1700000000.0),
+    ],
+)
+def test_the_earlier_end_counts(job, step_end, at):
+    said, found = job_end.ask(job, "", "", step_end)
+    assert (said, found["endless"]) == (at, False)
+
+
+@pytest.mark.parametrize(
     ("preempted", "requeue", "mode", "again"),
     [
         ("1700000000", "1", "REQUEUE", True),
@@ -94,7 +124,8 @@ def test_words_of_the_user_are_no_fields():
 
 NODE = 'echo "NodeName=n1 State=IDLE+DRAIN"'
 IN_GRACE = JOB.format(1800000000, 1700000000, 1, state="RUNNING")
-PREEMPTED = f'[ "$2" = job ] && echo "{IN_GRACE}" || {NODE}'
+STEP = "StepId=7.0 UserId=0 StartTime=1790000000 TimeLimit=00:01:00 State=RUNNING"
+PREEMPTED = f'case $2 in job) echo "{IN_GRACE}";; step) echo "{STEP}";; *) {NODE};; esac'
 
 
 def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypatch):
@@ -102,18 +133,22 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     scontrol.write_text("")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    client = job_end.JobEndClient("7", BEGAN, "", "n1")
+    client = job_end.JobEndClient("7", "7.0", BEGAN, "", "n1")
     told = []
-    for said in ("exit 1", PREEMPTED, "exit 1"):
+    only_job = PREEMPTED.replace("step)", "nothing)")
+    for said in ("exit 1", PREEMPTED, only_job, "exit 1"):
         scontrol.write_text(f"#!/bin/sh\n{said}\n")
         client.ask(number=len(told))
         assert select.select([client], [], [], 60.0)[0]
         told += [reply["found"] for reply in client.receive()]
     client.abandon()
     assert told[0]["left"] < 0  # of the environment: that was long ago
-    assert told[1]["state"] == JobState.PREEMPTED
-    assert told[2]["left"] is None
-    assert [found["draining"] for found in told] == [[], ["n1"], ["n1"]]
+    ends = [found["left"] for found in told[1:3]]
+    assert 0 <= ends[0] - ends[1] < 60  # both times that of the step
+    assert ends[0] < 1800000000 - time.time()
+    assert [found["state"] for found in told[1:3]] == [JobState.PREEMPTED] * 2
+    assert told[3]["left"] is None
+    assert [found["draining"] for found in told] == [[], ["n1"], ["n1"], ["n1"]]
 
 
 def test_times_as_slurm_writes_them_by_itself():

@@ -9,6 +9,7 @@ import zmq
 
 from ..core.protocol import events
 from ..core.protocol.model import Job, JobState
+from ..system.hosts import slurm
 from ..system.hosts.job_end import JobEndClient
 
 
@@ -19,6 +20,8 @@ class EndWatch:
 
     def __init__(self, job: Job, environ: Mapping[str, str], poller: zmq.Poller) -> None:
         self._job = job.slurm_id
+        in_step = slurm.in_step(environ)
+        self._step = f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else ""
         has_spares = 0 < job.most < job.nodes
         self._nodes = environ.get("SLURM_STEP_NODELIST", "") if has_spares else ""
         self._end = environ.get("SLURM_JOB_END_TIME", "")
@@ -39,7 +42,8 @@ class EndWatch:
         self._number += 1
         if self._client is None:
             try:
-                self._client = JobEndClient(self._job, self._end, self._restarts, self._nodes)
+                own = (self._job, self._step, self._end, self._restarts, self._nodes)
+                self._client = JobEndClient(*own)
             except OSError:
                 return [events.EndFound(None)]
             self._poller.register(self._client.fileno(), zmq.POLLIN)

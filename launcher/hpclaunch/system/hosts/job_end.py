@@ -2,11 +2,13 @@
 
 A request is answered with its number, the fields of an EndFound, and when the job began; of several
 that have come meanwhile, only the newest is. Without an answer of Slurm's, as in containers that
-lack `scontrol`, the end is what SLURM_JOB_END_TIME said when the job began. Standard library only.
+lack `scontrol`, the end is what SLURM_JOB_END_TIME said when the job began. A step may have a time
+limit of its own (`srun --time`): the end is the earlier of both. Standard library only.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -22,28 +24,33 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 class JobEndClient(Helper):
     """`ask`, and then `receive` once it is readable."""
 
-    def __init__(self, job: str, end: str, restarts: str, nodes: str) -> None:
-        """`end` is SLURM_JOB_END_TIME, and `restarts` SLURM_RESTART_COUNT; "" without them.
+    def __init__(self, job: str, step: str, end: str, restarts: str, nodes: str) -> None:
+        """`step` is that of the agents, as "7.0"; `end` is SLURM_JOB_END_TIME, and `restarts`
+        SLURM_RESTART_COUNT; "" without them.
 
         `nodes` are those of which to tell whether they are drained.
         """
         me = str(os.getpid())
-        super().__init__("hpclaunch.system.hosts.job_end", me, job, end, restarts, nodes)
+        super().__init__("hpclaunch.system.hosts.job_end", me, job, step, end, restarts, nodes)
 
 
-def main(fd: str, _blocked: str, agent: str, job: str, end: str, restarts: str, nodes: str) -> None:
+def main(
+    fd: str, _blocked: str, agent: str, job: str, step: str, end: str, restarts: str, nodes: str
+) -> None:
     if not die_with(int(agent)):
         return
     channel = AgentChannel(fd)
     began: float | None = None
-    has_answered = False
+    has_answered, step_end = False, math.inf
     drained: list[str] = []
     try:
         while True:
             for request in channel.read()[-1:]:
                 fields = shown("job", job)
                 has_answered = has_answered or bool(fields)
-                at, found = ask(fields, end, restarts)
+                if step:
+                    step_end = end_of_step(shown("step", step), step_end)
+                at, found = ask(fields, end, restarts, step_end)
                 if has_answered and not fields:
                     at = None  # what it has said before still counts
                 found["draining"] = drained = draining(nodes, drained) if nodes else []
@@ -54,12 +61,14 @@ def main(fd: str, _blocked: str, agent: str, job: str, end: str, restarts: str, 
         pass
 
 
-def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, dict[str, Any]]:
+def ask(
+    fields: dict[str, str], end: str, restarts: str, step_end: float = math.inf
+) -> tuple[float | None, dict[str, Any]]:
     """When the job ends, None if that is not known, and the other fields of an EndFound.
 
     `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if it does not
     say, unless there is no time limit any more, and `restarts` is how often the job was started
-    again before this run. The times are in seconds since 1970.
+    again before this run. An earlier `step_end` is its end. The times are in seconds since 1970.
     """
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
@@ -81,8 +90,24 @@ def ask(fields: dict[str, str], end: str, restarts: str) -> tuple[float | None, 
     elif at is None:
         endless = fields.get("TimeLimit") == "UNLIMITED"
         at = float(end) if _digits(end) and not endless else None
+    if step_end < (math.inf if at is None else at):
+        at, endless = step_end, False
     found = {"state": state, "endless": endless, "may_requeue": may_requeue}
     return at, found | {"requeued_if_killed": again}
+
+
+def end_of_step(fields: dict[str, str], before: float) -> float:
+    """When the time limit of a step is reached, infinite without one; if Slurm does not answer, as
+    `before`.
+    """
+    began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
+    if began is None:
+        return before
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if found is None:  # UNLIMITED, or that of the partition, which is the job's
+        return math.inf
+    days, hours, minutes, rest = (int(number or 0) for number in found.groups())
+    return began + ((days * 24 + hours) * 60 + minutes) * 60 + rest
 
 
 def draining(nodes: str, before: list[str]) -> list[str]:
