@@ -618,7 +618,7 @@ def test_workers_that_have_gone_on_after_a_signal_are_finished():
 
 
 def test_workers_that_leave_before_a_notice_that_a_user_asks_for_are_finished():
-    """Only the notice would have told them."""
+    """Slurm has sent them nothing, so they did not know of it."""
     crew = training()
     crew.until(100.0)
     crew.tell(0, Requested(Request.NOTICE))
