@@ -12,6 +12,7 @@ import psutil
 import pytest
 from launching import LIMIT, end, family, fork_server, hpclaunch, living, script, start, until
 
+from hpclaunch.core.protocol.model import ENDING
 from surroundings import environment
 
 pytestmark = pytest.mark.torch
@@ -32,10 +33,11 @@ dist.destroy_process_group()
 WAIT = """
 import os, signal, sys, time
 signal.signal(signal.SIGUSR1, lambda *a: print("got USR1"))
-def stop(*a):
-    print("got TERM")
+def stop(signum, _):
+    print("got", signal.Signals(signum).name)
     sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
+for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(s, stop)
 print("up", os.getpid())
 for _ in range(6000):
     time.sleep(0.1)
@@ -142,16 +144,91 @@ def test_resuming(tmp_path):
     assert f"resuming from {point}" in done.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", ENDING)
 def test_a_signal_ends_the_job_in_order(tmp_path, signum):
+    """The workers get the same signal."""
     job = start("--nproc", 2, script(tmp_path, WAIT), cwd=tmp_path)
     until(lambda: sum(1 for text in outputs_if_any(tmp_path).values() if "up" in text) == 2)
     pids = family(job)
     code, out, err = end(job, signum)
     assert code == 128 + signum
-    assert out.count("got TERM") == 2
+    assert out.count(f"got {signum.name}\n") == 2
     assert f"ended by {signum.name}" in err
     assert until(lambda: not living(pids))
+
+
+SAVES_ON_INTERRUPT = """
+import os, time
+{imports}
+try:
+    open(f"up-{{os.environ['RANK']}}", "w").close()
+    while True:
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    print("saved")
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import torch"], ids=["cold", "warm"])
+def test_an_interrupt_raises_in_the_workers(tmp_path, imports):
+    body = SAVES_ON_INTERRUPT.format(imports=imports)
+    job = start("--nproc", 2, script(tmp_path, body), cwd=tmp_path)
+    until(lambda: len(list(tmp_path.glob("up-?"))) == 2)
+    code, out, err = end(job, signal.SIGINT)
+    assert (code, out) == (128 + signal.SIGINT, "saved\n" * 2)
+    assert "hpclaunch: ended by SIGINT on" in err
+
+
+SHARES = """
+import os, signal, sys
+import torch
+torch.multiprocessing.set_sharing_strategy("file_system")
+_, name, _ = torch.ones(1000).untyped_storage()._share_filename_cpu_()
+print(name.decode())
+sys.stdout.flush()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_nothing_of_a_failed_round_is_left_in_shared_memory(tmp_path):
+    """torch_shm_manager, which outlives its workers for that, takes its time."""
+    done = hpclaunch("--nproc", 1, script(tmp_path, SHARES), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    assert len(names) == 2
+    assert not any(os.path.exists(f"/dev/shm{name}") for name in names)
+
+
+UPLOADS = """
+import os, subprocess
+program = "until [ -e {enough} ]; do sleep 0.05; done; touch uploaded"
+if os.environ["RANK"] == "0":
+    subprocess.Popen(["bash", "-c", program], start_new_session={session})
+"""
+
+
+@pytest.mark.parametrize("session", [False, True])
+def test_an_upload_in_the_background_is_waited_for(tmp_path, session):
+    path = script(tmp_path, UPLOADS.format(enough="enough", session=session))
+    job = start("--nproc", 2, path, cwd=tmp_path)
+    line = job.stderr.readline()
+    waiting = "waiting up to 20 s (--grace) for what the workers left behind: bash (rank 0, pid "
+    assert waiting in line
+    (tmp_path / "enough").touch()
+    _, err = job.communicate(timeout=LIMIT)
+    assert (job.returncode, err) == (0, "")
+    assert (tmp_path / "uploaded").exists()
+
+
+def test_an_upload_that_takes_too_long_is_ended_and_named(tmp_path):
+    path = script(tmp_path, UPLOADS.format(enough="never", session=True))
+    done = hpclaunch("--nproc", 2, "--grace", 0.5, path, cwd=tmp_path)
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    ending = "ending what the workers left behind, after 0.5 s (--grace): bash (rank 0, pid "
+    assert ending in line
 
 
 def outputs_if_any(cwd, number=0):
@@ -440,7 +517,7 @@ def test_what_tee_begins_its_lines_with(tmp_path, by):
 def test_a_signal_that_the_user_wants_handled_ends_the_job_in_order(tmp_path):
     body = (
         "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\n"
+        "signal.signal(signal.SIGXCPU, lambda *_: sys.exit(print('saved')))\n"
         "print('ready', os.environ['TORCHELASTIC_SIGNALS_TO_HANDLE'])\n"
         "time.sleep(60)\n"
     )

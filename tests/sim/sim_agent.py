@@ -23,6 +23,7 @@ from hpclaunch.core.protocol.model import (
     Doing,
     Heads,
     Job,
+    Leftover,
     Load,
     Look,
     NoticeAnswer,
@@ -47,6 +48,7 @@ RESTARTED = 0.02  # how likely somebody who looks is to ask for a restart
 WATCH = 0.5  # seconds between two looks at the workers
 STEP, LATE, JITTER = 0.2, 0.06, 0.005  # seconds of a step; how late slow workers are, and others
 REMEMBERED = 20  # collectives
+LEFT_BEHIND = 0.001  # seconds that what a worker leaves behind takes, if it is told
 LATENESS = 0.002  # seconds that a loop may wake after the deadline it waits for
 MOMENTS = (0.002, 0.4)  # seconds into a phase in which a fork server is killed
 POSTED = 5.0  # seconds for which a fork server says that its agent is dead
@@ -63,6 +65,7 @@ _SOURCES = (
     | events.VitalsTaken
     | events.NoticeOffered
     | events.NoticeTaken
+    | events.LeftBehind
     | events.WorkersGone
     | events.LeaseOver
     | events.ForkServerReplaced
@@ -590,6 +593,8 @@ class Agent:
         if self._running and not self.living_workers():
             self._watch_notice()
             self._running = self._held = False
+            if self.sim.plan.sweep > LEFT_BEHIND:
+                self._answer(events.LeftBehind((Leftover(pid=1, program="helper"),)))
             self._answer(events.WorkersGone(self._spent()), self.sim.plan.sweep)
 
     def kill_forkserver(self, *, for_good: bool) -> None:

@@ -1,6 +1,7 @@
 """A fork server with real processes, for tests: what it is asked, and what it has told."""
 
 import select
+import signal
 import socket
 import sys
 import time
@@ -43,6 +44,12 @@ class Client:
         errors = str(self.tmp_path / "store.err") if store else ""
         self.server.start(workers, env or {}, store=errors, warm=warm, learn=learn)
         return port
+
+    def end_round(self):
+        """Kill the workers, and what they leave behind."""
+        self.server.kill()
+        self.server.signal_left(signal.SIGKILL)
+        self.until("gone")
 
     def path(self, rank, kind="err"):
         return self.tmp_path / f"rank-{rank}.{kind}"

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from serving import LIMIT, Client, gone, sh, wait_for
+from serving import LIMIT, Client, gone, python, sh, wait_for
 
 
 @pytest.fixture
@@ -123,8 +123,7 @@ def test_at_the_end_of_a_lease_the_workers_are_held_until_there_is_another(clien
     eventually(lambda: stand_still(files))
     client.server.keep(time.monotonic() + 1000)
     wait_to_go_on(files)
-    client.server.kill()
-    client.until("gone")
+    client.end_round()
 
 
 def test_workers_that_somebody_else_lets_go_on_are_held_again(client):
@@ -135,15 +134,13 @@ def test_workers_that_somebody_else_lets_go_on_are_held_again(client):
         with contextlib.suppress(psutil.NoSuchProcess):  # the worker was quicker to end it
             process.send_signal(signal.SIGCONT)
     eventually(lambda: stand_still(files))
-    client.server.kill()
-    client.until("gone")
+    client.end_round()
 
 
-@pytest.mark.parametrize("asked", ["stop", "kill"])
-def test_workers_that_are_to_stop_while_they_are_held_are_killed(client, asked):
+def test_workers_that_are_to_stop_while_they_are_held_are_killed(client):
     """Others may have gone on without this node."""
     held(client)
-    getattr(client.server, asked)()
+    client.server.stop()
     assert client.until("exit")["signal"] == signal.SIGKILL
     client.until("gone")
     client.server.keep(time.monotonic() + 1000)
@@ -253,13 +250,20 @@ def test_a_worker_is_like_a_fresh_process(client, tmp_path):
     assert client.path(0, "out").read_text() == expected.stdout
 
 
-def test_stop_reaches_the_whole_group_and_kill_everything(client):
-    client.start(sh("trap 'echo stopped; exit 5' TERM; echo up; while :; do sleep 0.05; done"))
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.mark.parametrize("signum", ENDING)
+def test_a_stop_has_the_signal_that_was_asked_for(client, signum):
+    name = signum.name.removeprefix("SIG")
+    client.start(sh(f"trap 'exit 5' {name}; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
-    client.server.stop()
+    client.server.stop(signum)
     assert client.until("exit")["code"] == 5
     client.until("gone")
-    client.path(0, "out").unlink()
+
+
+def test_a_worker_that_ignores_a_stop_is_killed(client):
     client.start(sh("trap '' TERM; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
     client.server.stop()
@@ -268,14 +272,121 @@ def test_stop_reaches_the_whole_group_and_kill_everything(client):
     client.until("gone")
 
 
-def test_what_a_worker_leaves_behind_goes_with_the_round(client):
-    client.start(
-        sh("setsid sleep 600 & (setsid sh -c 'sleep 601 & sleep 602' &) ; echo $!; exit 0")
-    )
-    left = int(wait_for(client.path(0, "out")))
+# A worker that saves what a child of its own computes, as one with a DataLoader may.
+LOADING = r"""
+import os, signal, sys, time
+
+def save(*_):
+    ask.write("go on\n")
+    ask.flush()
+    sys.exit(5 if answer.readline() == "go on\n" else 6)
+
+there, ask = (os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), "rw"))
+answer, back = (os.fdopen(fd, mode) for fd, mode in zip(os.pipe(), "rw"))
+if PREPARE: signal.signal(signal.SIGTERM, lambda *_: None)
+child = os.fork()
+if not child:
+    ask.close()
+    for line in there:
+        back.write(line)
+        back.flush()
+    time.sleep(600)
+back.close()
+signal.signal(signal.SIGTERM, save)
+print("up", child)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("has_handler", [False, True], ids=["plain", "with its handler"])
+def test_a_worker_can_save_with_its_children_before_they_are_ended(client, has_handler):
+    """Also if these, which were forked, have a handler of the worker's that ends nothing."""
+    client.start(python(LOADING.replace("PREPARE", str(has_handler))))
+    child = int(wait_for(client.path(0, "out")).split()[1])
+    client.server.stop()
+    assert client.until("exit")["code"] == 5
     client.until("gone")
-    assert gone(left)
+    assert gone(child)
+
+
+SAVING = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    sys.exit(print("saved"))
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
+print("up")
+while True:
+    time.sleep(0.05)
+"""
+WRAPPERS = {
+    "does nothing else": "$SAVE; exit $?",
+    "has a trap for later": "trap 'echo trapped' TERM INT; $SAVE; exit $?",
+    "passes it on": "trap 'kill $!' TERM INT; $SAVE & wait; wait; exit $?",
+    "is wrapped itself": "bash -c '$SAVE; exit $?'; exit $?",
+    "has a pipe": "$SAVE | (trap '' TERM INT; exec cat); exit $?",
+}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_program_that_a_shell_waits_for_can_save(client, wrapper, signum):
+    """Whether the shell ends at once by the signal, or when its program has ended."""
+    (client.tmp_path / "saving.py").write_text(SAVING)
+    save = f"{sys.executable} -u {client.tmp_path / 'saving.py'}"
+    client.start(["bash", "-c", WRAPPERS[wrapper]], env={"SAVE": save})
+    wait_for(client.path(0, "out"))
+    client.server.stop(signum)
+    client.until("gone")
+    assert not [reply for reply in client.told if reply["event"] == "left"]
+    assert "up\nsaved\n" in client.path(0, "out").read_text()
+
+
+def test_what_the_workers_leave_behind_is_told_and_can_be_ended(client):
+    client.start(
+        sh("setsid sleep 600 & sleep 700 & echo $!; exit 0"),
+        sh("(setsid sh -c 'sleep 601 & sleep 602' &) ; exit 0"),
+    )
+    in_group = int(wait_for(client.path(0, "out")))
+    told = client.until("left")["processes"]
+    while len(told) < 3:
+        told = client.until("left")["processes"]
+    found = sorted((process["program"], process["rank"]) for process in told)
+    assert found == [("sh", 1), ("sleep", 0), ("sleep", 0)]
+    client.server.stop()  # which is for the workers, and their groups
+    left = {process["pid"] for process in told}
+    while left != {process["pid"] for process in told} - {in_group}:
+        left = {process["pid"] for process in client.until("left")["processes"]}
+    assert all(map(psutil.pid_exists, left))
+    client.server.signal_left(signal.SIGTERM)
+    client.until("gone")
     assert psutil.Process(client.pid).children(recursive=True) == []
+
+
+CLEANING = """
+import os, signal, sys
+from multiprocessing.shared_memory import SharedMemory
+there = SharedMemory(create=True, size=1 << 20)
+print(there.name, os.getpid())
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "crash"])
+def test_shared_memory_of_workers_that_were_ended_is_removed(client, how):
+    """By Python's resource_tracker, which outlives its worker for that."""
+    client.start(python(CLEANING))
+    name, pid = wait_for(client.path(0, "out")).split()
+    if how == "crash":
+        os.kill(int(pid), signal.SIGKILL)
+        client.until("exit")
+    client.server.stop()
+    if how == "kill":
+        client.server.kill()
+    client.until("gone")
+    assert not os.path.exists(f"/dev/shm/{name}")
 
 
 def test_a_signal_goes_only_to_those_that_handle_it(client):

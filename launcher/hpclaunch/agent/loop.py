@@ -30,6 +30,7 @@ from ..core.protocol.model import (
     HEAD,
     OUT_OF_MEMORY,
     Assignment,
+    Leftover,
     NoticeAnswer,
     RankVitals,
     Trouble,
@@ -292,6 +293,9 @@ class Agent:
                 self._deliver(events.HealthFound(f"workers cannot be started: {why}"))
             case {"event": "lease-over"}:
                 self._deliver(events.LeaseOver())
+            case {"event": "left", "processes": processes}:
+                leftovers = tuple(Leftover(**process) for process in processes)
+                self._tell_in_order(events.LeftBehind(leftovers))
             case {"event": "gone", "spent": spent}:
                 self.resuming.ended()
                 self.output.service.finish()
@@ -489,13 +493,15 @@ class Agent:
                 self._starting = None
                 self.resuming.ended()
                 self._events.append(events.WorkersGone())
-            case effects.StopWorkers():
+            case effects.StopWorkers(signum=signum):
                 self.resuming.ended()
-                self.forkserver.stop()
+                self.forkserver.stop(signum)
             case effects.KillIdleWorkers():
                 self.forkserver.kill_idle()
             case effects.KillWorkers():
                 self.forkserver.kill()
+            case effects.SignalLeftovers(signum=signum):
+                self.forkserver.signal_left(signum)
             case effects.Say(text=text):
                 self.output.say(text)
             case effects.Notify():

@@ -35,9 +35,11 @@ blocked.
     {"op": "give", "number": N}                    {"event": "taken", "number": N,
                                                        "last": BOOL}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
-    {"op": "stop"}   SIGTERM to process groups
-    {"op": "kill-idle"}   SIGKILL to the groups that have done nothing since (`activity.py`)
-    {"op": "kill"}   SIGKILL to everything
+    {"op": "stop", "signum": S}                    {"event": "left", "processes": [
+                                                       {"pid", "program", "rank"}, ...]}
+    {"op": "kill-idle"}   SIGKILL to workers that have done nothing since (`activity.py`)
+    {"op": "kill"}   SIGKILL to the workers
+    {"op": "signal-left", "signum": S}   to all that they have left behind
     {"op": "mourn", "port": P, "question": HEX,
         "notice": N, "release": W}   what `notice_board.py` posts
     {"op": "part"}   the agent ends in order: there is nothing to post
@@ -62,6 +64,12 @@ that all of them have come to its step, and once more, with "last", that they ha
 
 With "progress" it is told how far the workers have come, and where they are when it is asked
 (`progress_watch.py`); and with "sample", how they keep pace (`sampler.py`).
+
+A stop is for the workers: each gets the signal alone (but see `foreground`), since it needs the
+processes that it has started to save, such as those of a DataLoader. What is left of its process
+group gets SIGTERM once it has ended. Most of what workers leave behind, such as Python's
+resource_tracker, cleans up and ends by itself. "left" says what has not, once all workers have
+ended, and the agent decides how long that may take.
 
 At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
 agent does: others may be about to go on without this node. If they do not, because all have been
@@ -89,13 +97,19 @@ from .processes import (
     Wakeup,
     catches,
     children,
+    command_line,
     complain,
     descendants,
+    exists,
     exit_code,
+    foreground,
+    group_of,
     numbers,
     prctl,
+    program,
     signal_all,
     to_group,
+    variable,
 )
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
@@ -135,6 +149,9 @@ class ForkServer:
     def __init__(self, channel, spared, blocked):
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
+        self.commands = {}  # pid -> command line, of all workers of the round
+        self.signalled = set()  # the processes to which a stop was sent
+        self.left: Any = set()  # the processes that the agent was told of as left behind
         self.running = False  # a round was started and not everything of it is gone
         self.stopping = False  # it was asked to stop
         self.held = False  # its workers are held, or were not started yet: they have no lease
@@ -199,10 +216,10 @@ class ForkServer:
             if self.wakeup.fileno() in ready:
                 self.wakeup.drain()
                 self.reap()
-                self.settle()
             if self.channel.fileno() in ready:
                 for request in self.channel.read():
                     getattr(self, "on_" + request.pop("op").replace("-", "_"))(**request)
+            self.settle()
 
     def time_left(self):
         """Milliseconds for poll(), None without an end."""
@@ -301,28 +318,52 @@ class ForkServer:
             if self.held:
                 self.go_on()
 
-    def on_stop(self):
+    def on_stop(self, signum):
         self.stopping = True
         if self.held:
             self.tell("lease-over")
-            self.on_kill()
+            self.kill_round()
             return
         self.await_birth()
+        if self.spawner.handlers.get(signum) is signal.SIG_IGN:
+            signum = signal.SIGTERM  # the user's shell has had the workers ignore the other one
+        self.signalled.update(*map(foreground, self.workers))
+        signal_all(self.signalled, signum)
         for pid in self.workers:
-            to_group(pid, signal.SIGTERM)
             to_group(pid, signal.SIGCONT)
-        self.activity.begin(self.workers, self.others())
-        self.settle()
+        self.end_groups(self.commands.keys() - self.workers.keys())
+        self.activity.begin(self.signalled, self.others())
 
     def on_kill_idle(self):
-        for pid in self.activity.idle(self.workers, self.others()):
-            to_group(pid, signal.SIGKILL)
+        for pid in self.activity.idle(self.signalled, self.others()):
+            signal_all(foreground(pid) if pid in self.workers else [-pid], signal.SIGKILL)
 
     def on_kill(self):
+        self.await_birth()
+        mine = descendants(self.others())
+        signal_all(mine & (self.signalled | self.workers.keys()), signal.SIGKILL)
+
+    def on_signal_left(self, signum):
+        if signum == signal.SIGKILL:
+            self.sweep()
+        else:
+            signal_all(descendants(self.others()), signum)
+
+    def kill_round(self):
         self.held = False
         self.await_birth()
         self.sweep()
-        self.settle()
+
+    def end_groups(self, groups):
+        """End what workers that have ended leave in their process groups. A fork of a worker, such
+        as a process of a DataLoader, is a part of it: no handler of its own is to run there."""
+        if not any(map(exists, groups)):
+            return
+        for pid in descendants(self.others()) - self.signalled:
+            if (group := group_of(pid)) in groups:
+                words = command_line(pid)
+                is_fork = words == self.commands[group][: len(words)]
+                signal_all([pid], signal.SIGKILL if is_fork else signal.SIGTERM)
 
     def on_mourn(self, **what):
         self.board.prepare(**what)
@@ -337,7 +378,7 @@ class ForkServer:
         self.tell("lease-over")
         self.hear_birth()
         if self.stopping or self.asked:
-            self.on_kill()
+            self.kill_round()
         else:
             self.held = True
             for pid in self.workers:
@@ -372,7 +413,6 @@ class ForkServer:
             else:
                 self.spawn(**self.request)
                 self.request = None
-                self.settle()
         if not self.store.wanted or self.asked:
             return
         if state in (State.READY, State.UNFIT):
@@ -474,7 +514,7 @@ class ForkServer:
             except OSError as e:
                 self.stillborn(worker, str(e.strerror))
             else:
-                self.born(worker["rank"], pid)
+                self.born(worker, pid)
 
     def stillborn(self, worker, why, code=126, signum=0):
         complain(worker["err"], f"cannot start the worker: {why}")
@@ -482,8 +522,9 @@ class ForkServer:
             self.tell("cannot-start", why=why)
         self.tell("exit", rank=worker["rank"], code=code, signal=signum)
 
-    def born(self, rank, pid):
-        self.workers[pid] = rank
+    def born(self, worker, pid):
+        rank = worker["rank"]
+        self.workers[pid], self.commands[pid] = rank, worker["argv"]
         self.progress.born(rank, pid)
         self.tell("started", rank=rank, pid=pid)
 
@@ -515,17 +556,18 @@ class ForkServer:
         for worker in request["workers"]:
             rank = worker["rank"]
             if str(rank) in pids:
-                self.born(rank, pids[str(rank)])
+                self.born(worker, pids[str(rank)])
             else:
                 self.stillborn(worker, why, code, signum)
         for pid in self.early.keys() & self.workers.keys():
             self.ended(pid, *self.early[pid])
         self.early = {}
-        self.settle()
 
     def ended(self, pid, code, signum):
         rank = self.workers.pop(pid)
         self.progress.ended(rank)
+        if self.stopping:
+            self.end_groups({pid})
         killed = signum == signal.SIGKILL and not self.stopping
         more = {"oom": True} if killed and self.memory_kills.happened() else {}
         self.tell_flushed(rank, "exit", rank=rank, code=code, signal=signum, **more)
@@ -605,17 +647,25 @@ class ForkServer:
                 self.early[pid] = (code, signum)
 
     def settle(self):
-        """Once all workers of the round have ended, end whatever they have left behind."""
-        if self.running and self.request is None and not self.workers and self.sweep():
-            self.watch_notice()
-            if self.given and self.notices.was_last(self.given):
-                self.tell("taken", number=self.given, last=True)
-            self.running = self.held = False
-            self.gathering, self.given, self.untaken = None, 0, 0
-            self.sampler.cancel()
-            spent, _ = self.progress.spent()
-            self.progress.end()
-            self.tell_flushed(None, "gone", spent=spent)
+        """End the round once its workers have ended, and all that they have left behind."""
+        if not self.running or self.request is not None or self.workers:
+            return
+        left = set(children()) - self.others()
+        if left:
+            if left != self.left and not left & self.signalled:
+                self.left = left
+                self.tell_flushed(None, "left", processes=[*map(described, left)])
+            return
+        self.watch_notice()
+        if self.given and self.notices.was_last(self.given):
+            self.tell("taken", number=self.given, last=True)
+        self.running = self.held = False
+        self.commands, self.signalled, self.left = {}, set(), set()
+        self.gathering, self.given, self.untaken = None, 0, 0
+        self.sampler.cancel()
+        spent, _ = self.progress.spent()
+        self.progress.end()
+        self.tell_flushed(None, "gone", spent=spent)
 
     def others(self):
         """The children of this process that belong to no round's workers."""
@@ -665,6 +715,12 @@ class ForkServer:
         while living := descendants({self.terminals.pid}) - killed:
             signal_all(living, signal.SIGKILL)
             killed |= living
+
+
+def described(pid):
+    rank = variable(pid, "RANK")
+    known = rank is not None and rank.isdecimal()
+    return {"pid": pid, "program": program(pid), "rank": int(rank) if known else None}
 
 
 def main(fd, blocked, spared):

@@ -31,15 +31,56 @@ def prctl(option, value):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def children():
-    """The pids of this process's children, adopted ones included."""
-    me = os.getpid()
+def children(of=None):
+    """The pids of a process's children, adopted ones included; without `of`, of this process."""
+    parent = of or os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children", "rb") as f:
+        with open(f"/proc/{parent}/task/{parent}/children", "rb") as f:
             return [int(pid) for pid in f.read().split()]
-    except FileNotFoundError:  # a kernel built without CONFIG_PROC_CHILDREN
+    except OSError:  # it has ended, or the kernel was built without CONFIG_PROC_CHILDREN
         stats = ((pid, stat(pid)) for pid in all_pids())
-        return [pid for pid, fields in stats if fields and int(fields[PARENT]) == me]
+        return [pid for pid, fields in stats if fields and int(fields[PARENT]) == parent]
+
+
+def foreground(worker):
+    """The processes that act on a signal for a worker: itself, and while it only waits for its
+    children, as a shell does that runs a program, those of its process group as well."""
+    found = [worker]
+    for each in found:
+        if _read(f"{each}/wchan") == b"do_wait":
+            found += [pid for pid in children(each) if group_of(pid) == worker]
+    return found
+
+
+def group_of(pid):
+    """Its process group; 0 if it has ended."""
+    fields = stat(pid)
+    return int(fields[GROUP]) if fields else 0
+
+
+def _read(file):
+    """A file of /proc; b"" without it."""
+    try:
+        with open(f"/proc/{file}", "rb") as f:
+            return f.read()
+    except OSError:
+        return b""
+
+
+def command_line(pid):
+    return [os.fsdecode(word) for word in _read(f"{pid}/cmdline").split(b"\0")[:-1]]
+
+
+def program(pid):
+    """Its name, as ps and top show it."""
+    return _read(f"{pid}/comm").decode(errors="replace").rstrip("\n")
+
+
+def variable(pid, name):
+    """A variable of the environment that a program was started with; None without it."""
+    start = os.fsencode(f"{name}=")
+    words = (word for word in _read(f"{pid}/environ").split(b"\0") if word.startswith(start))
+    return next((os.fsdecode(word[len(start) :]) for word in words), None)
 
 
 def descendants(spared):
@@ -53,7 +94,7 @@ def descendants(spared):
 
 NS = 1e9
 # Fields of /proc/PID/stat after the name.
-STATE, PARENT, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 3, 20, 36
+STATE, PARENT, GROUP, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 20, 36
 
 
 def all_pids():
@@ -127,6 +168,17 @@ def to_group(pid, signum):
         os.killpg(pid, signum)
     except ProcessLookupError:  # so young that it has no group of its own yet
         os.kill(pid, signum)
+
+
+def exists(group):
+    """Whether a process group has any process."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # each of them has become another user's
+    return True
 
 
 def signal_all(pids, signum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from story import a_job, deeds, failed, killed_with_server, orders, report, store_ended, tell
 
 from hpclaunch.core.head.head import Head
@@ -17,7 +18,14 @@ from hpclaunch.core.protocol.events import (
     Tick,
 )
 from hpclaunch.core.protocol.messages import Order
-from hpclaunch.core.protocol.model import EXIT_LOST, EXIT_USAGE, Phase, Trouble, WorkerExit
+from hpclaunch.core.protocol.model import (
+    ENDING,
+    EXIT_LOST,
+    EXIT_USAGE,
+    Phase,
+    Trouble,
+    WorkerExit,
+)
 from hpclaunch.core.protocol.stages import Stage
 
 IDLE, RUNNING, STOPPING = Phase.IDLE, Phase.RUNNING, Phase.STOPPING
@@ -362,12 +370,15 @@ def test_after_a_pause_what_was_heard_comes_before_the_clock():
 # The end
 
 
-def test_a_signal_ends_the_job_everywhere():
+@pytest.mark.parametrize("signum", ENDING)
+def test_a_signal_ends_the_job_everywhere(signum):
     head = running()
-    assert orders(tell(head, 3.0, report(1, STOPPING, 0, stop_signal=15)))[0][1] == "stop"
+    effects = tell(head, 3.0, report(1, STOPPING, 0, stop_signal=signum))
+    assert orders(effects)[0][1] == "stop"
+    assert {order.signum for order in sent(effects).values()} == {signum}
     effects = tell(head, 4.0, *all_report(IDLE, 0))
     verdict = sent(effects)[1].verdict
-    assert (verdict.code, verdict.reason) == (143, "ended by SIGTERM on n1")
+    assert (verdict.code, verdict.reason) == (128 + signum, f"ended by {signum.name} on n1")
 
 
 def test_the_end_waits_for_workers_elsewhere_whatever_the_trouble():

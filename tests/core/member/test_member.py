@@ -6,7 +6,20 @@ import signal
 from dataclasses import replace
 
 import pytest
-from story import TERM, a_member, deeds, end, idle, reports, run, running, stop, tell, wait
+from story import (
+    TERM,
+    a_member,
+    an_order,
+    deeds,
+    end,
+    idle,
+    reports,
+    run,
+    running,
+    stop,
+    tell,
+    wait,
+)
 
 from hpclaunch.core.protocol.effects import (
     GiveNotice,
@@ -15,6 +28,7 @@ from hpclaunch.core.protocol.effects import (
     OfferNotice,
     OpenStore,
     Say,
+    SignalLeftovers,
     SignalWorkers,
     StartWorkers,
     StopWorkers,
@@ -23,6 +37,7 @@ from hpclaunch.core.protocol.effects import (
 from hpclaunch.core.protocol.events import (
     AgentGone,
     HeadClosed,
+    LeftBehind,
     NoticeOffered,
     NoticeTaken,
     Signalled,
@@ -33,7 +48,16 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
     WorkersGone,
 )
-from hpclaunch.core.protocol.model import EXIT_LOST, NoticeAnswer, Phase, StepNotice, Trouble
+from hpclaunch.core.protocol.model import (
+    EXIT_LOST,
+    Goal,
+    Leftover,
+    NoticeAnswer,
+    Phase,
+    StepNotice,
+    Trouble,
+    Verdict,
+)
 
 # One round
 
@@ -226,7 +250,102 @@ def test_the_end_waits_for_the_workers():
     assert member.phase is Phase.ENDED
 
 
+# What the workers leave behind
+
+UPLOAD = LeftBehind((Leftover(4711, "sh", 2), Leftover(4712, "aws")))
+TRACKER = LeftBehind((Leftover(4713, "python"),))
+NAMES = "sh (rank 2, pid 4711), aws (pid 4712)"
+
+
+def left_behind(**settings):
+    """Return a member whose workers have ended with 0, at 2.0, and have left something behind."""
+    member = running(grace=20.0, leftovers=3.0, **settings)
+    done = WorkerExited(2, 0, 0), WorkerExited(3, 0, 0)
+    assert deeds(tell(member, 2.0, *done, UPLOAD, Tick())) == []
+    return member
+
+
+def test_what_is_left_behind_after_a_good_end_has_the_time_of_a_grace_period():
+    member = left_behind()
+    waiting = f"n1: waiting up to 20 s (--grace) for what the workers left behind: {NAMES}"
+    assert deeds(tell(member, 3.0, Tick())) == [Say(waiting)]
+    ending = f"n1: ending what the workers left behind, after 20 s (--grace): {NAMES}"
+    assert deeds(tell(member, 21.9, Tick())) == []
+    asked = deeds(tell(member, 22.0, Tick()))
+    assert asked == [Say(ending), SignalLeftovers(signal.SIGTERM)]
+    killing = f"n1: killing what the workers left behind: {NAMES}"
+    asked = deeds(tell(member, 25.0, Tick()))
+    assert asked == [Say(killing), SignalLeftovers(signal.SIGKILL)]
+    assert member.phase is Phase.RUNNING
+    tell(member, 25.1, WorkersGone())
+    assert member.phase is Phase.DONE
+
+
+def test_what_ends_by_itself_at_once_is_not_named():
+    member = left_behind()
+    tell(member, 2.9, WorkersGone())
+    assert member.phase is Phase.DONE
+    assert deeds(tell(member, 60.0, Tick())) == []
+
+
+def test_a_line_names_what_is_still_there():
+    member = left_behind()
+    tell(member, 2.5, TRACKER)
+    (said,) = deeds(tell(member, 3.0, Tick()))
+    assert said.text.endswith(": python (pid 4713)")
+
+
+@pytest.mark.parametrize("asked", [stop(0, serial=900_000, lost=True), TERM], ids=["lost", "TERM"])
+def test_what_is_left_behind_by_workers_that_were_stopped_has_a_moment(asked):
+    """It cleans up what they have shared, and the next round waits for that."""
+    member = running(grace=20.0, leftovers=3.0)
+    assert deeds(tell(member, 2.0, asked)) == [StopWorkers()]
+    tell(member, 2.1, WorkerExited(2, 143, 15), WorkerExited(3, 143, 15), UPLOAD)
+    tell(member, 3.0, TRACKER)
+    assert deeds(tell(member, 5.0, Tick())) == []
+    said, killed = deeds(tell(member, 5.1, Tick()))
+    assert said == Say("n1: killing what the workers left behind: python (pid 4713)")
+    assert killed == SignalLeftovers(signal.SIGKILL)
+    assert deeds(tell(member, 30.0, Tick())) == []
+
+
+def test_a_round_that_is_lost_after_a_good_end_here_waits_for_no_upload():
+    member = left_behind()
+    assert deeds(tell(member, 4.0, stop(0, lost=True))) == [StopWorkers()]
+    assert deeds(tell(member, 7.0, Tick()))[-1:] == [SignalLeftovers(signal.SIGKILL)]
+
+
+def test_a_second_signal_kills_what_is_left_behind():
+    member = left_behind()
+    tell(member, 2.5, TERM)
+    assert deeds(tell(member, 2.6, TERM))[-1:] == [SignalLeftovers(signal.SIGKILL)]
+
+
+def test_what_is_left_behind_and_cannot_be_killed_cordons_the_node():
+    """The workers have done their work all the same."""
+    member = left_behind(unkillable=30.0)
+    for now in (22.0, 25.0):
+        tell(member, now, Tick())
+    (report,) = reports(tell(member, 55.0, Tick()))
+    assert report.phase is Phase.DONE
+    assert "survive SIGKILL" in report.unfit
+
+
 # Signals and troubles
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize("heard", ["here", "elsewhere", "elsewhere, and the job is over"])
+def test_the_workers_get_the_signal_that_ends_the_job(signum, heard):
+    """Whether this agent got it, or hears of it from the head."""
+    member = running()
+    verdict = Verdict(128 + signum, f"ended by {signum.name} on n0", signum=signum)
+    event = {
+        "here": Signalled(signum),
+        "elsewhere": stop(0, serial=900_000, signum=signum),
+        "elsewhere, and the job is over": an_order(Goal.END, serial=900_000, verdict=verdict),
+    }[heard]
+    assert deeds(tell(member, 2.0, event)) == [StopWorkers(signum)]
 
 
 def test_sigterm_stops_the_workers_and_is_told():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Send
 from ..protocol.messages import Order
@@ -56,6 +58,7 @@ class Orders:
             assignment=peer.assignment if needs else None,
             verdict=verdict if goal is Goal.END else None,
             lost=goal is Goal.STOP and verdict is None,
+            signum=signal.SIGTERM if verdict is None else verdict.signum,
             heard=report.serial,
             keep=self.lease.for_workers(presence, now),
             configuration=None if has_it else configuration,

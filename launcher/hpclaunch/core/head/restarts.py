@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
 from ..protocol.model import (
+    ENDING,
     NO_RANK,
     NO_STEP,
     Culprit,
@@ -59,10 +60,10 @@ USAGE_WORDS = ("error: ", "can't open file")
 
 
 def failed(e: WorkerExit) -> bool:
-    """Whether this exit is a failure. It is none if the agent stopped the worker with SIGTERM or
-    SIGKILL, and the worker ended by that signal.
+    """Whether this exit is a failure. It is none if the agent stopped the worker with a signal, and
+    the worker ended by it.
     """
-    asked = e.stopped and e.signal in (signal.SIGTERM, signal.SIGKILL)
+    asked = e.stopped and e.signal in (*ENDING, signal.SIGKILL)
     return e.code != 0 and not asked
 
 
@@ -123,9 +124,9 @@ def verdict_of_agent(report: Report, restarts: int) -> Verdict | None:
         return Verdict(report.trouble.code, report.trouble.reason, restarts=restarts)
     if report.stop_signal:
         reason = f"ended by {signal_name(report.stop_signal)} on {report.host}"
-        is_sigterm = report.stop_signal == signal.SIGTERM
-        ending = Ending.SIGTERM if is_sigterm else Ending.STOPPED
-        return Verdict(128 + report.stop_signal, reason, restarts=restarts, ending=ending)
+        signum = report.stop_signal
+        ending = Ending.SIGTERM if signum == signal.SIGTERM else Ending.STOPPED
+        return Verdict(128 + signum, reason, restarts=restarts, ending=ending, signum=signum)
     return None
 
 

@@ -196,7 +196,7 @@ class Member:
         again = bool(self._signum)
         self._signum = self._signum or signum
         self._hurry(now)
-        return self.work.stop_again(now) if again else self.work.stop(now)
+        return self.work.stop_again(now) if again else self.work.stop(now, signum=signum)
 
     def _may_come_later(self, signum: int) -> bool:
         """Slurm sends SIGTERM when a job is preempted, some time before it ends it: also to agents

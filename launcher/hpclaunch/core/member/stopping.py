@@ -1,45 +1,79 @@
-"""The time-outs while the workers of a round are being stopped."""
+"""The time-outs while the workers of a round are being stopped, and for what they leave behind."""
 
 from __future__ import annotations
 
 import math
+import signal
+from collections.abc import Sequence
 
-from ..protocol.effects import Effect, KillIdleWorkers, KillWorkers
-from ..protocol.model import Job
+from ..protocol.effects import Effect, KillIdleWorkers, KillWorkers, Say, SignalLeftovers
+from ..protocol.model import Job, Leftover
+from ..protocol.wording import plain, some
+
+NAMES = 8  # leftovers that a line names
 
 
 class Stopping:
-    """What follows SIGTERM until all workers are gone: SIGKILL, and giving up after that. There is
-    no deadline before `begin`.
+    """What follows the signal that stops the workers until all is gone: SIGKILL, and giving up
+    after that. There is no deadline before `begin` or `leave_behind`.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, host: str) -> None:
         self.job = job
+        self.host = host
+        self.end()
+
+    def end(self) -> None:
+        """The workers and all that they have started are gone."""
         self._kill_idle_at = math.inf
         self._kill_at = math.inf
+        self._leftovers: Sequence[Leftover] = ()  # of workers that have all ended
+        self._name_leftovers_at = math.inf
+        self._end_leftovers_at = math.inf
+        self._kill_leftovers_at = math.inf
         self._unkillable_at = math.inf
 
     def next_deadline(self) -> float:
-        return min(self._kill_idle_at, self._kill_at, self._unkillable_at)
+        workers = min(self._kill_idle_at, self._kill_at, self._unkillable_at)
+        leftovers = min(self._name_leftovers_at, self._end_leftovers_at, self._kill_leftovers_at)
+        return min(workers, leftovers)
 
     def begin(self, now: float, *, lost: bool) -> None:
-        """SIGTERM was sent.
+        """The workers were sent a signal.
 
         `lost`: a worker has failed, so the others may be waiting for it in a collective, where
         their signal handlers cannot run. Then only workers that are doing something get the full
         grace period; idle ones are killed earlier.
         """
+        if self._leftovers:
+            self._kill_leftovers_soon(now)
+            return
         self._kill_at = now + self.job.timing.grace
         if lost:
             self._kill_idle_at = now + self.job.timing.stuck
 
+    def leave_behind(self, leftovers: Sequence[Leftover], now: float, *, stopped: bool) -> None:
+        """All workers have ended, and have left these processes behind.
+
+        If the workers ended by themselves, an upload may still be running: it has the time of a
+        grace period.
+        """
+        is_first, self._leftovers = not self._leftovers, leftovers
+        if is_first and stopped:
+            self._kill_leftovers_soon(now)
+        elif is_first:
+            self._name_leftovers_at = now + self.job.timing.leftovers_notice
+            self._end_leftovers_at = now + self.job.timing.grace
+
+    def _kill_leftovers_soon(self, now: float) -> None:
+        self._kill_at = self._kill_idle_at = math.inf
+        self._name_leftovers_at = self._end_leftovers_at = math.inf
+        self._kill_leftovers_at = now + self.job.timing.leftovers
+
     def hurry(self, now: float) -> None:
         """End the grace period now. This changes nothing if SIGKILL was sent already."""
         self._kill_at = now if self._kill_at < math.inf else math.inf
-
-    def end(self) -> None:
-        """All workers are gone."""
-        self._kill_idle_at = self._kill_at = self._unkillable_at = math.inf
+        self._kill_leftovers_at = now if self._kill_leftovers_at < math.inf else math.inf
 
     def due(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -50,11 +84,32 @@ class Stopping:
         if now >= self._kill_idle_at:
             self._kill_idle_at = now + self.job.timing.stuck
             effects.append(KillIdleWorkers())
+        grace = f"{self.job.timing.grace:g} s (--grace)"
+        if now >= self._name_leftovers_at:
+            self._name_leftovers_at = math.inf
+            effects.append(self._say(f"waiting up to {grace} for what the workers left behind"))
+        if now >= self._end_leftovers_at:
+            self._kill_leftovers_soon(now)
+            effects.append(self._say(f"ending what the workers left behind, after {grace}"))
+            effects.append(SignalLeftovers(signal.SIGTERM))
+        if now >= self._kill_leftovers_at:
+            self._kill_leftovers_at = math.inf
+            self._unkillable_at = now + self.job.timing.unkillable
+            effects.append(self._say("killing what the workers left behind"))
+            effects.append(SignalLeftovers(signal.SIGKILL))
         return effects
 
     def given_up(self, now: float) -> bool:
-        """Whether some workers have survived SIGKILL for too long. True only once."""
+        """Whether something has survived SIGKILL for too long. True only once."""
         if now < self._unkillable_at:
             return False
         self._unkillable_at = math.inf
         return True
+
+    def _say(self, what: str) -> Say:
+        return Say(f"{self.host}: {what}: {some(map(_name, self._leftovers), NAMES)}")
+
+
+def _name(leftover: Leftover) -> str:
+    rank = "" if leftover.rank is None else f"rank {leftover.rank}, "
+    return f"{plain(leftover.program)} ({rank}pid {leftover.pid})"

@@ -10,6 +10,7 @@ prepares anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from ..hangs.suspicion import Suspicion
@@ -33,6 +34,7 @@ from ..protocol.events import (
     GpusReady,
     HealthFound,
     LeaseOver,
+    LeftBehind,
     NoticeOffered,
     NoticeTaken,
     SampleTaken,
@@ -106,7 +108,7 @@ class WorkerGroup:
         self.passed = (0, 0)  # the last signal for the workers of this round, and its number
         self.spending = Spending()
         self._waits_for_gpus = False
-        self._stopping = Stopping(job)
+        self._stopping = Stopping(job, place.host)
 
     def next_deadline(self) -> float:
         return self._stopping.next_deadline()
@@ -187,6 +189,10 @@ class WorkerGroup:
                 self._offers.hear(answer)
             case NoticeTaken(number=number, last=last):
                 self._offers.taken(number, last=last)
+            case LeftBehind(leftovers=leftovers):
+                self._suspicion.forget()
+                stopped = self.phase is not Phase.RUNNING
+                self._stopping.leave_behind(leftovers, now, stopped=stopped)
             case WorkersGone(spent=spent):
                 # What a worker spends ends with itself, not with the last of them.
                 self.spending.saw(spent, Doing.NOTHING, self.exits.mean_time(now))
@@ -211,7 +217,7 @@ class WorkerGroup:
                 asked = self._gather(order) + self._take_sample(order) + self._take_vitals(order)
                 return begun + asked + self._heed(order)
             case Goal.STOP:
-                return self._leave_round(order.round, now, lost=order.lost)
+                return self._leave_round(order, now)
             case Goal.END:
                 assert order.verdict is not None, "an END order carries the verdict"
                 return self.end(order.verdict, now)
@@ -271,7 +277,8 @@ class WorkerGroup:
         started = self.phase is Phase.RUNNING and not self._waits_for_gpus
         return self._offers.obey(order.notice) if started and order.round == self.round else []
 
-    def _leave_round(self, number: int, now: float, *, lost: bool) -> list[Effect]:
+    def _leave_round(self, order: Order, now: float) -> list[Effect]:
+        number = order.round
         if self.phase is Phase.IDLE and self.round < number:
             # We never began this round: the order to run it did not come in time.
             self.round = number
@@ -281,7 +288,7 @@ class WorkerGroup:
             return []
         if self.phase is Phase.DONE:
             return self.prepare()
-        return self.stop(now, lost=lost)
+        return self.stop(now, lost=order.lost, signum=order.signum)
 
     def head_changed(self, now: float) -> list[Effect]:
         """Another head leads. It goes on in a new round, so the round of the old head is over."""
@@ -291,7 +298,7 @@ class WorkerGroup:
         """The job is over for this agent. It leaves once its workers are gone."""
         self.verdict = self.verdict or verdict
         if self.phase in (Phase.RUNNING, Phase.STOPPING):
-            return self.stop(now)
+            return self.stop(now, signum=verdict.signum)
         self._enter(Phase.ENDED)
         return []
 
@@ -307,9 +314,9 @@ class WorkerGroup:
 
     # The end of a round
 
-    def stop(self, now: float, *, lost: bool = False) -> list[Effect]:
+    def stop(self, now: float, *, lost: bool = False, signum: int = SIGTERM) -> list[Effect]:
         """Stop the workers if they are running. `lost`: the round is lost, and the workers may wait
-        in vain for one that has failed.
+        for one that has failed.
         """
         if self.phase is not Phase.RUNNING:
             return []
@@ -317,7 +324,7 @@ class WorkerGroup:
         if self._waits_for_gpus:
             return self._workers_gone()  # none was started yet
         self._stopping.begin(now, lost=lost)
-        return [StopWorkers()]
+        return [StopWorkers(signum)]
 
     def stop_again(self, now: float) -> list[Effect]:
         """The user has asked a second time: end the grace period."""
@@ -391,7 +398,7 @@ class WorkerGroup:
             waited = f"{self.job.timing.unkillable:.0f} s"
             reason = f"workers survive SIGKILL for {waited} (a hung file system or driver?)"
             self.readiness.health_checked(reason)
-            self._enter(Phase.STUCK)
+            self._enter(Phase.DONE if self.phase is Phase.RUNNING else Phase.STUCK)
             if self.verdict is not None:
                 self._enter(Phase.ENDED)
                 effects.append(Say(f"on {self.place.host}, {reason}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from .messages import Message
@@ -159,7 +160,9 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """Send SIGTERM to the workers' process groups."""
+    """Send a signal to the workers, and SIGTERM to what each leaves in its process group."""
+
+    signum: int = signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,16 @@ class KillIdleWorkers:
 
 @dataclass(frozen=True, slots=True)
 class KillWorkers:
-    """Send SIGKILL to everything that the round started on this node."""
+    """Send SIGKILL to the workers. The processes that they have started learn of it, and may clean
+    up; what is left then is answered by LeftBehind.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SignalLeftovers:
+    """Send a signal to everything that the workers have left behind on this node."""
+
+    signum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +235,7 @@ Effect = (
     | StopWorkers
     | KillIdleWorkers
     | KillWorkers
+    | SignalLeftovers
     | Say
     | Notify
     | Exit

@@ -8,6 +8,7 @@ from .messages import Message
 from .model import (
     GpuUse,
     JobState,
+    Leftover,
     NoticeAnswer,
     RankState,
     RankVitals,
@@ -240,6 +241,15 @@ class EndFound:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """All workers have ended, and these processes that they started have not. Delivered whenever
+    that has changed, until WorkersGone.
+    """
+
+    leftovers: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersGone:
     """No process that the round started is alive on this node, including the workers' children."""
 
@@ -305,6 +315,7 @@ Event = (
     | NoticeOffered
     | NoticeTaken
     | EndFound
+    | LeftBehind
     | WorkersGone
     | LeaseOver
     | ForkServerReplaced

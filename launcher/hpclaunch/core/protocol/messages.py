@@ -11,6 +11,7 @@ again, and `serial` tells which one is newer.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from .configuration import Configuration
@@ -104,6 +105,7 @@ class Order:
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
     lost: bool = False  # with STOP: a worker has failed, and the others wait for it in vain
+    signum: int = signal.SIGTERM  # with STOP: what the workers get
     heard: int = 0  # the serial of the newest report that this order answers
     keep: float = 0.0  # the worker lease: seconds, from the sending of that report
     configuration: Configuration | None = None  # None if the agent has this one already

@@ -312,6 +312,15 @@ class Sequel(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Leftover:
+    """A process that a worker has started, and that has outlived it."""
+
+    pid: int
+    program: str
+    rank: int | None = None  # of the worker; None if it is not known
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """How the job ended. It is the same for every agent."""
 
@@ -321,6 +330,7 @@ class Verdict:
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
     ending: Ending = Ending.STOPPED
+    signum: int = signal.SIGTERM  # what workers that still run get
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
 

@@ -49,8 +49,10 @@ class Timing:
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
+    leftovers: float = 3.0  # the same for what the workers left behind; torch_shm_manager takes 2 s
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
     # What the user is told meanwhile
+    leftovers_notice: float = 1.0  # until the user is told what the workers left behind
     first_notice: float = 10.0  # until the user is first told what the job waits for
     silence_notice: float = 10.0  # until the user is told that an agent is silent
     next_notice: float = 60.0  # until the user is told again

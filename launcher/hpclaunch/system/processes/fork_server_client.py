@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from ..shared.helper import GONE_LIMIT, Helper, numbers
@@ -136,14 +137,18 @@ class ForkServerClient(Helper):
         """The notice that was offered: "taken"."""
         self.ask(op="give", number=number)
 
-    def stop(self) -> None:
-        self.ask(op="stop")
+    def stop(self, signum: int = SIGTERM) -> None:
+        self.ask(op="stop", signum=signum)
 
     def kill_idle(self) -> None:
         self.ask(op="kill-idle")
 
     def kill(self) -> None:
         self.ask(op="kill")
+
+    def signal_left(self, signum: int) -> None:
+        """To all that the workers have left behind, once they have ended."""
+        self.ask(op="signal-left", signum=signum)
 
     def mourn(self, port: int, question: bytes, notice: str, release: str) -> None:
         """Should this process die before `close`, the fork server is to listen at this port, to
