@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from .cluster import Cluster, eventually
-from .conftest import FORK_SERVER, SCRIPTS, WORKER, Launch
+from .conftest import AGENT, FORK_SERVER, SCRIPTS, WORKER, Launch
 
 TELL = SCRIPTS / "tell.py"
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
@@ -40,6 +40,21 @@ def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_pat
     assert "hpclaunch: ended by SIGTERM on n" in ended.output
     assert "store" not in ended.output
     eventually("nothing of it on the nodes", lambda: not cluster.processes(), timeout=20)
+
+
+def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
+    job.until_all_run(3)
+    (agent,) = cluster.processes(AGENT, "n2")
+    agent.kill(signal.SIGINT)
+    ended = job.wait()
+    assert ended.code == 128 + signal.SIGINT, str(ended)
+    assert "hpclaunch: ended by SIGINT on n2" in ended.output
+    for rank in range(3):
+        assert (tmp_path / f"asked-{rank}").read_text() == "SIGINT"
+        assert (tmp_path / f"saved-{rank}").exists()
 
 
 def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Launch) -> None:

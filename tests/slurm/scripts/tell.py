@@ -5,8 +5,9 @@
     tell.py --fail RANK:FILE:HOW     that rank, once the file is there: "kill", or its exit code.
                                      FILE ends with "?": in the first round only
 
-It counts the SIGUSR1 it gets in usr1-RANK. With --save it takes a second to end on SIGTERM; with
---child it leaves a child behind that has moved to a session of its own.
+It counts the SIGUSR1 it gets in usr1-RANK. With --save it takes a second to end on SIGTERM or
+SIGINT; with --child it has a child that has moved to a session of its own, and that it ends itself
+only at a good end.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
@@ -28,8 +29,8 @@ def count(*_: object) -> None:
         f.write("1")
 
 
-def save(*_: object) -> None:
-    Path(f"asked-{RANK}").touch()
+def save(signum: int, _: object) -> None:
+    Path(f"asked-{RANK}").write_text(signal.Signals(signum).name)
     time.sleep(1)
     Path(f"saved-{RANK}").touch()
     sys.exit(0)
@@ -51,8 +52,8 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, count)
     if args.save:
         signal.signal(signal.SIGTERM, save)
-    if args.child:
-        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        signal.signal(signal.SIGINT, save)
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True) if args.child else None
     draft = Path(f"draft-{RANK}")
     draft.write_text(json.dumps({**os.environ, "hostname": socket.gethostname()}))
     draft.rename(f"told-{RANK}.json")
@@ -68,6 +69,8 @@ def main() -> None:
             sys.exit(int(how))
     if args.until:
         wait_for(args.until)
+    if child is not None:
+        child.kill()
 
 
 main()
