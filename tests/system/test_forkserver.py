@@ -263,6 +263,21 @@ def test_a_stop_has_the_signal_that_was_asked_for(client, signum):
     client.until("gone")
 
 
+def test_where_the_user_has_a_signal_ignored_a_stop_is_sigterm(tmp_path):
+    """The signal was sent to the launcher of another machine."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        client = Client(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    client.start(sh("trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"))
+    wait_for(client.path(0, "out"))
+    client.server.stop(signal.SIGINT)
+    assert client.until("exit")["code"] == 5
+    client.until("gone")
+    client.server.close()
+
+
 def test_a_worker_that_ignores_a_stop_is_killed(client):
     client.start(sh("trap '' TERM; echo up; while :; do sleep 0.05; done"))
     wait_for(client.path(0, "out"))
@@ -350,16 +365,16 @@ def test_what_the_workers_leave_behind_is_told_and_can_be_ended(client):
         sh("(setsid sh -c 'sleep 601 & sleep 602' &) ; exit 0"),
     )
     in_group = int(wait_for(client.path(0, "out")))
-    told = client.until("left")["processes"]
-    while len(told) < 3:
+    found, pids = [], set()
+    while found != [("sh", 1), ("sleep", 0), ("sleep", 0)]:
         told = client.until("left")["processes"]
-    found = sorted((process["program"], process["rank"]) for process in told)
-    assert found == [("sh", 1), ("sleep", 0), ("sleep", 0)]
+        found = sorted((process["program"], process["rank"]) for process in told)
+        pids = {process["pid"] for process in told}
     client.server.stop()  # which is for the workers, and their groups
-    left = {process["pid"] for process in told}
-    while left != {process["pid"] for process in told} - {in_group}:
-        left = {process["pid"] for process in client.until("left")["processes"]}
-    assert all(map(psutil.pid_exists, left))
+    others = pids - {in_group}
+    while pids != others:
+        pids = {process["pid"] for process in client.until("left")["processes"]}
+    assert all(map(psutil.pid_exists, others))
     client.server.signal_left(signal.SIGTERM)
     client.until("gone")
     assert psutil.Process(client.pid).children(recursive=True) == []

@@ -151,7 +151,7 @@ class ForkServer:
         self.workers = {}  # pid -> rank, the living ones of the round
         self.commands = {}  # pid -> command line, of all workers of the round
         self.signalled = set()  # the processes to which a stop was sent
-        self.left: Any = set()  # the processes that the agent was told of as left behind
+        self.left: Any = []  # the processes that the agent was told of as left behind
         self.running = False  # a round was started and not everything of it is gone
         self.stopping = False  # it was asked to stop
         self.held = False  # its workers are held, or were not started yet: they have no lease
@@ -650,17 +650,18 @@ class ForkServer:
         """End the round once its workers have ended, and all that they have left behind."""
         if not self.running or self.request is not None or self.workers:
             return
-        left = set(children()) - self.others()
-        if left:
-            if left != self.left and not left & self.signalled:
+        pids = set(children()) - self.others()
+        if pids:
+            left = [described(pid) for pid in sorted(pids)]
+            if left != self.left and not pids & self.signalled:
                 self.left = left
-                self.tell_flushed(None, "left", processes=[*map(described, left)])
+                self.tell_flushed(None, "left", processes=left)
             return
         self.watch_notice()
         if self.given and self.notices.was_last(self.given):
             self.tell("taken", number=self.given, last=True)
         self.running = self.held = False
-        self.commands, self.signalled, self.left = {}, set(), set()
+        self.commands, self.signalled, self.left = {}, set(), []
         self.gathering, self.given, self.untaken = None, 0, 0
         self.sampler.cancel()
         spent, _ = self.progress.spent()

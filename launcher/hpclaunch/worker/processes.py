@@ -171,22 +171,22 @@ def to_group(pid, signum):
 
 
 def exists(group):
-    """Whether a process group has any process."""
+    """Whether a process group has any process that can be sent a signal."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        pass  # each of them has become another user's
+    except PermissionError:  # each of them has become another user's
+        return False
     return True
 
 
 def signal_all(pids, signum):
-    """To those that are still there."""
+    """To those that are still there, and have not become another user's."""
     for pid in pids:
         try:
             os.kill(pid, signum)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):
             pass
 
 

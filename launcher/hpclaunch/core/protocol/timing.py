@@ -49,7 +49,8 @@ class Timing:
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
-    leftovers: float = 3.0  # the same for what the workers left behind; torch_shm_manager takes 2 s
+    leftovers: float = 3.0  # from the end of stopped workers to SIGKILL for what they left behind:
+    # torch_shm_manager takes 2 s to clean up
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
     # What the user is told meanwhile
     leftovers_notice: float = 1.0  # until the user is told what the workers left behind
