@@ -42,6 +42,18 @@ def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_pat
     eventually("nothing of it on the nodes", lambda: not cluster.processes(), timeout=20)
 
 
+def test_an_interrupt_by_slurm_comes_once(launch: Launch, tmp_path: Path) -> None:
+    """Slurm sends it to every process of the step here, so the workers need none from us."""
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
+    job.until_all_run(3)
+    job.cancel("--signal=INT")
+    ended = job.wait()
+    assert ended.code == 128 + signal.SIGINT, str(ended)
+    for rank in range(3):
+        assert (tmp_path / f"asked-{rank}").read_text() == "SIGINT"
+        assert (tmp_path / f"saved-{rank}").exists()
+
+
 def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:

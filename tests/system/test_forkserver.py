@@ -263,6 +263,38 @@ def test_a_stop_has_the_signal_that_was_asked_for(client, signum):
     client.until("gone")
 
 
+COUNTING = """
+import signal, time
+count = 0
+def stop(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGINT, stop)
+print("up")
+while not count:
+    time.sleep(0.05)
+time.sleep(0.5)
+raise SystemExit(count)
+"""
+
+
+@pytest.mark.parametrize("to", ["all", "the launcher", "the launcher, which has helpers"])
+def test_nobody_gets_a_signal_twice_that_was_sent_to_all(client, to):
+    """By whoever has started the launcher, as Slurm has. Others signal whom they know of."""
+    client.start(python(COUNTING), python(COUNTING))
+    for rank in (0, 1):
+        wait_for(client.path(rank, "out"))
+    if to == "all":
+        for process in psutil.Process(client.pid).children():
+            process.send_signal(signal.SIGINT)
+        os.kill(client.pid, signal.SIGINT)
+    elif to == "the launcher, which has helpers":
+        subprocess.run(["kill", "-INT", str(client.pid)], check=True)
+    client.server.stop(signal.SIGINT)
+    assert [client.until("exit")["code"] for _ in range(2)] == [1, 1]
+    client.until("gone")
+
+
 def test_where_the_user_has_a_signal_ignored_a_stop_is_sigterm(tmp_path):
     """The signal was sent to the launcher of another machine."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -95,6 +95,7 @@ from .processes import (
     SPARED,
     Spawner,
     Wakeup,
+    ancestors,
     catches,
     children,
     command_line,
@@ -108,6 +109,7 @@ from .processes import (
     prctl,
     program,
     signal_all,
+    take_pending,
     to_group,
     variable,
 )
@@ -121,6 +123,7 @@ from .vitals import VitalSigns
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
+SENDING = 0.05  # seconds that it takes to send a signal to all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
@@ -179,8 +182,9 @@ class ForkServer:
             signal.signal(s, signal.SIG_IGN)
         self.spawner = Spawner(handlers, blocked)
         self.template = TemplateClient(self.spawner, deaf=spared)
-        # The agent blocked them for the moments until here.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        self.spared = spared
+        signal.pthread_sigmask(signal.SIG_SETMASK, spared)  # the agent had blocked all until here
+        os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -328,7 +332,8 @@ class ForkServer:
         if self.spawner.handlers.get(signum) is signal.SIG_IGN:
             signum = signal.SIGTERM  # the user's shell has had the workers ignore the other one
         self.signalled.update(*map(foreground, self.workers))
-        signal_all(self.signalled, signum)
+        if not self.was_sent_to_all(signum):
+            signal_all(self.signalled, signum)
         for pid in self.workers:
             to_group(pid, signal.SIGCONT)
         self.end_groups(self.commands.keys() - self.workers.keys())
@@ -353,6 +358,16 @@ class ForkServer:
         self.held = False
         self.await_birth()
         self.sweep()
+
+    def was_sent_to_all(self, signum):
+        """Whether the workers have had a signal that ends the job: some clusters of Slurm send it
+        to every process, and so does systemd. Then it has come here too, where neither a terminal's
+        nor a shell's comes, since this process has a process group of its own.
+        """
+        if signum == signal.SIGTERM:
+            return False  # with which a round ends, too
+        time.sleep(SENDING)
+        return take_pending({signum}).get(signum) in ancestors()
 
     def end_groups(self, groups):
         """End what workers that have ended leave in their process groups. A fork of a worker, such
@@ -524,6 +539,7 @@ class ForkServer:
 
     def born(self, worker, pid):
         rank = worker["rank"]
+        take_pending(self.spared)  # which it has not had
         self.workers[pid], self.commands[pid] = rank, worker["argv"]
         self.progress.born(rank, pid)
         self.tell("started", rank=rank, pid=pid)

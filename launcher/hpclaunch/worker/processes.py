@@ -13,7 +13,7 @@ from .private_files import open_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SPARED = (  # scancel and terminals send these to every process; only the agent acts on them
+SPARED = (  # some send these to every process; only the agent acts on them
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -157,6 +157,22 @@ def catches(pid, signum, *, ignored=True):
     """Whether a process has a handler for a signal, or with `ignored` ignores it."""
     status, wanted = status_of(pid), (b"SigCgt", b"SigIgn") if ignored else (b"SigCgt",)
     return any(int(status.get(name, b"0"), 16) >> (signum - 1) & 1 for name in wanted)
+
+
+def take_pending(signums):
+    """{signal: the pid of its sender, 0 for the kernel} of those that are blocked and have come."""
+    found = {}
+    while (info := signal.sigtimedwait(signums, 0)) is not None:
+        found[info.si_signo] = info.si_pid
+    return found
+
+
+def ancestors():
+    """The pids of this process's parent, its parent, and so on."""
+    found = [os.getppid()]
+    while fields := stat(found[-1]):
+        found.append(int(fields[PARENT]))
+    return found
 
 
 def numbers(text):

@@ -334,11 +334,30 @@ def test_what_is_left_behind_and_cannot_be_killed_cordons_the_node():
 # Signals and troubles
 
 
+INTERRUPT = {"signum": signal.SIGINT}
+
+
+def test_an_interrupt_elsewhere_is_waited_for_here():
+    """Slurm is most likely about to send it to this agent, and on some clusters to its workers."""
+    member = running(wave=0.5)
+    assert deeds(tell(member, 2.0, stop(0, serial=900_000, **INTERRUPT))) == []
+    assert deeds(tell(member, 2.4, stop(0, serial=900_001, **INTERRUPT))) == []
+    assert deeds(tell(member, 2.5, Tick())) == [StopWorkers(signal.SIGINT)]
+    assert deeds(tell(member, 2.6, stop(0, serial=900_002, **INTERRUPT))) == []
+
+
+def test_an_interrupt_that_comes_here_as_well():
+    member = running(wave=0.5)
+    assert deeds(tell(member, 2.0, stop(0, serial=900_000, **INTERRUPT))) == []
+    assert deeds(tell(member, 2.1, Signalled(signal.SIGINT))) == [StopWorkers(signal.SIGINT)]
+    assert deeds(tell(member, 2.6, Tick())) == []
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 @pytest.mark.parametrize("heard", ["here", "elsewhere", "elsewhere, and the job is over"])
 def test_the_workers_get_the_signal_that_ends_the_job(signum, heard):
     """Whether this agent got it, or hears of it from the head."""
-    member = running()
+    member = running(wave=0.0)
     verdict = Verdict(128 + signum, f"ended by {signum.name} on n0", signum=signum)
     event = {
         "here": Signalled(signum),

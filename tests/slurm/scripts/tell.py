@@ -30,7 +30,8 @@ def count(*_: object) -> None:
 
 
 def save(signum: int, _: object) -> None:
-    Path(f"asked-{RANK}").write_text(signal.Signals(signum).name)
+    with open(f"asked-{RANK}", "a") as f:
+        f.write(signal.Signals(signum).name)
     time.sleep(1)
     Path(f"saved-{RANK}").touch()
     sys.exit(0)

@@ -34,6 +34,7 @@ from ..protocol.messages import Hint, Order, PlaceGiven, Report
 from ..protocol.model import (
     EXIT_LOST,
     FORWARDED,
+    Goal,
     Job,
     Look,
     Phase,
@@ -82,6 +83,8 @@ class Member:
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
         self._warned = 0  # the same, if the end may come later
         self._heed_at = math.inf  # when to take it for the end of the job
+        self._stop: Order | None = None  # the order to stop that was put off
+        self._stop_at = math.inf  # when to obey it
         self._serial = 0
         self._last_news: tuple[object, ...] = ()  # `news` of the last report
         self._report_at = 0.0  # when to report even without news
@@ -106,7 +109,8 @@ class Member:
     def next_deadline(self) -> float:
         deadlines = [self.work.next_deadline()]
         if self.phase is not Phase.ENDED:
-            deadlines += [self._report_at, self._waiting.next_deadline(), self._heed_at]
+            deadlines += [self._report_at, self._waiting.next_deadline()]
+            deadlines += [self._heed_at, self._stop_at]
             if self.verdict is None:
                 deadlines.append(self.follower.next_deadline())
         return min(deadlines)
@@ -169,13 +173,28 @@ class Member:
         effects += self.work.head_changed(now) if follower.tenure != old_tenure else []
         effects += self._looking.obey(order.look)
         willing = not (self._signum or self.work.trouble)
-        asked = self.work.obey(order, now, willing=willing)
+        asked: list[Effect] = []
+        if self._may_be_signalled(order):
+            self._put_off_stop(order, now)
+        else:
+            asked = self.work.obey(order, now, willing=willing)
         until = None if self._is_head else follower.link.extend_lease(order)
         keep: list[Effect] = [] if until is None else [KeepWorkers(until)]
         # The lease is for what the order asks for. It must not let workers go on that are held, and
         # that are to be stopped: the head may have begun another round without them.
         stops = any(isinstance(effect, StopWorkers) for effect in asked)
         return effects + (asked + keep if stops else keep + asked)
+
+    def _may_be_signalled(self, order: Order) -> bool:
+        """Whether the signal that ends the job may be on its way to this agent and its workers,
+        which must not get it twice.
+        """
+        stops = order.goal is Goal.STOP and order.signum != signal.SIGTERM
+        return stops and not self._signum and self.phase is Phase.RUNNING
+
+    def _put_off_stop(self, order: Order, now: float) -> None:
+        if self._stop is None:
+            self._stop, self._stop_at = order, now + self.job.timing.wave
 
     def _take_place(self, index: int) -> list[Effect]:
         if self.has_place:
@@ -213,6 +232,9 @@ class Member:
 
     def _handle_deadlines(self, now: float, *, ticked: bool) -> list[Effect]:
         effects = self.work.due(now)
+        if self._stop is not None and now >= self._stop_at:
+            effects += self.work.obey(self._stop, now, willing=False)
+            self._stop, self._stop_at = None, math.inf
         if ticked and now >= self._heed_at:
             effects += self._handle_signal(self._warned, now)
         if self.verdict is not None or not ticked:

@@ -48,6 +48,7 @@ class Timing:
     search: float = 10.0  # wait for what was saved since the notice
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
+    wave: float = 0.5  # wait whether an agent, too, gets the signal that ends the job
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
     leftovers: float = 3.0  # from the end of stopped workers to SIGKILL for what they left behind:
     # torch_shm_manager takes 2 s to clean up
