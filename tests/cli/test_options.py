@@ -53,6 +53,24 @@ parsed = [parse(line) for line in json.load(sys.stdin)]
 print(json.dumps({"torch": torch.__version__, "options": options, "parsed": parsed}))
 """
 
+# Torchrun's parser removes a `--` that is next to the script, unless there was one before it.
+DOUBLE_DASHES = (
+    "train.py --",
+    "train.py -- --lr 1",
+    "-m train -- --lr 1",
+    "--role r train.py -- a -- b",
+    "--no-python ./run -- a",
+    "- -- a",
+    "train.py -- -- a",
+    "train.py a -- b",
+    "train.py a --",
+    "train.py - -- a",
+    "train.py --standalone -- a",
+    "-- train.py -- a",
+    "-- train.py a -- b",
+    "--role r -- train.py -- -- a",
+    "-- -- a",
+)
 COMPLETION = ("--print-completion", "--print_completion")
 
 # What torch's parser leaves open and torchrun fills in.
@@ -275,6 +293,7 @@ class TestBesideTorch:
             ["--", "train.py", "-x"],
             ["-", "x"],
             ["--rdzv_conf=a=b", "train.py", ""],
+            *map(str.split, DOUBLE_DASHES),
         ]
         for line, result in zip(lines, ask_torch(lines)["parsed"], strict=True):
             got = parse(*line)
@@ -361,7 +380,6 @@ class TestParsing:
         "args",
         [
             ["--log", "x", "--m", "--master=3", "--no-such"],
-            ["--", "a"],
             ["a", "--", "-h", "--version"],
             ["-r", "--help", ""],
         ],

@@ -119,12 +119,16 @@ class LaunchParser(Parser):
         return add
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        words = list(sys.argv[1:] if args is None else args)
+        given = list(sys.argv[1:] if args is None else args)
+        words = [*given]
         namespace = self.read(self.take_options(words))
         if not words:
             self.error(
                 f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
             )
+        # As torchrun's argparse does: the first `--` is not the script's if it is next to SCRIPT.
+        if words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]:
+            del words[1]
         namespace.training_script, *namespace.training_script_args = words
         return namespace
 
