@@ -2,6 +2,7 @@
 
 import os
 import sys
+import zipfile
 
 import pytest
 from launching import hpclaunch, script
@@ -49,6 +50,29 @@ def test_a_leading_python_with_a_module_or_a_command(tmp_path):
 def test_a_script_that_is_called_python(tmp_path):
     script(tmp_path, TELL, "python.py")
     both(hpclaunch("--nproc=1", "python.py", cwd=tmp_path), "0 __main__ []")
+
+
+LONG = "/a" * 150 + "/bin/python3"
+FOR_BOTH = {
+    "uv": "#!/usr/bin/env -S uv run --script\n# /// script\n# dependencies = []\n# ///\n",
+    "pip, by a long path": f"#!/bin/sh\n'''exec' {LONG} \"$0\" \"$@\"\n' '''\n",
+    "a long path": f"#!{LONG}\n",
+    "a shell that starts Python": '#!/usr/bin/env bash\n"exec" "python3" "$0" "$@"\n',
+    "another language": "#!/opt/site/launch-me\n",
+}
+
+
+@pytest.mark.parametrize("start", FOR_BOTH.values(), ids=FOR_BOTH)
+def test_a_script_with_another_first_line_than_python(tmp_path, start):
+    both(hpclaunch("--nproc=1", script(tmp_path, start + TELL), cwd=tmp_path), "0 __main__ []")
+
+
+def test_an_archive_that_a_shell_can_start(tmp_path):
+    with zipfile.ZipFile(tmp_path / "train.pex", "w") as archive:
+        archive.writestr("__main__.py", TELL)
+    content = b'#!/bin/sh\nexec python3 "$0" "$@"\nexit\n' + (tmp_path / "train.pex").read_bytes()
+    (tmp_path / "train.pex").write_bytes(content)
+    both(hpclaunch("--nproc=1", "train.pex", cwd=tmp_path), "0 __main__ []")
 
 
 def test_a_program_that_is_not_python(tmp_path):

@@ -1,6 +1,7 @@
 """A user's mistake is one clear line and exit code 2, without a traceback."""
 
 import os
+import shutil
 import signal
 import subprocess
 
@@ -13,6 +14,7 @@ from surroundings import environment
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 )
+ELF = shutil.which("env")  # in no language that has a source
 
 
 @pytest.fixture
@@ -20,6 +22,7 @@ def cwd(tmp_path):
     script(tmp_path, "print('ran')")
     (tmp_path / "file").touch()
     script(tmp_path, "#!/bin/sh\necho ran\n", "tool").chmod(0o755)
+    script(tmp_path, "#!/usr/bin/env -S bash -e\nif true; then python3 x; fi\n", "tool2")
     return tmp_path
 
 
@@ -72,6 +75,8 @@ def cwd(tmp_path):
         (["--no-python", "train.py"], "train.py may not be executed: chmod +x train.py"),
         (["--no-python", "tool"], "tool is not in PATH: write ./tool"),
         (["tool"], "tool is not a Python script: add --no-python"),
+        (["tool2"], "tool2 is not a Python script: add --no-python"),
+        ([ELF], f"{ELF} is not a Python script: add --no-python"),
         (["--node-rank", "1", "train.py"], "--node-rank 1 needs --nnodes"),
         (["--nnodes", "2", "train.py"], "where do the machines meet?"),
         (["--nnodes", "2", "--node-rank", "2", "train.py"], "--node-rank 2, but --nnodes 2"),

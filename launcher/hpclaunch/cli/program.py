@@ -19,6 +19,9 @@ RUN_PATH = (
 )
 # pip writes a second line if the first cannot hold the name of the interpreter.
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
+# sh, bash and others, by path or after env.
+SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
+SHEBANG_BYTES = 256  # that a kernel reads
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")
 
 
@@ -176,7 +179,26 @@ def _check_script(script: str) -> None:
         raise UsageError(f"cannot read the script {script}: permission denied")
     if not os.path.isfile(script):
         return  # a pipe, as of <(...), which can be read only once
-    with open(script, "rb") as f:
-        start = f.readline(200)
-    if start.startswith(b"\x7fELF") or (start.startswith(b"#!") and b"python" not in start):
+    if _is_program(script):
         raise UsageError(f"{script} is not a Python script: add --no-python to run it as a program")
+
+
+def _is_program(file: str) -> bool:
+    """Whether only the kernel or a shell can run it. Some scripts are for a shell and for Python:
+    installers write such ones where the path of the interpreter is long, and PEX such archives.
+    """
+    with open(file, "rb") as f:
+        start = f.readline(SHEBANG_BYTES)
+        if not SHELL.match(start):
+            return start.startswith(b"\x7fELF")
+        text = start + f.read()
+    import warnings
+    import zipfile
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns the user, when it runs it
+            compile(text, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return not zipfile.is_zipfile(file)
+    return False
