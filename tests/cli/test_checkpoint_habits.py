@@ -24,6 +24,22 @@ for epoch in range(done, 6):
         os.kill(os.getpid(), 9)
 """
 
+# As nanoGPT: it knows where its checkpoint is, and a word says whether to load it.
+WITHOUT_PATH = """
+import os, sys, torch
+settings = {"init_from": "scratch"}
+settings |= dict(word.removeprefix("--").split("=") for word in sys.argv[1:])
+first = 0
+if settings.pop("init_from") == "resume":
+    first = torch.load("out/ckpt.pt")["iter_num"]
+print(f"begins at {first}", settings)
+for step in range(first, 3):
+    os.makedirs("out", exist_ok=True)
+    torch.save({"iter_num": step + 1, "optimizer": {}}, "out/ckpt.pt")
+    if step < 2:
+        os.kill(os.getpid(), 9)
+"""
+
 # The newest is of a model with other sizes, as after a change of the script: torch complains of it
 # in a message of many lines.
 OTHER_SIZES = """
@@ -76,6 +92,16 @@ def test_one_file_saved_over_and_over_is_progress_each_time(tmp_path):
     done = hpclaunch(*args, script(tmp_path, SNAPSHOT), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert begins(done.stdout) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_script_that_only_has_to_know_that_there_is_one(tmp_path):
+    settings = "{'run': '${x}'}"
+    resume = ("--checkpoint-dir", "out", "--resume-with", "--init_from=resume --run=${x}")
+    path = script(tmp_path, WITHOUT_PATH)
+    done = hpclaunch("--nproc", 1, *resume, path, "--init_from=scratch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    begun = ["begins at 0 {}", f"begins at 1 {settings}", f"begins at 2 {settings}"]
+    assert done.stdout.splitlines() == begun
 
 
 def test_one_that_does_not_fit_the_model_is_passed_over(tmp_path):

@@ -87,8 +87,8 @@ def cwd(tmp_path):
         (["--tee", "0:9", "train.py"], "--tee '0:9'"),
         (["--local-ranks-filter", "a", "train.py"], "--local-ranks-filter 'a'"),
         (
-            ["--checkpoint-dir", "c", "--resume-with=--resume x", "train.py"],
-            "has no {checkpoint} in it: write for example",
+            ["--checkpoint-dir", "c", "--resume-with=--resume {chekpoint}", "train.py"],
+            "'--resume {chekpoint}': {chekpoint} is not replaced: write {checkpoint} for the path",
         ),
         (
             ["--checkpoint-dir", "c", "--resume-with=--resume '{checkpoint}", "train.py"],

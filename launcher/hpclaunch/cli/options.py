@@ -344,7 +344,8 @@ def _add_checkpoints(add: Callable[..., None]) -> None:
     add(
         "--resume-with",
         metavar="TEMPLATE",
-        help=f"arguments to add to SCRIPT's own if there is a checkpoint: '--resume {PLACEHOLDER}'",
+        help="arguments to add to SCRIPT's own if there is a checkpoint: "
+        f"'--resume {PLACEHOLDER}', where {PLACEHOLDER} stands for its path",
     )
 
 

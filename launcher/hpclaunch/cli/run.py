@@ -6,6 +6,7 @@ import argparse
 import gc
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
+
+IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # after a $, they are the script's own
 
 
 def check(options: argparse.Namespace) -> None:
@@ -40,10 +43,10 @@ def check(options: argparse.Namespace) -> None:
         raise UsageError("--metrics-ranks needs --metrics, to know where the metrics go")
     if options.resume_with is None:
         return
-    if PLACEHOLDER not in options.resume_with:
+    if PLACEHOLDER not in options.resume_with and (other := IN_BRACES.search(options.resume_with)):
         raise UsageError(
-            f"--resume-with {options.resume_with!r} has no {PLACEHOLDER} in it: write for example "
-            f"--resume-with '--resume {PLACEHOLDER}'"
+            f"--resume-with {options.resume_with!r}: {other[0]} is not replaced: write "
+            f"{PLACEHOLDER} for the path of the checkpoint"
         )
     if options.checkpoint_dir is None:
         raise UsageError("--resume-with needs --checkpoint-dir, to know what to resume from")
