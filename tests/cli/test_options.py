@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch
 
+from hpclaunch.cli import other_launchers
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
@@ -390,6 +391,11 @@ class TestParsing:
         assert options["training_script"] == "train.py"
         assert options["training_script_args"] == args
 
+    def test_words_of_other_launchers_are_no_options(self, torchs):
+        for word in other_launchers.OPTIONS:
+            assert not any(name.startswith(word) for name in torchs), word
+            assert word not in OURS
+
 
 class TestVariables:
     @pytest.mark.parametrize(
@@ -505,11 +511,11 @@ class TestMistakes:
             ("--max_restrats", "no option --max_restrats: did you mean --max_restarts? (see"),
             ("--nproc-per-nod_", "did you mean --nproc_per_node? (see"),
             ("--checkpointdir", "did you mean --checkpoint-dir"),
-            ("--num-nodes", "did you mean --nnodes? (see"),
+            ("--nnodse", "did you mean --nnodes? (see"),
             ("--mps-thraeds", "did you mean --mps-threads? (see"),
             ("--duplicate-filters", "--duplicate-stdout-filters or --duplicate-stderr-filters?"),
             ("--no-such-option", "no option --no-such-option (see"),
-            ("-x", "no option -x (see"),
+            ("-z", "no option -z (see"),
         ],
     )
     def test_what_an_option_may_have_been_meant_for(self, word, says):

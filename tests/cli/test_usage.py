@@ -22,6 +22,8 @@ def cwd(tmp_path):
     script(tmp_path, "print('ran')")
     (tmp_path / "file").touch()
     script(tmp_path, "#!/bin/sh\necho ran\n", "tool").chmod(0o755)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    script(tmp_path, "#!/usr/bin/env python3\n", "venv/bin/torchrun")
     script(tmp_path, "#!/usr/bin/env -S bash -e\nif true; then python3 x; fi\n", "tool2")
     return tmp_path
 
@@ -67,8 +69,27 @@ def cwd(tmp_path):
         (["python"], "no script after python"),
         (["python3", "-u", "missing.py"], "no script missing.py in "),
         (["torchrun", "train.py"], "hpclaunch takes the place of torchrun: leave that out"),
+        (["venv/bin/torchrun", "train.py"], "takes the place of torchrun: leave that out"),
+        (["python", "/bin/torchrun", "train.py"], "takes the place of torchrun: leave that out"),
+        (["accelerate", "launch", "train.py"], "takes the place of accelerate launch: leave that"),
+        (["--nproc", "2", "deepspeed", "train.py"], "takes the place of deepspeed: leave that out"),
+        (["mpirun", "-np", "4", "train.py"], "takes the place of mpirun: leave that out"),
+        (["horovodrun", "-np", "4", "train.py"], "takes the place of horovodrun: leave that out"),
+        (["srun", "train.py"], "write srun before hpclaunch"),
         (["-m", "torch.distributed.run", "train.py"], "takes the place of torch.distributed.run"),
         (["python", "-m", "torch.distributed.launch"], "takes the place of torch.distributed"),
+        (["-m", "accelerate.commands.launch"], "takes the place of accelerate.commands.launch"),
+        (["--use_env", "train.py"], "no option --use_env: leave it out: every worker has LOCAL_"),
+        (["--num_gpus", "2", "train.py"], "no option --num_gpus: write --nproc N"),
+        (["--num-processes=2", "train.py"], "no option --num-processes: write --nproc N"),
+        (["--num_machines", "2", "train.py"], "no option --num_machines: write --nnodes N, or not"),
+        (["--machine_rank", "1", "train.py"], "no option --machine_rank: write --node-rank R"),
+        (["--main_process_ip", "h", "train.py"], "--main_process_ip: write --master-addr HOST"),
+        (["--multi_gpu", "train.py"], "no option --multi_gpu: leave it out"),
+        (["--gpus", "4", "train.py"], "no option --gpus: write --nproc N"),
+        (["--gpus-per-node=4", "train.py"], "no option --gpus-per-node: write --nproc N"),
+        (["-np", "4", "train.py"], "no option -np: write --nproc N, the number of workers on each"),
+        (["-N", "4", "train.py"], "no option -N: write --nnodes N, or nothing under srun"),
         (["-m", "train.py"], "-m takes the name of a module, not a file"),
         (["--no-python", "-m", "train"], "--no-python and -m contradict each other"),
         (["--no-python", "missing"], "no program missing in "),

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import values
+from . import other_launchers, values
 
 # Options that torchrun does not have. An abbreviation means one of torchrun's if it can.
 OURS = frozenset(
@@ -143,6 +143,11 @@ class LaunchParser(Parser):
                 setattr(namespace, action.dest, self._default(action))
         return namespace
 
+    def no_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
+        if instead := other_launchers.OPTIONS.get(name.replace("_", "-")):
+            self.error(f"no option {name}{where}: {instead}")
+        super().no_option(name, known, where)
+
     def take_options(self, words: list[str]) -> list[str]:
         """Remove everything before the script from `words`, and return it in full spellings."""
         taken: list[str] = []
@@ -191,7 +196,7 @@ class LaunchParser(Parser):
         begun = [known for known in self._known if known.startswith(dashed)]
         torchruns = [known for known in begun if known not in OURS]
         matches = [known for known in torchruns if known not in NEWER] or torchruns or begun
-        if not matches:
+        if not matches or dashed in other_launchers.OPTIONS:
             self.no_option(name, self._known)
         if len(matches) > 1:
             self.error(f"{name} is ambiguous: it could be {', '.join(matches)}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpclaunch.core.protocol.errors import UsageError
 
-from . import COMMANDS
+from . import COMMANDS, other_launchers
 
 # As torchrun's run_script_path, in an interpreter of its own.
 RUN_PATH = (
@@ -22,7 +22,6 @@ SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0"
 # sh, bash and others, by path or after env.
 SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
 SHEBANG_BYTES = 256  # that a kernel reads
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
 
 
 def _check_module(module: str) -> None:
-    if module.startswith(LAUNCHERS):
+    if any(f"{module}.".startswith(f"{known}.") for known in other_launchers.MODULES):
         raise UsageError(f"hpclaunch takes the place of {module}: leave that out")
     if module.endswith(".py") and os.path.exists(module):
         raise UsageError(
@@ -163,9 +162,14 @@ def _commands(word: str) -> str:
 
 
 def _check_script(script: str) -> None:
-    if not os.path.exists(script):
-        if os.path.basename(script) == "torchrun":
-            raise UsageError("hpclaunch takes the place of torchrun: leave that out")
+    there = os.path.exists(script)
+    directory, name = os.path.split(script)
+    if name in other_launchers.PROGRAMS and (not there or os.path.basename(directory) == "bin"):
+        said = other_launchers.PROGRAMS[name]
+        raise UsageError(f"hpclaunch takes the place of {said}: leave that out")
+    if not there:
+        if name == "srun":
+            raise UsageError("write srun before hpclaunch, not after it")
         if _which(script) is not None:
             raise UsageError(
                 f"no script {script} in {os.getcwd()}; for the program {script}, add --no-python"

@@ -1,0 +1,58 @@
+"""Words of other launchers, and what to write instead: most users have used one of them before."""
+
+from __future__ import annotations
+
+WORKERS = "write --nproc N, the number of workers on each machine"
+NOT_IN_STEP = "or nothing under srun, since Slurm knows it"
+HOSTS = "leave it out: srun starts hpclaunch on each host; without Slurm, you do"
+GPUS = "set CUDA_VISIBLE_DEVICES"
+IN_SCRIPT = "leave it out, and set it in the script"
+NOTHING = "leave it out"
+
+# Options of accelerate launch, deepspeed, fabric run, horovodrun, mpirun, srun, and torch's former
+# torch.distributed.launch. Some of them would otherwise be abbreviations of options of ours.
+OPTIONS = {
+    "--use-env": "leave it out: every worker has LOCAL_RANK in its environment",
+    **dict.fromkeys(("--num-gpus", "--num-accelerators", "--num-processes", "--devices"), WORKERS),
+    **dict.fromkeys(("--gpus", "--ngpus", "--gpus-per-node", "--ntasks-per-node"), WORKERS),
+    **dict.fromkeys(("-n", "-np", "--ntasks", "-npernode", "--npernode", "-ppn"), WORKERS),
+    **dict.fromkeys(
+        ("-N", "--nodes", "--num-nodes", "--num-machines"), f"write --nnodes N, {NOT_IN_STEP}"
+    ),
+    "--machine-rank": f"write --node-rank R, {NOT_IN_STEP}",
+    **dict.fromkeys(
+        ("--main-process-ip", "--main-address"), f"write --master-addr HOST, {NOT_IN_STEP}"
+    ),
+    **dict.fromkeys(
+        ("--main-process-port", "--main-port"), f"write --master-port P, {NOT_IN_STEP}"
+    ),
+    **dict.fromkeys(("-H", "--host", "--hosts", "--hostfile", "-hostfile", "-machinefile"), HOSTS),
+    **dict.fromkeys(("--gpu-ids", "-i", "--include", "-e", "--exclude"), GPUS),
+    "--num-cpu-threads-per-process": "set OMP_NUM_THREADS",
+    "-x": "leave it out: workers inherit all variables",
+    **dict.fromkeys(("--config-file", "--mixed-precision", "--precision", "--cpu"), IN_SCRIPT),
+    **dict.fromkeys(("--use-deepspeed", "--deepspeed-config-file", "--zero-stage"), IN_SCRIPT),
+    **dict.fromkeys(("--use-fsdp", "--dynamo-backend", "--strategy", "--accelerator"), IN_SCRIPT),
+    **dict.fromkeys(("--multi-gpu", "--same-network", "--launcher", "--no-local-rank"), NOTHING),
+    **dict.fromkeys(("--no-ssh-check", "--force-multi", "--mca", "-mca", "--mpi"), NOTHING),
+    **dict.fromkeys(("--allow-run-as-root", "--oversubscribe", "--gloo"), NOTHING),
+}
+
+# By name, with what is written before the script.
+PROGRAMS = {
+    "accelerate": "accelerate launch",
+    "colossalai": "colossalai run",
+    "composer": "composer",
+    "deepspeed": "deepspeed",
+    "fabric": "fabric run",
+    "horovodrun": "horovodrun",
+    "hpclaunch": "hpclaunch",
+    "mpiexec": "mpiexec",
+    "mpirun": "mpirun",
+    "torchrun": "torchrun",
+    "tune": "tune run",
+}
+MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic"),
+    *("accelerate.commands.launch", "deepspeed.launcher", "horovod.runner", "hpclaunch"),
+)
