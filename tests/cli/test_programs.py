@@ -1,11 +1,14 @@
 """Whatever a user launches: scripts, modules, programs, and lines with a python too many."""
 
 import os
+import pty
+import signal
+import subprocess
 import sys
 import zipfile
 
 import pytest
-from launching import hpclaunch, script
+from launching import end, hpclaunch, script, start, until
 
 from surroundings import environment
 
@@ -45,6 +48,69 @@ def test_a_leading_python_with_a_module_or_a_command(tmp_path):
     script(tmp_path, TELL)
     both(hpclaunch("--nproc=1", "python", "-m", "train", "a", cwd=tmp_path), "0 __main__ ['a']")
     both(hpclaunch("--nproc=1", "python", "-c", TELL, "a", cwd=tmp_path), "0 __main__ ['a']")
+
+
+WHOLE = """\
+import os, sys
+print(os.environ["RANK"], sys.argv, __name__, __file__, repr(sys.path[0]), sorted(globals()))
+print(repr(sys.stdin.read()))
+def fail():
+    raise ValueError(os.environ["RANK"])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), 9)
+import torch
+fail()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("before", [[], ["--cold"], [sys.executable]])
+def test_a_script_on_standard_input(tmp_path, before):
+    """Each worker of each round reads all of it, and then is what Python makes of it."""
+    words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
+    done = hpclaunch(*words, cwd=tmp_path, input=WHOLE)
+    assert done.returncode == 1, done.stderr
+    for rank in "01":
+        env = environment(RANK=rank, TORCHELASTIC_RESTART_COUNT="1")
+        alone = subprocess.run(
+            [sys.executable, "-", "a", "--lr=1"],
+            cwd=tmp_path,
+            env=env,
+            input=WHOLE,
+            capture_output=True,
+            text=True,
+        )
+        worker = tmp_path / "logs" / "round-1" / f"rank-{rank}"
+        assert worker.with_suffix(".out").read_text() == alone.stdout
+        assert worker.with_suffix(".err").read_text() == alone.stderr
+
+
+@pytest.mark.parametrize("words", [["-"], ["python3", "-u", "-"]])
+def test_no_script_on_standard_input(tmp_path, words):
+    done = hpclaunch(*words, cwd=tmp_path, input="")
+    assert done.returncode == 2
+    assert done.stderr == "hpclaunch: error: - is a script on standard input, which is empty\n"
+
+
+def test_a_terminal_has_no_script(tmp_path):
+    held, terminal = pty.openpty()
+    done = hpclaunch("-", cwd=tmp_path, stdin=terminal)
+    os.close(terminal)
+    os.close(held)
+    assert done.returncode == 2
+    assert "standard input, which is a terminal: redirect a file" in done.stderr
+
+
+def test_an_interrupt_while_the_script_is_read(tmp_path):
+    process = start("--nproc=1", "-", cwd=tmp_path, stdin=subprocess.PIPE)
+    until(lambda: is_reading(process.pid))
+    assert end(process, signal.SIGINT) == (128 + signal.SIGINT, "", "")
+
+
+def is_reading(pid):
+    """Whether it waits in read(2) of its standard input."""
+    with open(f"/proc/{pid}/syscall") as f:
+        return f.read().split()[:2] == ["0", "0x0"]
 
 
 def test_a_script_that_is_called_python(tmp_path):
@@ -105,8 +171,6 @@ def test_the_package_is_the_command(tmp_path):
     script(tmp_path, TELL)
     command = (sys.executable, "-m")
     done = hpclaunch("--nproc", 1, "train.py", cwd=tmp_path)
-    import subprocess
-
     again = subprocess.run(
         [*command, "hpclaunch", "--nproc", "1", "train.py"],
         cwd=tmp_path,

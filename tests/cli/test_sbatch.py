@@ -265,6 +265,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--nporc", "2", "train.py"], "of the launcher: did you mean --nproc? (see"),
         (["--gpus_per_nod=2", "train.py"], "did you mean --gpus_per_node or --gpus_per_worker?"),
         (["--nproc", "two", "train.py"], "'two' is not a number of workers"),
+        (["--nproc", "2", "-"], "a job script has no standard input: write SCRIPT to a file"),
         (["--resume-with", "{}", "train.py"], "--resume-with '{}': {} is not replaced"),
         (["--", "--nodes", "2", "train.py"], "no option --nodes"),
     ],

@@ -45,6 +45,28 @@ def test_every_worker_is_told_who_it_is(launch: Launch) -> None:
         assert f"rank {rank} is on n{node + 1}\n" in ended.output
 
 
+def test_a_script_on_standard_input(launch: Launch, tmp_path: Path) -> None:
+    """srun copies its own to each task, and every worker of each round reads all of it."""
+    (tmp_path / "go").touch()
+    agents = f"cat {TELL} | srun {SCRIPTS}/agent.sh"
+    job = launch("--nproc", 2, "-", "--fail", "3:go?:kill", srun=agents)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    told = job.told()
+    assert list(told) == list(range(6))
+    assert {env["TORCHELASTIC_RESTART_COUNT"] for env in told.values()} == {"1"}
+
+
+def test_no_script_on_standard_input(launch: Launch) -> None:
+    job = launch("--nproc", 1, "-", srun=f"srun {SCRIPTS}/agent.sh </dev/null")
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    assert job.codes == {0: 2, 1: 2, 2: 2}
+    ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
+    assert len(ours) == 1
+    assert ours[0].endswith("- is a script on standard input, which is empty")
+
+
 def test_logs_are_private_and_whole(launch: Launch) -> None:
     job = launch("--nproc", 2, TELL)
     ended = job.wait()

@@ -51,6 +51,7 @@ class Config:
     job: Job
     nproc: int
     command: tuple[str, ...]  # what a worker runs: program, script and arguments
+    stdin: str  # the file that each worker opens as its standard input; "": this agent's
     python: str  # the workers' interpreter
     start: Start
     run_id: str  # TORCHELASTIC_RUN_ID

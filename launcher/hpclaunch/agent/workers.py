@@ -76,6 +76,7 @@ def workers_of(
                 env=env,
                 out=f"{stem}.out",
                 err=f"{stem}.err",
+                stdin=config.stdin,
                 cpus=bindings[offset].cpus if bound else (),
             )
         )

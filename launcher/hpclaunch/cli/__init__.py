@@ -70,6 +70,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except UsageError as e:
         code = _complain(e)
         return EXIT_FAILED if chosen.in_place_of else code
+    except KeyboardInterrupt:  # before it is an agent
+        return 128 + signal.SIGINT
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:

@@ -37,7 +37,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS, LEARNED, PATIENT_LOSS, Timi
 from hpclaunch.system.logs import log_directory
 from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
-from hpclaunch.system.shared import open_file_limit, runs
+from hpclaunch.system.shared import open_file_limit, runs, standard_input
 
 from .place import HONOURED, locate
 from .program import Program, program
@@ -83,6 +83,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         job=_job(options, environ, where, task.logs),
         nproc=task.count.nproc,
         command=task.program.command,
+        stdin=standard_input.PATH if task.program.on_stdin else "",
         python=task.program.python,
         start=task.start,
         run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),

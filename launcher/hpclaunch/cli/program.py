@@ -30,6 +30,15 @@ class Program:
     python: str  # the interpreter whose torch the workers use
     note: str = ""
     cold: str = ""  # why its workers cannot be forked from a template of this interpreter
+    on_stdin: bool = False  # the workers read the script from standard input
+
+
+def is_on_stdin(options: argparse.Namespace) -> bool:
+    """Whether the script comes from standard input, as with `python -`."""
+    if options.module or options.no_python or options.run_path:
+        return False
+    script, args = options.training_script, tuple(options.training_script_args)
+    return script == "-" or (_is_python(script) and _after_python(args)[:1] == ("-",))
 
 
 def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
@@ -48,10 +57,13 @@ def program(options: argparse.Namespace, environ: Mapping[str, str]) -> Program:
     if options.module:
         _check_module(script)
         return Program((python, "-u", "-m", script, *args), python, cold=cold)
+    if on_stdin := is_on_stdin(options):
+        _check_standard_input()
     if _is_python(script):
-        return _without_python(script, args, which(script) or python)
-    _check_script(script)
-    return Program((python, "-u", script, *args), python, cold=cold)
+        return _without_python(script, args, which(script) or python, on_stdin)
+    if not on_stdin:
+        _check_script(script)
+    return Program((python, "-u", script, *args), python, cold=cold, on_stdin=on_stdin)
 
 
 def _interpreter(options: argparse.Namespace, environ: Mapping[str, str]) -> str:
@@ -119,8 +131,12 @@ def _is_python(script: str) -> bool:
     return _which(script) is not None or not os.path.exists(script)
 
 
-def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
-    rest = args[1:] if args[:1] == ("-u",) else args  # the workers are started with -u anyway
+def _after_python(args: tuple[str, ...]) -> tuple[str, ...]:
+    return args[1:] if args[:1] == ("-u",) else args  # the workers are started with -u anyway
+
+
+def _without_python(said: str, args: tuple[str, ...], python: str, on_stdin: bool) -> Program:
+    rest = _after_python(args)
     if not rest:
         raise UsageError(f"no script after {said}")
     if rest[0] == "-m" and len(rest) > 1:
@@ -128,7 +144,15 @@ def _without_python(said: str, args: tuple[str, ...], python: str) -> Program:
     elif not rest[0].startswith("-"):
         _check_script(rest[0])
     note = f"{said} before the script is not needed: hpclaunch starts the interpreter itself"
-    return Program((python, "-u", *rest), python, note, _why_cold(python))
+    return Program((python, "-u", *rest), python, note, _why_cold(python), on_stdin)
+
+
+def _check_standard_input() -> None:
+    """Once `standard_input.keep` has read it."""
+    if os.isatty(0):
+        raise UsageError("- is a script on standard input, which is a terminal: redirect a file")
+    if not os.fstat(0).st_size:
+        raise UsageError("- is a script on standard input, which is empty")
 
 
 def _check_module(module: str) -> None:

@@ -81,12 +81,21 @@ def run(
     from hpclaunch.system.processes.fork_server_client import ForkServerClient
     from hpclaunch.system.processes.signals import Signals
 
+    from . import program
+
     try:
         os.getcwd()
     except OSError as e:
         raise UsageError(
             "the directory in which hpclaunch was started is gone: cd elsewhere"
         ) from e
+    if program.is_on_stdin(options):
+        from hpclaunch.system.shared import standard_input
+
+        try:
+            standard_input.keep()
+        except OSError as e:
+            raise UsageError(f"cannot read the script from standard input: {e.strerror}") from e
     more = beyond_the_usual(options)
     signals = Signals(more)
     server = ForkServerClient(more)  # ends with this process, should it not become an agent

@@ -199,6 +199,8 @@ def _launch(chosen: argparse.Namespace, environ: Mapping[str, str]) -> argparse.
     """The launcher's options, checked now rather than in the job."""
     launch = options.build_parser(environ).parse_args(chosen.words)
     launching.check(launch)
+    if program.is_on_stdin(launch):
+        raise UsageError("a job script has no standard input: write SCRIPT to a file")
     in_path = launch.no_python and "/" not in launch.training_script  # perhaps of a module
     if not (chosen.apptainer or chosen.pyxis or in_path):
         program.program(launch, environ)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.core.source.first_imports import first_imports
-from hpclaunch.system.shared import bounded_json
+from hpclaunch.system.shared import bounded_json, standard_input
 from hpclaunch.worker import private_files
 
 VERSION = 1
@@ -89,6 +89,8 @@ def _text(command: Sequence[str]) -> bytes | None:
 def _script(command: Sequence[str]) -> str:
     """Of PYTHON -u SCRIPT, PYTHON -u -m MODULE, or PYTHON -u -c CODE SCRIPT."""
     script, first, second = (*command[2:5], "", "", "")[:3]
+    if script == "-":
+        return standard_input.PATH
     if script == "-m":
         return _file_of(first)
     return second if script == "-c" else script

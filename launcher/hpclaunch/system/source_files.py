@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 
 from hpclaunch.core.source.loading import TORCH, Module, Opaque, SourceReading
+from hpclaunch.system.shared import standard_input
 
 MOST_FILES = 100
 MOST_BYTES = 1 << 20
@@ -142,18 +143,19 @@ class _Files:
             return self._parsed("the code after -c", script), ""
         if call.kind == "m":
             return self._module_to_run(script)
-        if script == "-":
-            raise Opaque("standard input can be read only once")
         if self._directory == os.path.abspath(script):
             return self._read(_main_in(script)), ""
+        file = script
+        if script == "-":
+            file, script = standard_input.PATH, "standard input"
         try:
-            status = os.stat(script)
+            status = os.stat(file)
             if stat.S_ISDIR(status.st_mode):
                 return None, ""
             if not stat.S_ISREG(status.st_mode):
                 raise Opaque(f"{script} can be read only once")
             self._count(status.st_size)
-            with open(script, "rb") as f:
+            with open(file, "rb") as f:
                 text = f.read()
         except OSError:
             return None, ""

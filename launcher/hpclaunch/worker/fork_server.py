@@ -15,7 +15,7 @@ blocked.
         "progress": BOOL, "store": PATH,           {"event": "copier", "pid": P}
         "peers": [...], "env": {...},              {"event": "progress", ...}
         "workers": [{"rank", "argv", "env",        {"event": "exit", "rank": R, "code": C,
-        "out", "err", "cpus"}, ...],                   "signal": S, "oom": BOOL}
+        "out", "err", "stdin", "cpus"}, ...],          "signal": S, "oom": BOOL}
         "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
         "size": [ROWS, COLUMNS], "pipes": BOOL}
     {"op": "resize", "size": [ROWS, COLUMNS]}
@@ -522,10 +522,11 @@ class ForkServer:
 
     def spawn(self, workers, env):
         for worker in workers:
-            out, err, cpus = worker["out"], worker["err"], worker["cpus"]
+            out, err = worker["out"], worker["err"]
+            more = {"stdin": worker["stdin"], "cpus": worker["cpus"]}
             environ = env | worker["env"]
             try:
-                pid = self.spawner.spawn(worker["argv"], environ, out, err, cpus=cpus)
+                pid = self.spawner.spawn(worker["argv"], environ, out, err, **more)
             except OSError as e:
                 self.stillborn(worker, str(e.strerror))
             else:

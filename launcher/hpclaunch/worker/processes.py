@@ -255,8 +255,9 @@ class Spawner:
         self.handlers = handlers
         self.blocked = blocked
 
-    def spawn(self, argv, environ, out, err, *, cpus=(), deaf=()):
-        """The pid. `out` and `err` are descriptors or paths, to append to.
+    def spawn(self, argv, environ, out, err, *, stdin="", cpus=(), deaf=()):
+        """The pid. `out` and `err` are descriptors or paths, to append to; `stdin` is a path, or ""
+        for that of this process.
 
         A program that cannot be started ends with a shell's exit code, 126 or 127. `deaf` are
         signals to block beside those that the user has blocked.
@@ -270,6 +271,8 @@ class Spawner:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
+            if stdin:
+                os.dup2(os.open(stdin, os.O_RDONLY), 0)
             os.dup2(append_to(out), 1)
             os.dup2(append_to(err), 2)
             signal.pthread_sigmask(signal.SIG_BLOCK, deaf)

@@ -15,13 +15,14 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker to start; `env` adds to the shared one, `out` and `err` are files."""
+    """One worker to start; `env` adds to the shared one, `out`, `err` and `stdin` are files."""
 
     rank: int
     argv: Sequence[str]
     env: dict[str, str]
     out: str
     err: str
+    stdin: str = ""  # "": that of its agent
     cpus: Sequence[int] = ()  # that it is bound to; none: those of its agent
 
 

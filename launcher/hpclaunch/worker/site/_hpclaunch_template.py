@@ -18,7 +18,7 @@ server, with one JSON object per line, and the files with what was written to st
     {"op": "fork", "what": ANY, "store": ERR,       {"event": "forked", "what": ANY, "why": W,
         "learn": [FD], "env": {...}, "workers":         "pids": {rank: pid}, "store": PID}
         [{"rank", "argv", "env", "out", "err",
-        "cpus"}, ...]}
+        "stdin", "cpus"}, ...]}
     {"op": "renew", "steps": [...], "own": [...],
         "avoided": [...], "idle": BOOL,
         "memory": PATH}
@@ -417,6 +417,10 @@ def become(template, brood, worker, env, lesson):
     set_name(template.name)
     set_command_line(template.command)
     redirect(worker["out"], worker["err"])
+    if worker["stdin"]:
+        fd = os.open(worker["stdin"], os.O_RDONLY)
+        os.dup2(fd, 0)
+        os.close(fd)
     for stream, fd in enumerate(template.output, start=1):
         copy(fd, stream)
         os.close(fd)
