@@ -34,9 +34,9 @@ def without_load(said):
     return re.sub(r"(?m)^hpclaunch: on \S+: load: .* before the training has begun.*\n", "", said)
 
 
-def start(*args, cwd, environ=None, **more):
+def start(*args, cwd, environ=None, before=(), **more):
     """A running one."""
-    command = [HPCLAUNCH, *map(str, args)]
+    command = [*before, HPCLAUNCH, *map(str, args)]
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     environ = environment() if environ is None else environ
     return subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)

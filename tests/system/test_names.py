@@ -12,7 +12,6 @@ import pytest
 from hpclaunch.core.health.gpu_rules import GpuReading, History
 from hpclaunch.system.gpus import gpu_watcher
 from hpclaunch.system.hosts import slurm
-from hpclaunch.system.shared import helper
 from hpclaunch.worker import activity, mps_daemon, mps_keeper, processes
 
 NOBODY = 65534
@@ -90,7 +89,7 @@ def test_clients_of_mps(strangers):
 
 
 def test_what_a_helper_has_left(strangers):
-    assert set(strangers.values()) <= {process.pid for process in helper._orphans()}
+    assert set(strangers.values()) <= processes.descendants(())
 
 
 def test_what_is_said_of_those_on_a_gpu_is_for_any_console(strangers):

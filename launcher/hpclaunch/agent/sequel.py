@@ -67,11 +67,9 @@ def _goes_on(sequel: Sequel, job: Job, environ: Mapping[str, str]) -> bool:
 
 
 def _resubmit(name: str, job: Job) -> None:
-    import psutil  # takes time
-
     try:
         # The script is to find what it found the first time, also what was for this launch only.
-        follower, is_new = requeue.resubmit(name, psutil.Process().environ())
+        follower, is_new = requeue.resubmit(name, _first_environ())
     except requeue.RefusedError as e:
         _say(f"job {name} cannot be requeued, and was not submitted again: {e}")
         return
@@ -81,6 +79,13 @@ def _resubmit(name: str, job: Job) -> None:
         _say(f"{why}: its script is submitted again, {run}")
     else:
         _say(f"{why}, and its script is not submitted again: job {follower} waits for its end")
+
+
+def _first_environ() -> dict[str, str]:
+    """The variables with which this process was started."""
+    with open("/proc/self/environ", "rb") as f:
+        entries = os.fsdecode(f.read()).split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def _end_chain(environ: Mapping[str, str]) -> None:

@@ -134,9 +134,11 @@ def of_windows(amount, windows):
 
 
 def cpu_model():
-    with open("/proc/cpuinfo", errors="replace") as f:
-        names = [line.partition(":")[2].strip() for line in f if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", errors="replace") as f:
+        for line in f:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 class StoreChannel:

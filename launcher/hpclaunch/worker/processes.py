@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import socket
+from collections.abc import Iterable
 
 from .private_files import open_file
 
@@ -83,7 +84,7 @@ def variable(pid, name):
     return next((os.fsdecode(word[len(start) :]) for word in words), None)
 
 
-def descendants(spared):
+def descendants(spared: Iterable[int]) -> set[int]:
     """The pids of all that descends from this process, without those children and theirs."""
     parents = {pid: int(fields[PARENT]) for pid in all_pids() if (fields := stat(pid))}
     found, spared = {os.getpid()}, {*spared}

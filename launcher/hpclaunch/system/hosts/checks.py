@@ -163,7 +163,10 @@ def cpus(workers: int) -> Finding:
 
 def memory(workers: int, limit: int | None) -> Finding:
     """`limit` is the job's memory limit, if it has one."""
-    machine = psutil.virtual_memory()
+    try:
+        machine = psutil.virtual_memory()
+    except OSError:
+        return Finding("memory", "/proc/meminfo cannot be read here")
     found = f"{_size(machine.available)} available of {_size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:

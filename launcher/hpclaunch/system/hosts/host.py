@@ -1,13 +1,14 @@
 """The state of this host before a round: disks, shared memory, memory, load, clock.
 
-Reading it is quick and writes nothing, since every restart waits for it. What it means is decided
-in `core/health/host_rules.py`.
+Reading it is quick and writes nothing, since every restart waits for it. What cannot be read is
+None: some containers hide most of /proc. What it means is decided in `core/health/host_rules.py`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from hpclaunch.core.health.host_rules import Disk, Host
@@ -42,18 +43,21 @@ def read(
     )
 
 
-def load() -> float:
+def load() -> float | None:
     """How many processes have wanted a CPU in the last minute, without those that have ended.
 
     A job script that unpacks its data with every core leaves a high average behind.
     """
-    average, _, _, running, _ = LOAD.read_text().split()  # proc(5)
+    try:
+        average, _, _, running, _ = LOAD.read_text().split()  # proc(5)
+    except OSError:
+        return None
     return min(float(average), float(running.partition("/")[0]))
 
 
 def _available() -> int | None:
     """Bytes of memory that are available."""
-    with MEMORY.open() as lines:
+    with suppress(OSError), MEMORY.open() as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_IPV6 = Path("/proc/net/if_inet6")  # address, index, prefix length, scope, flags, name
+_IPV6 = Path("/proc/self/net/if_inet6")  # address, index, prefix length, scope, flags, name
 _TEMPORARY = 0x01  # IFA_F_TEMPORARY in linux/if_addr.h
 ATTEMPTS = 5
 PAUSE = 1.0  # seconds between two attempts

@@ -26,7 +26,7 @@ _SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4)  # credentials, and a desc
 def sockets() -> list[bytes]:
     """The names of the sockets of this user's agents, and of whoever uses such a name."""
     begin = b"@" + name_of(os.geteuid())
-    with open("/proc/net/unix", "rb") as f:
+    with open("/proc/self/net/unix", "rb") as f:
         words = (line.split()[-1] for line in f if begin in line)
         return sorted({b"\0" + word[1:] for word in words if word.startswith(begin)})
 

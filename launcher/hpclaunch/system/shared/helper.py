@@ -33,6 +33,7 @@ from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
+AGAIN = 0.01  # seconds between two looks whether that is gone
 ROOT = str(Path(__file__).parents[3])  # where this package lies
 _PYTHON = (sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}")
 _PROGRAM = (
@@ -128,29 +129,17 @@ class Helper:
 
     def _end_orphans(self) -> None:
         """After its death: its children died with it, and their children are ours now."""
-        import psutil
+        from hpclaunch.worker.processes import descendants
 
         self._process.wait()
         limit = time.monotonic() + GONE_LIMIT
-        while (left := _orphans()) and time.monotonic() < limit:
-            for process in left:
+        while (left := descendants(_own)) and time.monotonic() < limit:
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(process.pid, signal.SIGKILL)
-                    os.waitpid(process.pid, os.WNOHANG)
-            psutil.wait_procs(left, timeout=0.05)
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(AGAIN)
         self.survivors = bool(left)
-
-
-def _orphans() -> list[Any]:
-    """Processes below this one, but below none of its helpers."""
-    import psutil
-
-    found = []
-    for child in psutil.Process().children():
-        if child.pid not in _own:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += [child, *child.children(recursive=True)]
-    return found
 
 
 def numbers(signums: Iterable[int]) -> str:

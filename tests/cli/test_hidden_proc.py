@@ -1,0 +1,97 @@
+"""Where /proc shows little: in some containers nothing but processes, on some nodes one's own."""
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from launching import end, fork_server, hpclaunch, living, script, start, until
+
+from surroundings import environment
+
+SHOWS = {"processes": "subset=pid", "one's own processes": "hidepid=2"}
+USER = 100_000 + os.getpid()  # nobody else's: its jobs are those of one test
+AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+# To read what is installed in the home of root.
+AS_USER += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+
+TRAINS = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+begun, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(20):
+    model(torch.ones(2)).sum().backward()
+    dist.all_reduce(model.weight.grad)
+    optimizer.step()
+    if rank == 1 and (begun, step) == ("0", 3):
+        os.kill(os.getpid(), 9)
+    if rank == 1 and (begun, step) == ("1", 10):
+        time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def cwd():
+    """A directory that other users can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chown(directory, USER, USER)
+        yield Path(directory)
+
+
+@pytest.fixture(params=SHOWS.values(), ids=SHOWS)
+def hidden(request):
+    """The words before a command that runs there, as another user than root."""
+    mount = f'mount -t proc -o {request.param} proc /proc && exec "$@"'
+    words = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    if os.geteuid() or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("/proc cannot be mounted here like this")
+    return [*words, *AS_USER]
+
+
+@pytest.fixture
+def env(cwd):
+    return environment(HOME=cwd, XDG_STATE_HOME=cwd / "state")
+
+
+def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
+    args = ("--nproc", 2, "--preflight", "--hang-timeout", 4, script(cwd, TRAINS))
+    done = hpclaunch(*args, cwd=cwd, env=env, before=hidden)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 on " in done.stderr
+    assert re.search(r"rank 1 on \S+ was killed by SIGKILL; restart 1 of 3", done.stderr)
+    assert re.search(r"rank 1 on \S+ has not reached it: it is in train.py:\d+", done.stderr)
+    assert re.search(r"rank 1 on \S+ hung; restart 2 of 3", done.stderr)
+
+
+def test_a_job_can_be_looked_at_and_loses_its_fork_server(hidden, cwd, env, request):
+    path = script(cwd, "import pathlib, time; pathlib.Path('up').touch(); time.sleep(1000)")
+    args = ("--nproc", 2, "--log-dir", "logs", path)
+    process = start(*args, cwd=cwd, environ=env, before=hidden)
+    request.addfinalizer(process.kill)
+    until((cwd / "up").exists)
+
+    def ask(command):
+        done = hpclaunch(command, cwd=cwd, env=env, before=hidden)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "1 node · 2 ranks" in ask("status")
+    assert "train.py:1" in ask("stacks")
+    server, *below = fork_server(process)
+    os.kill(server, signal.SIGKILL)
+    until(lambda: "round 1 · 1 of 3 restarts" in ask("status"))
+    assert not living([server, *below])
+    code, _, said = end(process)
+    assert code == 128 + signal.SIGTERM
+    assert "Traceback" not in said
+
+
+def test_the_doctor(hidden, cwd, env):
+    done = hpclaunch("doctor", cwd=cwd, env=env, before=hidden)
+    assert done.returncode == 0, done.stdout
+    assert "a check broke" not in done.stdout
