@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch
 
-from hpclaunch.cli import other_launchers
+from hpclaunch.cli import other_launchers, values
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
@@ -71,6 +71,27 @@ DOUBLE_DASHES = (
     "-- train.py a -- b",
     "--role r -- train.py -- -- a",
     "-- -- a",
+)
+# What stands after `torchrun` or `python -m torch.distributed.run` in the instructions of projects.
+OF_PROJECTS = (
+    "--standalone --nproc_per_node=8 train.py config/train_gpt2.py",  # nanoGPT
+    "--nproc_per_node=8 --nnodes=2 --node_rank=0 --master_addr=n1 --master_port=1234 train.py",
+    "--nproc_per_node 4 -m open_clip_train.main -- --train-data x --precision amp",  # open_clip
+    "--nproc_per_node=8 --rdzv_backend c10d --rdzv_endpoint=localhost:0 --local-ranks-filter 0 "
+    "--role rank --tee 3 -m torchtitan.train --job.config_file llama.toml",
+    "--nnodes 4 --nproc_per_node 8 --rdzv_id 101 --rdzv_backend c10d --rdzv_endpoint n1:29500 "
+    "-m torchtitan.train --module llama3",
+    "--nnodes=1 --node_rank=0 --master_addr=127.0.0.1 --nproc_per_node=8 --master_port=29500 "
+    "tools/train.py configs/mask_rcnn.py --launcher pytorch --seed 0",  # mmdetection
+    "--nproc_per_node 8 --nnodes 1 --node_rank 0 --master_addr localhost --master_port 6000 "
+    "pretrain_gpt.py --num-layers 24 --tensor-model-parallel-size 2",  # Megatron-LM
+    "--nproc_per_node=4 --master_port=20001 fastchat/train/train_mem.py --fsdp full_shard",
+    "--nproc_per_node 2 --master_port 1 train.py --batch 64 --device 0,1",  # YOLOv5
+    "--nproc_per_node 2 ./nlp_example.py",  # Accelerate
+    "--nproc_per_node=gpu --nnodes=1:4 --max_restarts=3 --rdzv_id=7 --rdzv_backend=c10d "
+    "--rdzv_endpoint=n1:29400 multigpu_torchrun.py 50 10",
+    "--nnode 1 --nproc_per 2 --log_dir logs -r 3 -t 0:3 main.py",
+    "--nproc_per_node 8 --use_env run_glue.py",  # of torch.distributed.launch only
 )
 COMPLETION = ("--print-completion", "--print_completion")
 
@@ -280,6 +301,21 @@ class TestBesideTorch:
             got = parse(*line)
             assert got == parse("train.py") | {dest: value}, line
         assert understood > 200
+
+    def test_lines_of_projects(self):
+        lines = [["train.py"], *map(str.split, OF_PROJECTS)]
+        bare, *results = ask_torch(lines)["parsed"]
+        for line, result in zip(lines[1:], results, strict=True):
+            if result is None:
+                with pytest.raises(UsageError):
+                    parse(*line)
+                continue
+            got = parse(*line)
+            for dest in (d for d in result if result[d] != bare[d]):
+                expected = result[dest]
+                if dest == "nnodes":
+                    expected = values.nodes(expected)
+                assert got[dest] == expected or str(got[dest]) == expected, (line, dest)
 
     def test_whole_command_lines(self):
         """The script and its arguments are cut off at the same place."""
