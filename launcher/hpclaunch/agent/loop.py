@@ -103,7 +103,7 @@ class Agent:
         made: dict[str, Any] = {"job": config.job, "index": index, "nproc": nproc}
         made |= {"address": address, "incarnation": incarnation, "gpus": gpus, "port": port}
         made |= {"networks": self.joined.networks, "anew": config.anew}
-        made |= {"has_place": config.allocation.has_place}
+        made |= {"task": config.allocation.task, "has_place": config.allocation.has_place}
         self.control = Control(**made)
         self.journal = Journal(None if config.logs is None else config.logs.path, label)
         self.journal.began(made)

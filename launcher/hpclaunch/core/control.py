@@ -62,14 +62,16 @@ class Control:
         port: int = 0,
         networks: tuple[str, ...] = (),
         *,
+        task: int = 0,
         anew: bool = False,
         has_place: bool = True,
     ) -> None:
-        """`anew`: an agent of this job was started in this place before, and was killed.
+        """`task`: Slurm's number of this agent's task.
+        `anew`: an agent of this job was started in this place before, and was killed.
         `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
         """
         own = (nproc, address, incarnation, gpus, port, networks)
-        self.member = Member(job, index, *own, has_place=has_place)
+        self.member = Member(job, index, *own, task=task, has_place=has_place)
         self.head = Head(job, anew=anew) if index == HEAD else None
         self._keeper: Bookkeeper | None = None  # while this agent leads, from the first event on
         self._announcer: Announcer | None = None  # the same, where somebody is to be told

@@ -58,6 +58,26 @@ def sent(effects):
 # One round
 
 
+def test_ranks_are_in_the_order_of_slurms_tasks():
+    head = Head(a_job("n0 n1 n2", beat=100.0))
+    tasks = {0: 1, 1: 2, 2: 0}
+    idle = [report(agent, IDLE, task=task) for agent, task in tasks.items()]
+    tell(head, 0.0, Started(), *idle)
+    orders_sent = sent(tell(head, 0.1, CheckpointChosen("")))
+    parts = {agent: order.assignment for agent, order in orders_sent.items()}
+    assert {agent: part.group_rank for agent, part in parts.items()} == tasks
+    assert parts[2].hosts_store
+
+
+def test_a_node_comes_where_its_first_task_does():
+    head = Head(a_job("n0 n0 n1 n1", beat=100.0))
+    idle = [report(agent, IDLE, task=task) for agent, task in enumerate([1, 2, 0, 3])]
+    tell(head, 0.0, Started(), *idle)
+    orders_sent = sent(tell(head, 0.1, CheckpointChosen("")))
+    first = {agent: order.assignment.first_rank for agent, order in orders_sent.items()}
+    assert first == {2: 0, 3: 2, 0: 4, 1: 6}
+
+
 def test_a_job_that_succeeds():
     head = Head(a_job(beat=100.0))
     tell(head, 0.0, Started(), report(0, IDLE))

@@ -567,7 +567,7 @@ class Head:
         return self._asks_at + 2 * self.timing.election
 
     def _next_groups(self) -> list[int]:
-        return next_groups(self.groups, sorted(self.roster.nodes), self.job.most)
+        return next_groups(self.groups, self.roster.nodes_by_task, self.job.most)
 
     def _next_participants(self) -> list[Peer]:
         nodes = set(self._next_groups())

@@ -131,6 +131,18 @@ class Roster:
         return self.possible - {self._peers[i].place.node for i in self.absent}
 
     @property
+    def nodes_by_task(self) -> list[int]:
+        """The nodes that can take part, in the order of the first task of each: Slurm may number
+        tasks in another order than nodes (`srun --distribution=arbitrary`).
+        """
+        first: dict[int, int] = {}
+        for peer in self._peers:
+            if peer.report is not None:
+                task = first.setdefault(peer.place.node, peer.report.task)
+                first[peer.place.node] = min(task, peer.report.task)
+        return sorted(self.nodes, key=lambda node: (first[node], node))
+
+    @property
     def possible(self) -> set[int]:
         """The nodes that can take part once all their agents are heard."""
         if self._possible is None:

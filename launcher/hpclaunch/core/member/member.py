@@ -63,9 +63,11 @@ class Member:
         port: int = 0,
         networks: tuple[str, ...] = (),
         *,
+        task: int = 0,
         has_place: bool = True,
     ) -> None:
-        """`has_place`: False if `index` is a stand-in until the first head gives it a place."""
+        """`task`: Slurm's number of this agent's task.
+        `has_place`: False if `index` is a stand-in until the first head gives it a place."""
         self.job = job
         self.has_place = has_place
         self.index = index
@@ -76,6 +78,7 @@ class Member:
         self.gpus = gpus
         self.port = port
         self.networks = networks
+        self.task = task
         self.follower = Follower(Rotation(job.places), job.timing, index, job.heads)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
@@ -292,6 +295,7 @@ class Member:
             passed=work.passed,
             vitals=work.vitals,
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
+            task=self.task,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

@@ -35,8 +35,8 @@ def seats(
     """Give out the ranks 0..n-1, each once, so that the ranks of a node are contiguous.
 
     `roster` has the place and the number of workers of every agent that takes part, in any order.
-    `groups` are their nodes in the order of GROUP_RANK; None: in Slurm's order. Agents on one node
-    share its local ranks.
+    `groups` are their nodes in the order of GROUP_RANK; None: in the order of their numbers. Agents
+    on one node share its local ranks.
     """
     entries = list(roster)
     nodes = sorted({place.node for place, _ in entries}) if groups is None else groups
@@ -69,7 +69,7 @@ def next_groups(last: Sequence[int], fit: Sequence[int], most: int) -> list[int]
     """Return the nodes of the next round in the order of their groups.
 
     `last` are the nodes of the round before, in the order of their groups. `fit` are the nodes that
-    can take part, in Slurm's order; at most `most` of them do (0: all).
+    can take part, in the order of Slurm's tasks; at most `most` of them do (0: all).
 
     A node that was in the last round keeps its group, and so its ranks. A spare takes the group of
     a node that is out. Without spares, the last groups move into the gaps. New nodes come last.

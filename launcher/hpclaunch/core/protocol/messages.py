@@ -69,6 +69,7 @@ class Report:
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
     vitals: Vitals | None = None  # what the orders ask for
     spent: Spent = ()  # of that round, as far as it is known
+    task: int = 0  # Slurm's number of its task, whose order is that of the ranks; 0 without Slurm
 
     @property
     def news(self) -> tuple[object, ...]:

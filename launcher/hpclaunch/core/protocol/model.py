@@ -33,7 +33,7 @@ EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: it is not finished, and can go on 
 class Place:
     """One agent's place in the job. Slurm tells it before any message is exchanged."""
 
-    index: int  # position in Slurm's order, 0-based
+    index: int  # position in the order of Slurm's nodes, 0-based
     node: int  # position of its host among the step's hosts, 0-based
     host: str
 
@@ -52,6 +52,7 @@ class Allocation:
     index: int
     endpoint: tuple[str, int] | None = None  # the head's host and port, if the user named them
     has_place: bool = True  # False: `index` is a stand-in until the first head gives this agent one
+    task: int = 0  # Slurm's number of this agent's task
 
     @property
     def label(self) -> str:

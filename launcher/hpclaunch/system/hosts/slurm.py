@@ -91,13 +91,14 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
         name = f"{runs.first_job(_job(environ), environ)}.{environ['SLURM_STEP_ID']}"
         if before := runs.before(environ):
             name += f".r{before}"
+        task = int(environ.get("SLURM_PROCID") or index)
     except (KeyError, ValueError) as e:
         what = f"{e} is missing" if isinstance(e, KeyError) else e
         raise UsageError(
             f"the environment of this Slurm step makes no sense ({what}): start hpclaunch with "
             "srun, or unset the SLURM_ variables to run on this machine alone"
         ) from e
-    return Allocation(name, name, places, index)
+    return Allocation(name, name, places, index, task=task)
 
 
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:
