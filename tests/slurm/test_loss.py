@@ -56,6 +56,27 @@ def test_a_killed_agent_is_survived(cluster: Cluster, launch: Launch, nnodes: st
     assert "restart" not in ended.output
 
 
+def test_lists_of_nodes_are_those_of_the_round(cluster: Cluster, launch: Launch) -> None:
+    """Their first node is that of rank 0, where scripts look for MASTER_ADDR."""
+    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
+    job.until_all_run(3)
+    job.forget()
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+    job.until_all_run(2)
+    told = job.told()
+    hosts = [told[rank]["hostname"] for rank in (0, 1)]
+    assert sorted(hosts) == ["n2", "n3"]
+    for env in told.values():
+        for name in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"):
+            shown = cluster.on("n2", ["scontrol", "show", "hostnames", env[name]])
+            assert shown.split() == hosts
+        for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"):
+            assert env[name] == "2"
+    (job.directory / "go").touch()
+    job.wait()
+
+
 def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) -> None:
     job = launch("--nproc", 2, "--max-restarts", 1, TELL, "--until", "never", "--child")
     for _ in range(2):

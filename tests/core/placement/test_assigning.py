@@ -24,3 +24,15 @@ def test_only_the_host_of_the_store_is_told_from_where_the_others_connect() -> N
     }
     everybody = ("10.0.0.1", "10.0.0.2", "10.1.0.1", "2001:db8::/64")
     assert {index: part.peers for index, part in parts.items()} == {0: (), 1: everybody, 2: ()}
+
+
+def test_all_are_told_the_hosts_in_the_order_of_their_ranks() -> None:
+    reports: dict[int, Report] = {}
+    for index, host in enumerate(["n1", "n1", "n2", "n3"]):
+        message = report(index, Phase.IDLE, host=host).message
+        assert isinstance(message, Report)
+        reports[index] = message
+    more = {"number": 0, "restarts": 0, "checkpoint": "", "head": 0}
+    job = a_job("n1 n1 n2 n3")
+    parts = assign(job, reports, groups=[2, 0, 1], **more)  # type: ignore[arg-type]
+    assert [part.hosts for part in parts.values()] == ["n3,n[1-2]"] * 4

@@ -132,8 +132,11 @@ def test_slurms_variables_describe_the_worker_as_a_task():
 
 def test_what_only_some_steps_have_is_rewritten_where_it_is():
     names = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"]
-    there = STEP | dict.fromkeys([*names, "SLURM_GTIDS", "SRUN_CPUS_PER_TASK"], "1")
-    found = worker_environment.of_slurm(a_part(first_local_rank=1, first_rank=3), 0, there, cpus=4)
+    names += ["SLURM_GTIDS", "SRUN_CPUS_PER_TASK", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"]
+    names += ["SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"]
+    there = STEP | dict.fromkeys(names, "1") | {"SLURM_TRES_PER_TASK": "cpu=8,gres/gpu=2"}
+    part = a_part(first_local_rank=1, first_rank=3, hosts="n3,n1")
+    found = worker_environment.of_slurm(part, 0, there, cpus=4)
     assert {name: found[name] for name in there if name in found} == {
         "SLURM_PROCID": "3",
         "SLURM_NTASKS": "4",
@@ -142,7 +145,19 @@ def test_what_only_some_steps_have_is_rewritten_where_it_is():
         "SLURM_NTASKS_PER_NODE": "2",
         "SLURM_GTIDS": "2,3",
         "SRUN_CPUS_PER_TASK": "4",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "n3,n1",
+        "SLURM_NODELIST": "n3,n1",
+        "SLURM_STEP_NODELIST": "n3,n1",
+        "SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=2",
     }
+
+
+def test_a_single_node_keeps_the_name_that_slurm_has_for_it():
+    there = STEP | {"SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"}
+    part = a_part(group_world_size=1, hosts="n1.cluster")
+    assert worker_environment.of_slurm(part, 0, there, cpus=1)["SLURM_JOB_NODELIST"] == "n1"
 
 
 def test_without_slurm_nothing_is_made_up():

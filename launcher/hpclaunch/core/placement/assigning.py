@@ -34,6 +34,7 @@ def assign(
     peers = tuple(sorted({n for seat in seats for n in reports[seat.place.index].networks}))
     world = sum(seat.nproc for seat in seats)
     layout = ranks.layout({seat.group_rank: seat.local_world_size for seat in seats}.values())
+    hosts = ranks.host_list({s.group_rank: reports[s.place.index].host for s in seats}.values())
     return {
         seat.place.index: Assignment(
             round=number,
@@ -54,6 +55,7 @@ def assign(
             shares=shares[seat.place.index],
             preflight=preflight,
             peers=peers if seat.place.index == store else (),
+            hosts=hosts,
         )
         for seat in seats
     }

@@ -7,6 +7,7 @@ variables describe a task; for the script, its worker is that task.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ..protocol.model import ENDING, Assignment, Share
@@ -35,7 +36,9 @@ OWN = frozenset(
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS"),
         *("SLURM_NNODES", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_STEP_NUM_TASKS"),
         *("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_GTIDS"),
-        "SRUN_CPUS_PER_TASK",
+        *("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"),
+        *("SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"),
+        *("SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     }
 )
 
@@ -167,17 +170,23 @@ def of_slurm(
 
     `cpus` is the number of CPUs in the worker's share. Slurm sets SLURM_CPUS_PER_TASK only if `-c`
     was given. It is always set here, because many scripts read it in any case.
+
+    srun takes several of them for options. It refuses to start if the numbers of nodes contradict
+    the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK.
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}
     first = part.first_rank - part.first_local_rank
+    nodes = str(part.group_world_size)
+    # On a single node, Slurm's name for it: the agent may only know the name of the host.
+    hosts = inherited.get("SLURMD_NODENAME", part.hosts) if nodes == "1" else part.hosts
     env = {
         "SLURM_PROCID": str(part.first_rank + offset),
         "SLURM_LOCALID": str(part.first_local_rank + offset),
         "SLURM_NODEID": str(part.group_rank),
         "SLURM_NTASKS": str(part.world_size),
         "SLURM_NPROCS": str(part.world_size),
-        "SLURM_NNODES": str(part.group_world_size),
+        "SLURM_NNODES": nodes,
         "SLURM_TASKS_PER_NODE": part.layout,
         "SLURM_CPUS_PER_TASK": str(cpus),
     }
@@ -186,6 +195,14 @@ def of_slurm(
         "SLURM_STEP_TASKS_PER_NODE": part.layout,
         "SLURM_NTASKS_PER_NODE": str(part.local_world_size),
         "SLURM_GTIDS": ",".join(map(str, range(first, first + part.local_world_size))),
+        "SLURM_JOB_NODELIST": hosts,
+        "SLURM_NODELIST": hosts,
+        "SLURM_STEP_NODELIST": hosts,
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_STEP_NUM_NODES": nodes,
         "SRUN_CPUS_PER_TASK": str(cpus),
+        "SLURM_TRES_PER_TASK": re.sub(  # "cpu=8,gres/gpu=1", in Slurm 23.11 "cpu:8,gres:gpu:1"
+            r"\bcpu([=:])\d+", rf"cpu\g<1>{cpus}", inherited.get("SLURM_TRES_PER_TASK", "")
+        ),
     }
     return env | {name: value for name, value in also.items() if name in inherited}

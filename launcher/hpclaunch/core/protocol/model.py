@@ -219,6 +219,7 @@ class Assignment:
     shares: Shares = NO_SHARES
     preflight: bool = False  # the workers are ours, and measure the nodes
     peers: tuple[str, ...] = ()  # for the host of the store: from where its nodes connect to it
+    hosts: str = ""  # of the round, in the order of their ranks, as Slurm lists them: "n3,n[1-2]"
 
 
 # (begun, ended or None, number of ranks) of each round; times are wall clock, in ns
