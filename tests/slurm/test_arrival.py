@@ -28,3 +28,16 @@ def test_late_members(launch: Launch) -> None:
     assert ended.code == 0, str(ended)
     assert list(job.told()) == [0, 1, 2]
     assert "hpclaunch:" not in ended.output
+
+
+def test_one_task_of_several_on_each_node(launch: Launch) -> None:
+    """Both nodes are there, and what is missing on them is said."""
+    srun = """srun bash -c 'test $SLURM_LOCALID = 0 && hpclaunch "$@"' bash"""
+    options = ["--ntasks-per-node=2"]
+    job = launch("--nproc", 1, TELL, srun=srun, nodes=2, options=options)
+    job.says(
+        "hpclaunch: waiting for n1, n2 (10 s so far); 2 of 4 agents are here; hpclaunch runs in 1 "
+        "of 2 tasks on n1: start it in all of them, or ask Slurm for --ntasks-per-node=1"
+    )
+    job.cancel()
+    job.wait()

@@ -301,6 +301,19 @@ def test_join_timeout_names_the_hosts():
     assert verdict.reason.startswith("no agent came from n2 within 600 s")
 
 
+def test_nodes_where_only_some_tasks_run_hpclaunch():
+    head = Head(a_job("n0 n0 n1 n1", beat=100.0, join=600.0, first_notice=10.0))
+    tell(head, 0.0, Started(), report(0, IDLE), report(2, IDLE))
+    why = "hpclaunch runs in 1 of 2 tasks on n0: start it in all of them, or ask Slurm for "
+    why += "--ntasks-per-node=1"
+    tell(head, 10.0, Tick())
+    (said,) = deeds(tell(head, 10.0, Diagnosed("")))
+    words = f"waiting for n0, n1 (10 s so far); 2 of 4 agents are here; {why}"
+    assert said == Say(words)
+    verdict = sent(tell(head, 600.0, Tick()))[2].verdict
+    assert verdict.reason == f"no agent came from n0, n1 within 600 s: {why}"
+
+
 def test_many_missing_hosts_are_counted():
     head = Head(a_job(" ".join(f"n{i}" for i in range(12))))
     tell(head, 0.0, Started(), report(0, IDLE))

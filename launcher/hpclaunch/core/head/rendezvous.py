@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 
 from ..consensus.leader_lease import LeaderLease
@@ -207,11 +208,10 @@ class Rendezvous:
                 reason = f"the agent on {here} was started anew, and {names} did not answer within "
                 reason += f"{waited:.0f} s: they may go on without it, or the job is over"
                 return Verdict(EXIT_LOST, reason)
-            reason = (
-                f"no agent came from {names} within {waited:.0f} s: is hpclaunch running "
-                "there, and do the hosts see the same secret file?"
+            why = self._started_in_part() or (
+                "is hpclaunch running there, and do the hosts see the same secret file?"
             )
-            return Verdict(EXIT_LOST, reason)
+            return Verdict(EXIT_LOST, f"no agent came from {names} within {waited:.0f} s: {why}")
         over = now >= self._short_since + self.timing.wait
         if self.is_short:
             return self._too_few(restarts) if over or self._is_hopeless else None
@@ -258,6 +258,21 @@ class Rendezvous:
         if not (unheard := self.roster.unheard):
             return []
         here = f"{len(self.roster) - len(unheard)} of {len(self.roster)} agents are here"
-        why = f"; {diagnosis}" if diagnosis else ""
+        why = "; ".join(filter(None, [here, self._started_in_part() or diagnosis]))
         waited = now - self._since
-        return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {here}{why}")]
+        return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {why}")]
+
+    def _started_in_part(self) -> str:
+        """Say that hpclaunch runs in some tasks of a node only, if no node is missing altogether;
+        else "".
+        """
+        unheard = self.roster.unheard
+        heard = Counter(p.place.node for p in self.roster if p.report is not None)
+        if not all(peer.place.node in heard for peer in unheard):
+            return ""
+        node = unheard[0].place.node
+        tasks = sum(peer.place.node == node for peer in self.roster)
+        return (
+            f"hpclaunch runs in {heard[node]} of {tasks} tasks on {unheard[0].host}: start it in "
+            "all of them, or ask Slurm for --ntasks-per-node=1"
+        )
