@@ -435,6 +435,18 @@ def test_parting_is_limited():
     assert head.stage is Stage.ENDED
 
 
+def test_parting_is_not_put_off_by_a_spare_that_never_came():
+    settings = {"most": 2, "loss": 100.0, "last_call": 30.0, "goodbye": 10.0}
+    for over, left in ((20.0, False), (40.0, True)):
+        head = Head(a_job("n0 n1 n2", **settings))
+        tell(head, 0.0, Started(), report(0, IDLE), report(1, IDLE))
+        tell(head, 4.0, Tick(), CheckpointChosen(""))
+        tell(head, 5.0, report(0, RUNNING, 0), report(1, RUNNING, 0), Tick())
+        tell(head, over, report(0, DONE, 0), report(1, DONE, 0))
+        tell(head, over, report(0, ENDED, 0), report(1, ENDED, 0))
+        assert (head.stage is Stage.ENDED) == left
+
+
 def test_every_end_order_carries_the_verdict():
     """Also when the last beat and the end of the parting fall on the same moment."""
     head = running(goodbye=10.0, beat=1.0)

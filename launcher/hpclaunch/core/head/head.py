@@ -473,7 +473,8 @@ class Head:
             case Stage.STOPPING:
                 return self._stopping_step(now)
             case Stage.ENDING:
-                if self.roster.all_have_left or now >= self._stage_since + self.timing.goodbye:
+                left = self.roster.all_have_left(but_for=self._never_came(now))
+                if left or now >= self._stage_since + self.timing.goodbye:
                     self._enter(Stage.ENDED, now)
             case Stage.ENDED:
                 pass
@@ -509,6 +510,12 @@ class Head:
             return False, []
         effects = [] if self.lease.will_hold(now) else self._renew(now)
         return self.lease.will_hold(now), effects
+
+    def _never_came(self, now: float) -> set[int]:
+        """The agents without which the job has begun, and that will hardly come any more."""
+        if now < self._tenure_since + self.timing.last_call:
+            return set()
+        return self.roster.absent - self.lease.configuration.agents
 
     # Whether another agent leads already
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
 from ..protocol.messages import Report
@@ -117,12 +117,13 @@ class Roster:
         """All agents that are present, other than the head's own."""
         return [p for p in self._peers if not p.lost and p.place.index != self.me]
 
-    @property
-    def all_have_left(self) -> bool:
-        """Whether all agents have ended that are not proven dead. The head must not leave before an
-        agent that is only silent: that agent would take the head for dead, and go on by itself.
+    def all_have_left(self, but_for: Set[int]) -> bool:
+        """Whether all agents have ended that are not proven dead, `but_for` some. The head must not
+        leave before an agent that is only silent: that agent would take the head for dead, and go
+        on by itself.
         """
-        living = (p.report for p in self._peers if not p.presence.is_dead)
+        awaited = (p for p in self._peers if p.place.index not in but_for)
+        living = (p.report for p in awaited if not p.presence.is_dead)
         return all(report and report.phase is Phase.ENDED for report in living)
 
     @property
