@@ -41,7 +41,7 @@ def main(
         return
     channel = AgentChannel(fd)
     began: float | None = None
-    has_answered, step_end = False, math.inf
+    started, has_answered, step_end = time.time(), False, math.inf
     drained: list[str] = []
     try:
         while True:
@@ -51,8 +51,10 @@ def main(
                 if step:
                     step_end = end_of_step(shown("step", step), step_end)
                 at, found = ask(fields, end, restarts, step_end)
-                if has_answered and not fields:
-                    at = None  # what it has said before still counts
+                # What it has said before still counts. A job that was over before this process
+                # began is another one: its variables are left in the shell.
+                if (has_answered and not fields) or (at is not None and at < started):
+                    at = None
                 found["draining"] = drained = draining(nodes, drained) if nodes else []
                 found["left"] = None if at is None else at - time.time()
                 began = began or seconds(fields.get("StartTime", ""))
