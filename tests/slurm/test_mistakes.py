@@ -41,13 +41,37 @@ def test_a_script_that_is_missing_on_one_node(
 
 
 def test_an_option_that_is_wrong(launch: Launch) -> None:
-    job = launch("--nproc", "all", TELL)
-    ended = job.wait()
+    ended = launch("--nproc", "all", TELL, srun="srun hpclaunch").wait()
     assert ended.code == 2, str(ended)
-    assert job.codes == {0: 2, 1: 2, 2: 2}
     ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
     assert len(ours) == 1
     assert ours[0].startswith("hpclaunch: error: argument --nproc/--nproc-per-node: 'all'")
+
+
+def test_an_option_that_is_wrong_in_a_script_that_each_task_runs(launch: Launch) -> None:
+    """The tasks could be different programs, so the last one says it as well."""
+    job = launch("--nproc", "all", TELL)
+    ended = job.wait()
+    assert job.codes == {0: 2, 1: 2, 2: 2}
+    assert ended.output.count("hpclaunch: error: argument --nproc/--nproc-per-node: 'all'") == 2
+
+
+def test_an_option_that_is_wrong_where_the_first_task_is_another_program(launch: Launch) -> None:
+    srun = """srun bash -c 'if [ $SLURM_PROCID = 0 ]; then true; else hpclaunch "$@"; fi' -"""
+    job = launch("--nproc", "all", TELL, srun=srun)
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
+    assert len(ours) == 1
+    assert ours[0].startswith("hpclaunch: error: argument --nproc/--nproc-per-node: 'all'")
+
+
+def test_an_option_without_another_that_it_needs(launch: Launch) -> None:
+    ended = launch("--grow", "checkpoint", TELL, srun="srun hpclaunch").wait()
+    assert ended.code == 2, str(ended)
+    ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
+    said = "--grow checkpoint needs --checkpoint-dir, to know where the script saves"
+    assert ours == [f"hpclaunch: error: {said}"]
 
 
 def test_without_srun_on_several_nodes(launch: Launch) -> None:

@@ -75,8 +75,15 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """All tasks of a step have the same command line: only one says what is wrong with it."""
-    return environ.get("SLURM_PROCID", "0") == "0" or worker_environment.is_within(environ)
+    """Whether this task of a step says what is wrong with the command line: the first one. If a
+    script has started this process, the first task may be another program, so the last one as well.
+    """
+    task = environ.get("SLURM_PROCID", "0")
+    if task == "0" or worker_environment.is_within(environ):
+        return True
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    is_last = tasks.isdigit() and task == str(int(tasks) - 1)
+    return is_last and environ.get("SLURM_TASK_PID") != str(os.getpid())
 
 
 def _is_script(name: str) -> bool:

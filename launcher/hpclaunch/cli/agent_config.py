@@ -140,7 +140,7 @@ def _job(
         isolate=_isolate(options),
         health=options.health == "on",
         preflight=options.preflight,
-        replaces_stragglers=_replaces_stragglers(options),
+        replaces_stragglers=options.replace_stragglers,
         saves=options.checkpoint_dir is not None,
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
@@ -195,15 +195,7 @@ def _isolate(options: argparse.Namespace) -> bool:
     return bool(own or options.mps == "on")
 
 
-def _replaces_stragglers(options: argparse.Namespace) -> bool:
-    if options.replace_stragglers and options.checkpoint_dir is None:
-        raise UsageError("--replace-stragglers needs --checkpoint-dir, to lose no work with it")
-    return bool(options.replace_stragglers)
-
-
 def _grow(options: argparse.Namespace) -> Grow:
-    if options.grow == "checkpoint" and options.checkpoint_dir is None:
-        raise UsageError("--grow checkpoint needs --checkpoint-dir")
     saves = options.checkpoint_dir is not None
     return Grow(options.grow or ("checkpoint" if saves else "never"))
 

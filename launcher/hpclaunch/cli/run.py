@@ -66,6 +66,8 @@ def _check_checkpoint_options(options: argparse.Namespace) -> None:
         ("--checkpoint-complete", options.checkpoint_complete),
         ("--verify", options.verify != "auto"),
         (another_run(options), another_run(options)),
+        ("--replace-stragglers", options.replace_stragglers),
+        ("--grow checkpoint", options.grow == "checkpoint"),
     ):
         if given:
             raise UsageError(f"{name} needs --checkpoint-dir, to know where the script saves")
