@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .cluster import Cluster
+from .cluster import Cluster, Job
 from .conftest import SCRIPTS, Launch
 
 TELL = SCRIPTS / "tell.py"
@@ -72,6 +72,75 @@ def test_an_option_without_another_that_it_needs(launch: Launch) -> None:
     ours = [line for line in ended.output.splitlines() if line.startswith("hpclaunch:")]
     said = "--grow checkpoint needs --checkpoint-dir, to know where the script saves"
     assert ours == [f"hpclaunch: error: {said}"]
+
+
+def test_tasks_without_slurms_variables(launch: Launch) -> None:
+    """As in a container with --cleanenv: each of them trains on its own."""
+    srun = 'srun env --ignore-environment "PATH=$PATH" hpclaunch'
+    args = ["--nproc", 1, "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
+    job = launch(*args, srun=srun, nodes=2)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert ended.output.count("rank 0 of 1\n") == 2
+    said = f"hpclaunch: this is a task of step {job.id}.0 without Slurm's variables: it trains on "
+    assert ended.output.count(said) == 2
+    ended = launch("--standalone", *args, srun=srun, nodes=2).wait()
+    assert "hpclaunch:" not in ended.output
+
+
+def test_a_job_script_that_was_submitted_from_within_a_step(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """It has the variables of that step, and is no task of it."""
+    inner = tmp_path / "inner.sh"
+    inner.write_text(f"#!/bin/bash\n#SBATCH -N1 -n1 -o inner.out\nhpclaunch --nproc 2 {TELL}\n")
+    job = launch(srun=f"srun bash -c 'test $SLURM_PROCID != 1 || sbatch {inner}'", nodes=3)
+    assert job.wait().code == 0
+    ended = Job(cluster, job.id + 1, tmp_path, tmp_path / "inner.out").wait()
+    assert ended.code == 0, str(ended)
+    told = job.told()
+    assert [env["WORLD_SIZE"] for env in told.values()] == ["2", "2"]
+    assert told[0]["TORCHELASTIC_RUN_ID"] == f"{job.id + 1}.batch"
+    assert "SLURM_STEP_ID" not in told[0]
+
+
+def test_variables_of_another_job(launch: Launch) -> None:
+    """A container has kept them, say."""
+    job = launch("--nproc", 1, TELL, srun="srun env SLURM_JOB_ID=7 hpclaunch", nodes=1)
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    said = f"hpclaunch: error: SLURM_JOB_ID is 7, but this process belongs to step {job.id}.0: "
+    assert said in ended.output
+
+
+def test_a_shell_with_the_variables_of_a_job_that_is_over(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.sbatch("true", directory=tmp_path, nodes=2)
+    job.wait()
+    stale = {
+        "SLURM_JOB_ID": str(job.id),
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+    }
+    shell = [f"{name}={value}" for name, value in stale.items()]
+    words = ["env", "-C", str(tmp_path), *shell, "bash", "-c", f"hpclaunch {TELL} 2>&1; echo $?"]
+    said = cluster.on("ctl", words)
+    assert said == (
+        f"hpclaunch: error: SLURM_JOB_ID is {job.id}, but that job is over: unset SLURM_JOB_ID to "
+        "use this machine without Slurm\n2\n"
+    )
+
+
+def test_a_heterogeneous_job_without_srun(cluster: Cluster, tmp_path: Path) -> None:
+    options = [":", "--nodes=1", "--ntasks-per-node=1"]
+    job = cluster.sbatch(f"hpclaunch {TELL}", directory=tmp_path, nodes=1, options=options)
+    ended = job.wait()
+    assert ended.code == 2, str(ended)
+    assert ended.output == (
+        f"hpclaunch: error: job {job.id} has 2 components, but hpclaunch was started on one of "
+        "them only: prefix with srun --het-group=0-1 (or, to use this node alone, add "
+        "--standalone)\n"
+    )
+    assert job.told() == {}
 
 
 def test_without_srun_on_several_nodes(launch: Launch) -> None:

@@ -8,6 +8,13 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Place
 from hpclaunch.system.hosts import slurm
 
+
+@pytest.fixture(autouse=True)
+def outside_of_slurm(monkeypatch):
+    """The tests may run in a job of the developer's."""
+    monkeypatch.setattr(slurm, "own_step", lambda: None)
+
+
 STEP = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NUM_NODES": "3",
@@ -152,10 +159,21 @@ def test_absurd_numbers_are_refused_before_anything_is_made_of_them(changes):
         read(**changes)
 
 
+HET = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "7", "SLURM_JOB_ID_HET_GROUP_1": "8"}
+
+
 def test_all_components_of_a_heterogeneous_job_are_one():
-    het = {"SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "7"}
-    assert read(**het, SLURM_JOB_ID="8").identity == read(**het).identity
+    assert read(**HET, SLURM_JOB_ID="8").identity == read(**HET).identity
     assert read(SLURM_JOB_ID="8").identity != read().identity
+
+
+def test_a_job_that_a_heterogeneous_one_has_submitted():
+    """It has the variables of the other as well."""
+    assert read(**HET, SLURM_JOB_ID="9").name == "9.0"
+    batch = {**HET, "SLURM_JOB_ID": "9", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
+    assert slurm.allocation(batch, unique="x").name == "9.batch"
+    with pytest.raises(UsageError, match="job 7 has 2 components"):
+        slurm.allocation(batch | {"SLURM_JOB_ID": "7"}, unique="x")
 
 
 def test_this_task_alone():

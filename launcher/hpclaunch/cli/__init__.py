@@ -19,6 +19,7 @@ from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
 from hpclaunch.core.protocol.wording import for_console
+from hpclaunch.system.shared.step_membership import forget_other_step
 
 from . import options, run, shim
 from .parser import Parser
@@ -52,6 +53,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Returns the exit code; a user's mistake is one line on standard error and 2."""
     fill_standard_descriptors()
     look_for_libraries_first()
+    forget_other_step(os.environ)
     words = list(sys.argv[1:] if args is None else args)
     # A script of that name comes first: it may have been called like this for years.
     if words and words[0] in COMMANDS and not _is_script(words[0]):

@@ -20,7 +20,8 @@ def locate(
     options: argparse.Namespace, environ: Mapping[str, str], *, unique: str
 ) -> tuple[Allocation, list[str]]:
     """The allocation, and what the user should know about it."""
-    if worker_environment.is_within(environ):
+    within = worker_environment.is_within(environ)
+    if within:
         environ = {}  # Slurm's variables describe the launcher that has started the worker
     step = slurm.in_step(environ)
     given = options.nnodes
@@ -37,7 +38,7 @@ def locate(
         return _machines(options, unique)
     if options.node_rank:
         raise UsageError(f"--node-rank {options.node_rank} needs --nnodes, the number of machines")
-    return slurm.allocation(environ, unique=unique), []
+    return slurm.allocation(environ, unique=unique), [] if within else slurm.without_variables()
 
 
 def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allocation, list[str]]:

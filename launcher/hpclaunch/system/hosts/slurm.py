@@ -13,7 +13,8 @@ from pathlib import Path
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import Allocation, Place
 
-from ..shared import runs
+from ..shared import runs, slurm_steps
+from ..shared.step_membership import own_step
 
 SCONTROL_TIMEOUT = 10.0  # seconds
 MOST = 1 << 17  # hosts or tasks; more mean a broken environment, not a cluster
@@ -33,9 +34,13 @@ def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) 
     With `alone`, other tasks of the step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
+    if job and not alone:
+        _check_job(environ)
     if in_step(environ):
         where = _of_step(environ)
-        return _alone(f"{where.name}.{where.index}", unique) if alone else where
+        if alone or (not where.alone and _has_only_terminal(where, environ)):
+            return _alone(f"{where.name}.{where.index}", unique)
+        return where
     if job:
         _check_shell(job, environ, alone=alone)
     name = f"{runs.first_job(job, environ)}.batch" if job else f"local-{unique}"
@@ -47,13 +52,58 @@ def _alone(name: str, unique: str) -> Allocation:
     return Allocation(name, f"{name} {unique}", (place,), 0)
 
 
+def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
+    """Whether this was typed in the shell of `srun --pty`. Only the first task of such a step has a
+    terminal, and the shells of the others have ended. UsageError if they were on other nodes.
+
+    A shell gives what is typed a process group of its own, unlike srun, or a script.
+    """
+    if "SLURM_PTY_PORT" not in environ or os.getpgrp() == os.getsid(0):
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR))
+    except OSError:
+        return False  # a task of another step, which was started from that shell
+    if where.nodes > 1:
+        raise UsageError(
+            f"step {where.name} has {where.nodes} nodes, but only its first task runs this shell: "
+            "prefix with srun --overlap (or, to use this node alone, add --standalone)"
+        )
+    return True
+
+
+def _check_job(environ: Mapping[str, str]) -> None:
+    """The variables may be those of another job: a container has kept them, say."""
+    mine, job = own_step(), environ["SLURM_JOB_ID"]
+    if mine is not None and mine.job not in (job, *_components(environ)):
+        raise UsageError(
+            f"SLURM_JOB_ID is {job}, but this process belongs to step {mine.job}.{mine.step}: use "
+            f"srun to start it in job {job}, or unset Slurm's variables (unset ${{!SLURM_@}})"
+        )
+
+
+def without_variables() -> list[str]:
+    """Return a warning if this is a task of a step whose environment says nothing of Slurm."""
+    mine = own_step()
+    if mine is None or not mine.step.isdigit():
+        return []
+    return [
+        f"this is a task of step {mine.job}.{mine.step} without Slurm's variables: it trains on "
+        "its own, and so does each other task. Keep the variables (start the container without "
+        "--cleanenv), or add --standalone if that is meant"
+    ]
+
+
 def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
     """A shell without srun is on one node of the job only; one of salloc may be on none."""
-    nodes = environ.get("SLURM_JOB_NUM_NODES", "1")
-    if nodes != "1" and not alone:
+    nodes, components = environ.get("SLURM_JOB_NUM_NODES", "1"), len(_components(environ))
+    srun = f"srun --het-group=0-{components - 1}" if components else "srun"
+    if (nodes != "1" or components) and not alone:
+        _check_not_over(job, environ)
+        parts = f"{components} components" if components else f"{nodes} nodes"
         raise UsageError(
-            f"job {job} has {nodes} nodes, but hpclaunch was started on one of them only: prefix "
-            "with srun (or, to use this node alone, add --standalone)"
+            f"job {job} has {parts}, but hpclaunch was started on one of them only: prefix "
+            f"with {srun} (or, to use this node alone, add --standalone)"
         )
     if "SLURMD_NODENAME" in environ:
         return
@@ -63,8 +113,22 @@ def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
         return  # nothing to go by
     here = socket.gethostname()
     if here not in hosts and here.partition(".")[0] not in hosts:
+        _check_not_over(job, environ)
         raise UsageError(
-            f"this shell is on {here}, which is not a node of job {job}: prefix with srun"
+            f"this shell is on {here}, which is not a node of job {job}: prefix with {srun}"
+        )
+
+
+def _check_not_over(job: str, environ: Mapping[str, str]) -> None:
+    """A terminal multiplexer, or a container, may have the variables of a job that is over."""
+    try:
+        jobs, complaint = slurm_steps.jobs_of(f"--jobs={job}", slurm_steps.environment(environ))
+    except OSError:
+        return  # nothing to go by
+    if not jobs and (not complaint or "Invalid job id" in complaint):
+        raise UsageError(
+            f"SLURM_JOB_ID is {job}, but that job is over: unset SLURM_JOB_ID to use this machine "
+            "without Slurm"
         )
 
 
@@ -129,10 +193,15 @@ def ends_with_a_node(environ: Mapping[str, str]) -> bool:
 
 def _job(environ: Mapping[str, str]) -> str:
     """The same for all tasks: components of a heterogeneous job may have ids of their own."""
-    for name in ("SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID_PACK_GROUP_0"):
-        if "SLURM_HET_SIZE" in environ and (leader := environ.get(name)):
-            return leader
-    return environ["SLURM_JOB_ID"]
+    return environ["SLURM_JOB_ID_HET_GROUP_0" if _components(environ) else "SLURM_JOB_ID"]
+
+
+def _components(environ: Mapping[str, str]) -> list[str]:
+    """Return the ids of the heterogeneous job's components; [] for another job, which also has
+    these variables if it was submitted from within a heterogeneous one.
+    """
+    ids = [environ[name] for name in environ if name.startswith("SLURM_JOB_ID_HET_GROUP_")]
+    return ids if environ.get("SLURM_JOB_ID") in ids else []
 
 
 def expand(nodelist: str) -> list[str]:
