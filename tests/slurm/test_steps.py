@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,44 @@ def test_uneven_tasks_and_uneven_workers(launch: Launch) -> None:
     assert {env["SLURM_TASKS_PER_NODE"] for env in told.values()} == {"2,1"}
 
 
+def test_ranks_follow_slurms_tasks(launch: Launch, tmp_path: Path) -> None:
+    """Not the order of the nodes: rank 0 is where task 0 is."""
+    (tmp_path / "hosts").write_text("n3\nn1\nn2\n")
+    srun = "SLURM_HOSTFILE=hosts srun --distribution=arbitrary hpclaunch"
+    args = ["--nproc", 1, "--nnodes", 3, "--master-addr", "n3", TELL]
+    job = launch(*args, srun=srun, options=["--ntasks=3"])
+    told = told_by(job)
+    assert [env["hostname"] for env in told.values()] == ["n3", "n1", "n2"]
+    assert {env["SLURM_STEP_NODELIST"] for env in told.values()} == {"n3,n[1-2]"}
+    assert "hpclaunch:" not in job.output
+
+
+@pytest.mark.parametrize(
+    ("distribution", "hosts"),
+    [
+        ("cyclic", "n1 n1 n2 n2 n3 n3"),
+        ("plane=1", "n1 n1 n2 n2 n3 n3"),
+        ("arbitrary", "n3 n3 n3 n1 n1 n2"),
+    ],
+)
+def test_ranks_of_a_node_are_contiguous_however_tasks_are_dealt_out(
+    launch: Launch, tmp_path: Path, distribution: str, hosts: str
+) -> None:
+    (tmp_path / "hosts").write_text("n3\nn1\nn3\nn2\nn1\nn3\n")
+    file = "SLURM_HOSTFILE=hosts " if distribution == "arbitrary" else ""
+    srun = f"{file}srun --ntasks=6 --distribution={distribution} hpclaunch"
+    told = told_by(launch(TELL, srun=srun, options=["--ntasks-per-node=3"]))
+    assert [env["hostname"] for env in told.values()] == hosts.split()
+
+
+def test_a_server_on_the_first_node_and_the_training_on_the_others(launch: Launch) -> None:
+    """All in one step: --nnodes says how many train, and the endpoint who leads."""
+    srun = """srun bash -c 'if [ $SLURM_PROCID = 0 ]; then sleep 1; else hpclaunch "$@"; fi' -"""
+    args = ["--nproc", 1, "--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "n2:29500"]
+    told = told_by(launch(*args, TELL, srun=srun))
+    assert [env["hostname"] for env in told.values()] == ["n2", "n3"]
+
+
 def test_a_different_number_of_workers_on_every_node(launch: Launch) -> None:
     srun = "srun bash -c 'exec hpclaunch --nproc $((SLURM_NODEID + 1)) \"$@\"' -"
     job = launch(TELL, srun=srun)
@@ -105,6 +144,65 @@ def test_a_shell_on_a_node(cluster: Cluster, tmp_path, shell) -> None:
     words = [*shlex.split(shell), "-c", f"hpclaunch --nproc 2 {TELL}"]
     said = cluster.on("ctl", ["env", "-C", str(tmp_path), f"HOME={tmp_path}", *words])
     assert "rank 1 is on n" in said
+
+
+TYPED = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execvp("srun", ["srun", "--pty", "bash", "--norc"])
+os.write(terminal, sys.argv[1].encode() + b"; exit\\n")
+seen = b""
+try:
+    while some := os.read(terminal, 65536):
+        seen += some
+except OSError:
+    pass
+print(seen.decode(errors="replace"))
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_is_typed_in_a_shell_of_several_tasks(
+    cluster: Cluster, tmp_path: Path, nodes: int
+) -> None:
+    """Only the first task has the terminal, and the shells of the others have ended."""
+    (tmp_path / "typed.py").write_text(TYPED)
+    args = f"--nproc 2 {TELL}"
+    typed = (
+        f"hpclaunch {args}" if nodes == 1 else f"hpclaunch {args}; srun --overlap hpclaunch {args}"
+    )
+    job = cluster.sbatch(
+        f"python3 typed.py '{typed}'",
+        directory=tmp_path,
+        nodes=nodes,
+        options=["--ntasks-per-node=2"],
+    )
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    hosts = [env["hostname"] for env in job.told().values()]
+    if nodes == 1:
+        assert hosts == ["n1", "n1"], str(ended)
+        assert "waiting for" not in ended.output
+    else:
+        said = f"step {job.id}.0 has 2 nodes, but only its first task runs this shell: prefix with "
+        assert (
+            f"{said}srun --overlap (or, to use this node alone, add --standalone)" in ended.output
+        )
+        assert hosts == ["n1"] * 4 + ["n2"] * 4, str(ended)
+
+
+def test_srun_in_a_worker(launch: Launch) -> None:
+    """By default it starts a task for each worker."""
+    each = "--nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES"
+    body = f'test $RANK = 1 || exit 0; for n in "" "{each}"; do '
+    body += "eval echo in all: $(srun --overlap $(eval echo $n) hostname | sort); done"
+    args = ["--nproc", 2, "--no-python", "bash", "-c", body]
+    job = launch(*args, srun="srun hpclaunch", nodes=2, options=["--cpus-per-task=2"])
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    lines = [line for line in ended.output.splitlines() if line.startswith("in all")]
+    assert lines == ["in all: n1 n1 n2 n2", "in all: n1 n2"], str(ended)
 
 
 def test_salloc(cluster: Cluster, tmp_path) -> None:
@@ -165,6 +263,15 @@ def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
         "hpclaunch: --rdzv-endpoint n2 is not the first node of this step: using n1",
         "hpclaunch: without effect here: --monitor-interval (failures are seen at once)",
     ]
+
+
+def test_options_that_count_tasks_contradict_nothing(launch: Launch) -> None:
+    """What torchrun calls a node is an agent, of which there is one for each task."""
+    body = "exec hpclaunch --nnodes $SLURM_NTASKS --node-rank $SLURM_PROCID --master-addr n1 $0"
+    srun = f"srun bash -c '{body}'"
+    job = launch(TELL, srun=srun, nodes=2, options=["--ntasks-per-node=2"])
+    assert len(told_by(job)) == 4
+    assert "hpclaunch:" not in job.output
 
 
 def test_standalone_in_a_step_of_several_tasks(launch: Launch) -> None:

@@ -40,6 +40,24 @@ def test_a_step_on_part_of_the_jobs_nodes():
     assert where.index == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "hosts", "index"),
+    [
+        ("n3", ["n3", "n3", "n1", "n2", "n2"], 0),
+        ("n3.cluster", ["n3", "n3", "n1", "n2", "n2"], 0),
+        ("", ["n1", "n2", "n2", "n3", "n3"], 3),
+    ],
+)
+def test_who_leads_may_be_chosen(host, hosts, index):
+    nodes = {"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "1,2(x2)"}
+    where = read(**nodes, SLURM_PROCID="3", SLURM_NODEID="2").led_from(host)
+    assert [place.host for place in where.places] == hosts
+    assert [place.index for place in where.places] == [0, 1, 2, 3, 4]
+    order = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
+    assert [place.node for place in where.places] == [order[host] for host in hosts]
+    assert (where.index, where.task) == (index, 3)
+
+
 def test_uneven_tasks_per_node():
     where = read(SLURM_STEP_TASKS_PER_NODE="2,1", SLURM_LOCALID="0")
     assert where.places == (Place(0, 0, "n2"), Place(1, 0, "n2"), Place(2, 1, "n3"))

@@ -31,6 +31,8 @@ def locate(
     named = options.rdzv_endpoint is not None or options.master_addr is not None
     if step or "SLURM_JOB_ID" in environ:
         where = slurm.allocation(environ, unique=unique)
+        if several and given[1] < where.nodes:
+            where = where.led_from(_meeting_point(options)[1])
         # A one-task step that names a meeting point is one of several machines, each in a step.
         if not (where.alone and step and several and named):
             return where, _contradictions(options, environ, where)
@@ -56,10 +58,10 @@ def _contradictions(
 ) -> list[str]:
     """Slurm decides; one line for each option that says otherwise."""
     here = where.places[where.index]
-    first = where.index == HEAD
-    notes = _seen_by_head(options, environ, where.nodes, here.host) if first else []
+    notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
+    notes += _seen_by_first_task(options, here.host) if where.task == 0 else []
     # Only the second node can see that `--node-rank` is the same on all nodes.
-    if options.node_rank is not None and here.node < 2 and options.node_rank != here.node:
+    if here.node < 2 and options.node_rank not in (None, here.node, where.task):
         notes.append(
             f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
             f"{here.node}"
@@ -68,10 +70,11 @@ def _contradictions(
 
 
 def _seen_by_head(
-    options: argparse.Namespace, environ: Mapping[str, str], nodes: int, name: str
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[str]:
-    notes = []
-    if options.nnodes is not None:
+    notes, nodes = [], where.nodes
+    # Each task is what torchrun calls a node.
+    if options.nnodes is not None and options.nnodes[0] != len(where.places):
         fewest, most = options.nnodes
         said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
         if nodes < fewest:
@@ -83,6 +86,11 @@ def _seen_by_head(
             notes.append(
                 "a node that Slurm finds down ends this step: add --no-kill to srun, and to sbatch"
             )
+    return notes
+
+
+def _seen_by_first_task(options: argparse.Namespace, name: str) -> list[str]:
+    notes = []
     option, host = _meeting_point(options)
     if host and not _is_here(host, name):
         notes.append(f"{option} {host} is not the first node of this step: using {name}")

@@ -67,6 +67,17 @@ class Allocation:
     def nodes(self) -> int:
         return nodes_of(self.places)
 
+    def led_from(self, host: str) -> Allocation:
+        """Have the first agent on this host lead, if it is one of them."""
+
+        def is_there(place: Place) -> bool:
+            return place.host.partition(".")[0] == host.partition(".")[0]
+
+        order = sorted(self.places, key=lambda place: not is_there(place))
+        node_of = {node: i for i, node in enumerate(dict.fromkeys(p.node for p in order))}
+        places = tuple(Place(i, node_of[p.node], p.host) for i, p in enumerate(order))
+        return replace(self, places=places, index=order.index(self.places[self.index]))
+
     @property
     def tasks_here(self) -> int:
         """The number of agents on this agent's node, including itself."""
