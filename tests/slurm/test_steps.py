@@ -94,7 +94,7 @@ def test_ranks_follow_slurms_tasks(launch: Launch, tmp_path: Path) -> None:
         ("arbitrary", "n3 n3 n3 n1 n1 n2"),
     ],
 )
-def test_ranks_of_a_node_are_contiguous_however_tasks_are_dealt_out(
+def test_ranks_of_a_node_are_contiguous_in_every_distribution_of_tasks(
     launch: Launch, tmp_path: Path, distribution: str, hosts: str
 ) -> None:
     (tmp_path / "hosts").write_text("n3\nn1\nn3\nn2\nn1\nn3\n")

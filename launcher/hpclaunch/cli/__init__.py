@@ -77,15 +77,12 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """Whether this task of a step says what is wrong with the command line: the first one. If a
-    script has started this process, the first task may be another program, so the last one as well.
+    """Whether this task of a step says what is wrong with the command line: the first one, and the
+    last one as well, since the first may be another program.
     """
-    task = environ.get("SLURM_PROCID", "0")
-    if task == "0" or worker_environment.is_within(environ):
-        return True
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    task, tasks = environ.get("SLURM_PROCID", "0"), environ.get("SLURM_STEP_NUM_TASKS", "")
     is_last = tasks.isdigit() and task == str(int(tasks) - 1)
-    return is_last and environ.get("SLURM_TASK_PID") != str(os.getpid())
+    return task == "0" or is_last or worker_environment.is_within(environ)
 
 
 def _is_script(name: str) -> bool:

@@ -68,7 +68,7 @@ class Allocation:
         return nodes_of(self.places)
 
     def led_from(self, host: str) -> Allocation:
-        """Have the first agent on this host lead, if it is one of them."""
+        """Return the allocation in which the first agent on this host leads, if it has one."""
 
         def is_there(place: Place) -> bool:
             return place.host.partition(".")[0] == host.partition(".")[0]

@@ -73,7 +73,7 @@ def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
 
 
 def _check_job(environ: Mapping[str, str]) -> None:
-    """The variables may be those of another job: a container has kept them, say."""
+    """Raise UsageError if the variables are those of another job, which a container may keep."""
     mine, job = own_step(), environ["SLURM_JOB_ID"]
     if mine is not None and mine.job not in (job, *_components(environ)):
         raise UsageError(
@@ -88,9 +88,9 @@ def without_variables() -> list[str]:
     if mine is None or not mine.step.isdigit():
         return []
     return [
-        f"this is a task of step {mine.job}.{mine.step} without Slurm's variables: it trains on "
-        "its own, and so does each other task. Keep the variables (start the container without "
-        "--cleanenv), or add --standalone if that is meant"
+        f"the task of step {mine.job}.{mine.step} on {socket.gethostname()} has none of Slurm's "
+        "variables, so it trains without the other tasks: keep the variables (start the container "
+        "without --cleanenv), or add --standalone"
     ]
 
 
@@ -120,7 +120,7 @@ def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
 
 
 def _check_not_over(job: str, environ: Mapping[str, str]) -> None:
-    """A terminal multiplexer, or a container, may have the variables of a job that is over."""
+    """Raise UsageError if the job is over: a shell in tmux, say, has kept its variables."""
     try:
         jobs, complaint = slurm_steps.jobs_of(f"--jobs={job}", slurm_steps.environment(environ))
     except OSError:
