@@ -11,11 +11,25 @@ import time
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from serving import LIMIT, gone
 
 from hpclaunch.system.network import death_notices, route
 
 KEY = b"k" * 32
+NOTICE = death_notices.sign(KEY, 3, "first").encode()
+FORGED = death_notices.sign(b"x" * 32, 3, "first").encode()
+MALFORMED = [
+    b"\n",
+    b"\xff" * 600,
+    b"hpclaunch: dead: x y z\n",
+    b"hpclaunch: dead: --5 x y\n",
+    b"hpclaunch: dead: -\xc2\xb2 x y\n",
+    b"hpclaunch: dead: " + b"5" * 480 + b" x y\n",
+    b"hpclaunch: dead: \xff \xff \xff\n",
+    FORGED,
+]
 AGENT = """
 import sys, time
 from hpclaunch.system.network import death_notices
@@ -103,12 +117,40 @@ def test_a_refused_connection_proves_nothing(port):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         assert not found(listener.getsockname()[1])
-    with talker(death_notices.sign(b"x" * 32, 3, "first").encode()) as stranger:
+    with talker(FORGED) as stranger:
         assert not found(stranger)
-    with talker(b"hpclaunch: dead: x y z\n") as stranger:
-        assert not found(stranger)
-    with talker(b"\xff" * 600) as stranger:
-        assert not found(stranger)
+
+
+@pytest.mark.parametrize("words", MALFORMED)
+def test_what_a_stranger_says_at_the_port_does_no_harm(words):
+    """Neither to an agent that asks, nor to one that is started in that place."""
+    with talker(words) as stranger:
+        assert not found(stranger, seconds=0.1)
+        death_notices.take_down(KEY, 3, [stranger])
+
+
+@given(st.binary(max_size=death_notices.LONGEST))
+def test_noise_is_no_notice(noise):
+    assert not death_notices.is_of(noise, KEY, 3)
+    assert not death_notices.is_of(noise, KEY, 3, "first")
+
+
+@given(st.integers(0, 200), st.integers(0, 255))
+def test_one_wrong_byte_makes_a_notice_worthless(position, value):
+    notice = bytearray(NOTICE)
+    notice[position % len(notice)] = value
+    is_whole = bytes(notice) == NOTICE
+    assert death_notices.is_of(bytes(notice), KEY, 3) == is_whole
+    assert death_notices.is_of(bytes(notice), KEY, 3, "first") == is_whole
+
+
+def test_a_notice_is_of_one_agent_only():
+    assert not death_notices.is_of(NOTICE, KEY, 30)
+    assert not death_notices.is_of(NOTICE, KEY, -3)
+    assert not death_notices.is_of(NOTICE, KEY, 3, "irst")
+    assert death_notices.is_of(NOTICE, KEY, 30, "first")  # it has taken another place since
+    release = f"release 3 {death_notices.release_word(KEY, 3)}\n".encode()
+    assert not death_notices.is_of(release, KEY, 3, "3")
 
 
 @contextlib.contextmanager

@@ -24,37 +24,41 @@ LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry 
 NO_PLACE = -1  # in the notice of an agent that does not know its index
 RELEASE_LIMIT = 0.5  # seconds
 _WORDS = "hpclaunch: dead:"
-_LONGEST = 512  # bytes
+LONGEST = 512  # bytes
 
 
 def sign(key: bytes, agent: int, incarnation: str) -> str:
     """The notice of an agent's death; a secret of its host until then."""
-    import hmac  # loads OpenSSL, which an agent that is alone does not need
-
     text = f"{_WORDS} {agent} {incarnation}"
-    return f"{text} {hmac.digest(key, text.encode(), 'sha256').hex()}\n"
+    return f"{text} {_signature(key, text.encode())}\n"
 
 
 def is_of(notice: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
     """Whether a notice says that this agent is dead: the one with this index, or if its
-    incarnation is known, that very one."""
+    incarnation is known, that very one.
+
+    Anybody may have sent it. Nothing is read of it before the signature is found to be right.
+    """
     import hmac
 
-    words = notice.decode(errors="replace").split()
-    if len(words) != 5:
+    text, _, signature = notice.rpartition(b" ")
+    if not hmac.compare_digest(signature, f"{_signature(key, text)}\n".encode()):
         return False
-    index, named = words[2], words[3]
-    expected = sign(key, int(index), named) if index.lstrip("-").isdigit() else ""
-    if not hmac.compare_digest(expected.encode(), notice):
-        return False
-    return named == incarnation if incarnation else index == str(agent)
+    words = f"{_WORDS} ".encode()
+    if incarnation:
+        return text.startswith(words) and text.endswith(f" {incarnation}".encode())
+    return text.startswith(words + f"{agent} ".encode())
+
+
+def _signature(key: bytes, text: bytes) -> str:
+    import hmac  # loads OpenSSL, which an agent that is alone does not need
+
+    return hmac.digest(key, text, "sha256").hex()
 
 
 def release_word(key: bytes, agent: int) -> str:
     """What an agent that is started anew says to have the notice of the last one taken down."""
-    import hmac
-
-    return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
+    return _signature(key, f"release {agent}".encode())
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
@@ -66,7 +70,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
             s.settimeout(RELEASE_LIMIT)
             s.connect(("127.0.0.1", port))
             s.send(QUESTION)
-            if is_of(s.recv(_LONGEST), key, agent):
+            if is_of(s.recv(LONGEST), key, agent):
                 s.send(release_word(key, agent).encode())
                 s.recv(1)  # until it is closed
 
@@ -150,7 +154,7 @@ class _Inquiry:
         for fd in self._ends.keys() & ready:
             s = self._ends[fd]
             try:
-                notice = s.recv(_LONGEST)
+                notice = s.recv(LONGEST)
             except BlockingIOError:  # it was connected just now
                 self._ask(epoll, fd, s)
                 continue
