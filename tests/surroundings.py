@@ -147,3 +147,15 @@ def start_stranger(name: bytes = b"mod\xc3") -> subprocess.Popen[bytes]:
     with stranger.stdout as closed:
         closed.read()
     return stranger
+
+
+@contextmanager
+def talker(words: bytes, port: int = 0) -> Iterator[int]:
+    """A program that says this to whoever connects to a port; which one that is."""
+    command = [sys.executable, str(STRANGER.with_name("talker.py")), str(port), words.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()

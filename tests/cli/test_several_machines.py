@@ -6,17 +6,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 from pathlib import Path
 
 import pytest
-from launching import crowd, free_port, script, until
+from launching import crowd, fork_server, free_port, script, until
 from launching import hpclaunch as command
 from launching import start as start_agent
 
 import hpclaunch
 from hpclaunch.system.network.wire import VERSION
-from surroundings import entered, environment
+from surroundings import entered, environment, talker
 
 TRAIN = """
 import os, signal, torch, torch.distributed as dist
@@ -93,6 +94,40 @@ def test_strangers_crowd_at_the_port(tmp_path):
         agents.append(start(*common, "--node_rank=1", path, cwd=tmp_path))
         assert finish(agents) == ["0 2 1 0 0 none 2", "1 2 1 0 1 none 2"]
         assert strangers.poll() is None
+
+
+MALFORMED = b"hpclaunch: dead: --5 x y\n"
+
+
+def test_a_stranger_has_the_port_already(tmp_path):
+    """What it says is not believed, and the head takes another of its ports."""
+    with talker(MALFORMED) as port:
+        common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d"]
+        common += [f"--rdzv-endpoint=localhost:{port}", script(tmp_path, TRAIN)]
+        agents = [start(*common, cwd=tmp_path) for _ in range(2)]
+        assert finish(agents) == [f"{rank} 2 1 0 {rank} none 2" for rank in range(2)]
+
+
+@pytest.mark.parametrize("words", [b"", MALFORMED], ids=["silent", "malformed"])
+def test_a_stranger_takes_the_port_of_a_dead_machine(tmp_path, words):
+    """Its death notice cannot be posted there. The loss timeout holds all the same."""
+    agents, line = three_machines(tmp_path, "2:3", numbered=True)
+    (port,) = (int(word.rpartition(":")[2]) for word in line if "--rdzv-endpoint" in str(word))
+    server = fork_server(agents[0])[0]
+    os.kill(server, signal.SIGSTOP)  # so that the stranger comes first
+    agents[0].kill()
+    with talker(words, port) as same:
+        assert same == port
+        os.kill(server, signal.SIGCONT)
+        until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
+    agents[0].communicate()
+    (tmp_path / "go").touch()
+    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents[1:]]
+    assert [code for _, code in ended] == [0, 0]
+    said = ended[0][0] + ended[1][0]
+    assert "the head on 127.0.0.1 was lost: " in said
+    assert "it has died" not in said
+    assert "Traceback" not in said
 
 
 def test_machines_that_come_in_any_order(tmp_path):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from serving import LIMIT, gone
 
 from hpclaunch.system.network import death_notices, route
+from surroundings import talker
 
 KEY = b"k" * 32
 NOTICE = death_notices.sign(KEY, 3, "first").encode()
@@ -151,27 +152,6 @@ def test_a_notice_is_of_one_agent_only():
     assert death_notices.is_of(NOTICE, KEY, 30, "first")  # it has taken another place since
     release = f"release 3 {death_notices.release_word(KEY, 3)}\n".encode()
     assert not death_notices.is_of(release, KEY, 3, "3")
-
-
-@contextlib.contextmanager
-def talker(words):
-    """A program that says something to whoever connects; its port."""
-    program = (
-        "import socket\n"
-        "s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)\n"
-        f"while True: s.accept()[0].send({words!r})"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        text=True,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_one_port_of_several(start, port):
