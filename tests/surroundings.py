@@ -159,3 +159,16 @@ def talker(words: bytes, port: int = 0) -> Iterator[int]:
             yield int(process.stdout.readline())
         finally:
             process.kill()
+
+
+@contextmanager
+def impostor(number: int, answer: str) -> Iterator[list[bytes]]:
+    """A program, another user's where we are root, that has sockets like those of our agents; their
+    names. `answer`: see stand_ins/impostor.py."""
+    program = str(STRANGER.with_name("impostor.py"))
+    command = [sys.executable, program, str(os.geteuid()), str(number), answer]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stdout.readline() == b"ready\n"
+        yield [f"\0hpclaunch/{os.geteuid()}/{i:016}".encode() for i in range(number)]

@@ -241,12 +241,10 @@ def test_another_user_is_not_answered(tmp_path):
     asking = f"""
 import os, sys
 sys.path[:0] = {[p for p in sys.path if p]!r}
-from hpclaunch.system.network import view_client, view_socket
-names = {{}}
+from hpclaunch.system.network import view_client
+names = view_client.sockets()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 view_client.LIMIT = 1.0
-view_client.name_of = lambda user: view_socket.name_of(0)
-names = view_client.sockets()
 print(len(names), len(view_client.ask(sys.argv[1].encode(), names)))
 """
     with stepping(tmp_path) as run:

@@ -49,7 +49,8 @@ RULES = {
     *("core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"),
     "core.ledger",
 }
-OF_BOTH = ("worker.json_lines", "worker.private_files")  # the agent's side and the worker's
+# the agent's side and the worker's
+OF_BOTH = ("worker.json_lines", "worker.private_files", "worker.sock_diag")
 ALLOWED = {
     "core.protocol": set(),
     "core.consensus": NOUNS,

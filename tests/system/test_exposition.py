@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 
@@ -76,6 +80,59 @@ def test_those_who_break_off_are_not_complained_of(port, capfd):
         connection.sendall(b"\0nonsense\r\n\r\n")
         connection.recv(100)
     assert scrape(port)[1]
+    assert capfd.readouterr() == ("", "")
+
+
+def is_closed(connection):
+    """Whether the other end has closed it."""
+    connection.settimeout(60)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_any_number_of_connections_are_held(port):
+    """The oldest ones are closed, and who scrapes is answered all the time."""
+    with ExitStack() as strangers:
+        held = []
+        for _ in range(3 * exposition.MOST):
+            held.append(strangers.enter_context(socket.create_connection(("127.0.0.1", port))))
+            held[-1].sendall(b"GET /metrics HTTP/1.0\r\nX: ")
+        assert scrape(port)[1]
+        assert all(map(is_closed, held[: 2 * exposition.MOST]))
+
+
+def test_who_goes_on_asking_slowly_has_an_end(monkeypatch):
+    monkeypatch.setattr(exposition, "LIMIT", 0.3)
+    port = free_port()
+    Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
+    with (
+        socket.create_connection(("127.0.0.1", port)) as connection,
+        suppress(BrokenPipeError, ConnectionResetError),
+    ):
+        while True:  # until it is closed
+            connection.sendall(b"a")
+            time.sleep(0.01)
+
+
+def test_a_long_request_is_not_read_to_its_end(port):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nX: " + b"x" * exposition.LARGEST)
+        with connection.makefile("rb") as answer:  # though the request has no end yet
+            assert answer.readline().startswith(b"HTTP/1.0 200 ")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.text(max_size=20), st.binary(max_size=40))
+@example("application/openmetrics-text; version=\u00b2", b"name[]=%ff")
+def test_odd_requests_leave_no_word(port, capfd, accept, query):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        head = b"GET /metrics?" + query + b" HTTP/1.0\r\nAccept: " + accept.encode()
+        connection.sendall(head + b"\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(1 << 16):
+            pass
     assert capfd.readouterr() == ("", "")
 
 

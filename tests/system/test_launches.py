@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import select
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
-from hpclaunch.system.network import launches, view_client
+from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
 from hpclaunch.system.shared import packing
+from surroundings import impostor
 
+DATAGRAMS = socket.SOCK_DGRAM
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
 
 
@@ -132,3 +139,103 @@ def test_several_launches_of_a_job_are_named():
     assert launches.FoundLaunches("71", both[:1]).only is both[0]
     with pytest.raises(launches.NoLaunchError, match=r"several launches, name one: 71\.0, 71\.1"):
         _ = launches.FoundLaunches("71", both).only
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+ANSWERS = ["pipe", "directory", str(1 << 40), str(2_000_000_000)]
+
+
+@AS_ROOT
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_another_user_answers_is_not_read(answer):
+    """And its descriptor does not even reach this process."""
+    with impostor(1, answer) as names:
+        fds = os.listdir("/proc/self/fd")
+        assert view_client.ask(b"look", names) == {}
+        assert os.listdir("/proc/self/fd") == fds
+
+
+@AS_ROOT
+def test_sockets_of_another_user_are_not_asked():
+    """However many there are. The kernel says so from Linux 5.3 on."""
+    with impostor(900, "silence") as names, answering(OTHER):
+        assert not {*view_client.sockets()} & {*names}
+        assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
+
+
+def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
+    """They are all asked, as before Linux 5.3."""
+    monkeypatch.setattr(view_client, "LIMIT", 2.0)
+    with impostor(400, "silence") as names, answering(OTHER):
+        every = names + view_client.sockets()
+        assert [json.loads(data)["name"] for _, data in view_client.looked("newer", every)] == [
+            "newer"
+        ]
+
+
+@contextmanager
+def asking():
+    """An agent, the address of somebody who asks it, and the answers that came, once it is over."""
+    answers = {}
+    with closing(ViewSocket()) as agent:
+        ask = threading.Thread(
+            target=lambda: answers.update(view_client.ask(b"look", [agent.name]))
+        )
+        ask.start()
+        select.select([agent], [], [])
+        ((_, address),) = agent.receive()
+        try:
+            yield agent, address, answers
+        finally:
+            ask.join()
+
+
+def unlike(kind):
+    """The descriptor of something that is not like an answer of an agent."""
+    if kind == "a pipe":
+        reading, writing = os.pipe()
+        os.close(writing)
+        return reading
+    if kind in ("a directory", "a file"):
+        return os.open("/" if kind == "a directory" else __file__, os.O_RDONLY)
+    fd = os.memfd_create("answer", os.MFD_ALLOW_SEALING)
+    os.truncate(fd, view_socket.LARGEST + (kind == "too large"))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK if kind == "not sealed" else SEALS)
+    return fd
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a directory", "a file", "not sealed", "too large"])
+def test_only_sealed_files_of_a_limited_size_are_read(kind):
+    before = os.listdir("/proc/self/fd")
+    file = unlike(kind)
+    with asking() as (agent, address, answers):
+        agent.answer(address, file)
+        os.close(file)
+    assert answers == {}
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_nobody_but_the_agent_can_answer():
+    """Whoever finds the address of the one who asks sends nothing there: the kernel refuses it."""
+    with asking() as (agent, address, answers), socket.socket(socket.AF_UNIX, DATAGRAMS) as other:
+        with pytest.raises(PermissionError):
+            other.sendto(b".", address)
+        file = file_of(b"well")
+        agent.answer(address, file)
+        os.close(file)
+    assert answers == {agent.name: b"well"}
+
+
+@given(st.binary(max_size=64))
+def test_an_answer_of_any_bytes_does_no_harm(data):
+    with contextlib.suppress(launches.NoLaunchError):
+        launches._read(data)
+    assert view_client._launch(data) == {}
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"1" * 5000, "{}".encode("utf-16")])
+def test_an_answer_that_json_does_not_like_does_no_harm(data):
+    assert view_client._launch(data) == {}
+    for sent in (data, packing.pack(data.decode(errors="replace"))):
+        with pytest.raises(launches.NoLaunchError):
+            launches._read(sent)

@@ -145,6 +145,8 @@ def packed(body) -> bytes:
         packed("[]"),
         packed('{"host": "\\udcff"}'),
         packed("[" * 10_000),
+        packed("1" * 5_000),
+        altered(version=int("1" * 4_000)),
         wire.encode(REPORT)[:-3],
     ],
 )

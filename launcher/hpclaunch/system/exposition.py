@@ -5,13 +5,16 @@ metrics imports this: the library takes longer to import than an agent takes to 
 from __future__ import annotations
 
 import contextlib
+import io
 import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from socketserver import TCPServer
+from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
@@ -23,7 +26,10 @@ from hpclaunch.core.views.job_metrics import MetricFamily, MetricKind
 from hpclaunch.worker import private_files
 
 READABLE = 0o644
-SILENT = 10.0  # seconds, after which a connection that asks nothing is closed
+MOST = 16  # connections at once
+LIMIT = 10.0  # seconds from the beginning of a connection to its end
+LARGEST = 1 << 14  # bytes of a request
+PAUSE = 0.02  # seconds before the next connection is accepted, while there are too many
 SUFFIXES = {MetricKind.GAUGE: "", MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
 
 
@@ -73,11 +79,60 @@ class Exposition(Collector):
 
 
 class _Server(ThreadingWSGIServer):
+    """A server whose threads are few, whoever connects. A new connection takes the place of the
+    oldest one: a scrape is soon over, and a stranger's connection may never be.
+    """
+
+    request_queue_size = 64
+
+    def __init__(self, *args: Any) -> None:
+        self._room = threading.Semaphore(MOST)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}  # and until when; the oldest comes first
+        super().__init__(*args)
+
     def server_bind(self) -> None:
         """Without the look-up of this host's name, which may take long."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
         self.setup_environ()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError:  # no descriptor is left, say
+            time.sleep(PAUSE)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            with self._lock:
+                oldest = next(iter(self._open), None)
+            self._end(oldest)
+            time.sleep(PAUSE)  # so that whoever connects again and again takes no CPU
+            self._room.acquire()
+        with self._lock:
+            self._open[request] = time.monotonic() + LIMIT
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called twice a second: end the connections whose time is over."""
+        with self._lock:
+            late = [each for each, until in self._open.items() if time.monotonic() >= until]
+        for each in late:
+            self._end(each)
+
+    def _end(self, connection: socket.socket | None) -> None:
+        """Its own thread closes it then."""
+        if connection is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+        self._room.release()
 
     def handle_error(self, *_: object) -> None:
         """Somebody has gone away: nobody has to know."""
@@ -88,7 +143,21 @@ class _SixServer(_Server):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = SILENT
+    timeout = LIMIT
+
+    def handle(self) -> None:
+        head = b""
+        with self.rfile as asked:
+            while line := asked.readline(LARGEST - len(head)):
+                head += line
+                if not line.strip():
+                    break
+        self.rfile = io.BytesIO(head)
+        super().handle()
+
+    def get_stderr(self) -> TextIO:
+        """Nowhere: what goes wrong with a request is nobody's business but that of who made it."""
+        return io.StringIO()
 
     def log_message(self, *_: object) -> None:
         """The console belongs to the training."""

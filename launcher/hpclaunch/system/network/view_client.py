@@ -5,92 +5,93 @@
 
 from __future__ import annotations
 
-import array
+import contextlib
 import json
 import os
+import selectors
 import socket
+import struct
 import sys
 import time
 from typing import Any
 
+from hpclaunch.worker import sock_diag
+
 from ..shared import bounded_json
-from .view_socket import LOOK, name_of, uid_of
+from .view_socket import LOOK, content_of, name_of, uid_of
 
 LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
 PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
-RETRY = 0.05  # seconds between two tries to ask an agent that has too many questions
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
-_SPACE = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4)  # credentials, and a descriptor
+_KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+_CREDENTIALS, _DESCRIPTOR = socket.CMSG_SPACE(12), socket.CMSG_SPACE(4)  # bytes
+# linux/unix_diag.h: sockets in any state, with their names and owners
+_REQUEST = struct.pack("=BBxxIII8x", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, 0x01 | 0x40)
+_MESSAGE, _NAME, _UID = 16, 0, 7  # bytes of the struct in an answer; numbers of attributes
 
 
 def sockets() -> list[bytes]:
-    """The names of the sockets of this user's agents, and of whoever uses such a name."""
-    begin = b"@" + name_of(os.geteuid())
-    with open("/proc/self/net/unix", "rb") as f:
-        words = (line.split()[-1] for line in f if begin in line)
-        return sorted({b"\0" + word[1:] for word in words if word.startswith(begin)})
+    """The names of the sockets of this user's agents. Before Linux 5.3 the kernel does not say
+    whose a socket is: those of whoever uses such a name.
+    """
+    begin = b"\0" + name_of(os.geteuid())
+    own = os.geteuid().to_bytes(4, sys.byteorder)
+    try:
+        each = (sock_diag.attributes(message[_MESSAGE:]) for message in sock_diag.dump(_REQUEST))
+        names = {found.get(_NAME, b"") for found in each if found.get(_UID, own) == own}
+    except OSError:  # the kernel has no sock_diag for Unix sockets
+        with open("/proc/self/net/unix", "rb") as f:
+            names = {b"\0" + line.split()[-1][1:] for line in f if b"@" + begin[1:] in line}
+    return sorted(name for name in names if name.startswith(begin))
 
 
 def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
     """The answers that came in time, by name: the bytes of their files. `within`: seconds, in place
     of LIMIT.
+
+    Each name is asked from a socket of its own that is connected to it: so the kernel keeps
+    everybody else from answering, and nobody takes the room for the questions to the others.
     """
-    within = LIMIT if within is None else within
+    limit = time.monotonic() + (LIMIT if within is None else within)
     answers: dict[bytes, bytes] = {}
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
-        asking.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        asking.bind(b"")  # the kernel chooses a name
-        limit = time.monotonic() + within
-        unasked, waiting = names, set[bytes]()
-        while True:
-            asked, unasked = _send(asking, question, unasked)
-            waiting |= asked
-            left = limit - time.monotonic()
-            if left <= 0 or not (waiting or unasked):
-                break
-            asking.settimeout(min(left, RETRY) if unasked else left)
-            try:
-                _, ancillary, _, sender = asking.recvmsg(8, _SPACE)
-            except TimeoutError:
-                continue
-            data = _content(ancillary)
-            if uid_of(ancillary) == os.geteuid() and sender in waiting:
-                waiting.discard(sender)
-                answers[sender] = data
+    with contextlib.ExitStack() as ends, selectors.PollSelector() as selector:
+        for name in names:
+            with contextlib.suppress(OSError):  # it has ended, or no descriptor is left
+                end = ends.enter_context(socket.socket(socket.AF_UNIX, _KIND))
+                end.connect(name)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+                end.bind(b"")  # the kernel chooses a name
+                selector.register(end, selectors.EVENT_WRITE, (name, end))
+        while selector.get_map() and (left := limit - time.monotonic()) > 0:
+            for key, ready in selector.select(left):
+                name, end = key.data
+                try:
+                    if ready == selectors.EVENT_WRITE:
+                        end.send(question)
+                        selector.modify(end, selectors.EVENT_READ, key.data)
+                        continue
+                    if (data := _answer(end)) is not None:
+                        answers[name] = data
+                except BlockingIOError:
+                    continue  # others have filled it just now
+                except OSError:
+                    pass  # it has ended, or does not read
+                selector.unregister(end)
     return answers
 
 
-def _send(
-    asking: socket.socket, question: bytes, names: list[bytes]
-) -> tuple[set[bytes], list[bytes]]:
-    """Returns those that have the question, and those that have no room for it yet: to wait for one
-    of them would let the time for all the others pass.
+def _answer(end: socket.socket) -> bytes | None:
+    """The content of the file that has come; None if this user has not sent it, or not as agents
+    do. The kernel closes the descriptors of others: they never reach this process.
     """
-    asked, full = set(), []
-    asking.settimeout(0)
-    for name in names:
-        try:
-            asking.sendto(question, name)
-            asked.add(name)
-        except BlockingIOError:
-            full.append(name)
-        except OSError:
-            pass  # it has ended, or does not read
-    return asked, full
-
-
-def _content(ancillary: list[tuple[int, int, bytes]]) -> bytes:
-    """Of the file that came with a datagram."""
-    data = b""
+    _, ancillary, _, _ = end.recvmsg(1, _CREDENTIALS, socket.MSG_PEEK)
+    is_own = uid_of(ancillary) == os.geteuid()
+    _, ancillary, _, _ = end.recvmsg(1, _CREDENTIALS + _DESCRIPTOR if is_own else 0)
+    data = None
     for level, kind, rights in ancillary:
-        if (level, kind) != (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            continue
-        descriptors = array.array("i")
-        descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
-        for fd in descriptors:
-            with open(fd, "rb") as f:
-                f.seek(0)
-                data = f.read()
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            for (fd,) in struct.iter_unpack("i", rights[: len(rights) - len(rights) % 4]):
+                data = content_of(fd)
     return data
 
 
@@ -118,7 +119,7 @@ def _launch(data: bytes) -> dict[str, Any]:
 
 def unpacked(data: bytes) -> Any:
     """As `shared/packing.py` has packed it. Raises ValueError."""
-    told = bounded_json.loads(data)
+    told = bounded_json.loads(data.decode())
     return bounded_json.loads(told) if isinstance(told, str) else told
 
 
@@ -147,7 +148,7 @@ def request(word: str, which: str | int) -> list[str]:
     each; "" if it is done.
     """
     leading = [name for name, data in looked(which) if unpacked(data)["job"] is not None]
-    return [data.decode() for data in ask(word.encode(), leading).values()]
+    return [data.decode(errors="replace") for data in ask(word.encode(), leading).values()]
 
 
 def main(mark: str, which: str, word: str, pause: str) -> None:

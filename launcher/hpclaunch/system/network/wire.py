@@ -62,5 +62,5 @@ def decode(data: bytes) -> Message:
                 "install the same hpclaunch on all nodes"
             )
         return packing.unpack(envelope.body, _KINDS[envelope.kind])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise WireError(f"not a message: {e}") from e

@@ -1,0 +1,51 @@
+"""impostor.py UID NUMBER ANSWER: sockets with the names of those of this user's agents.
+
+As root, it is another user's process. It prints "ready" once all NUMBER of them are there. Whoever
+asks gets a descriptor of what ANSWER names: a pipe, a directory, or a file in memory with so many
+bytes; and nothing if ANSWER is "silence". It ends at the end of its standard input.
+"""
+# ruff: noqa: T201 -- what it says is its result
+
+import contextlib
+import os
+import resource
+import selectors
+import socket
+import struct
+import sys
+
+NOBODY = 65534
+
+uid, number, answer = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+if answer == "pipe":
+    fd = os.pipe()[0]
+elif answer == "directory":
+    fd = os.open("/", os.O_RDONLY)
+elif answer != "silence":
+    fd = os.memfd_create("impostor")
+    os.truncate(fd, int(answer))
+held = []
+for i in range(number):
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    held[-1].bind(f"\0hpclaunch/{uid}/{i:016}".encode())
+print("ready", flush=True)
+if answer == "silence":
+    sys.stdin.read()
+    sys.exit()
+with selectors.DefaultSelector() as selector:
+    for end in (sys.stdin, *held):
+        selector.register(end, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                sys.exit()
+            _, address = key.fileobj.recvfrom(64)
+            with contextlib.suppress(OSError):  # that one does not take it
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+                key.fileobj.sendmsg([b"."], rights, 0, address)
