@@ -22,10 +22,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -161,14 +162,20 @@ def talker(words: bytes, port: int = 0) -> Iterator[int]:
             process.kill()
 
 
+def names_like_those_of_agents(number: int) -> list[bytes]:
+    return [f"\0hpclaunch/{os.geteuid()}/{i:016}".encode() for i in range(number)]
+
+
 @contextmanager
-def impostor(number: int, answer: str) -> Iterator[list[bytes]]:
-    """A program, another user's where we are root, that has sockets like those of our agents; their
-    names. `answer`: see stand_ins/impostor.py."""
+def impostor(
+    names: Sequence[bytes], answer: str = "silence", kind: int = socket.SOCK_DGRAM
+) -> Iterator[None]:
+    """A program, another user's where we are root, that has sockets with these names. `answer`: see
+    stand_ins/impostor.py."""
     program = str(STRANGER.with_name("impostor.py"))
-    command = [sys.executable, program, str(os.geteuid()), str(number), answer]
+    command = [sys.executable, program, str(int(kind)), answer, *(name.hex() for name in names)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None, "a pipe was asked for"
         assert process.stdout.readline() == b"ready\n"
-        yield [f"\0hpclaunch/{os.geteuid()}/{i:016}".encode() for i in range(number)]
+        yield

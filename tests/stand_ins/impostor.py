@@ -1,7 +1,7 @@
-"""impostor.py UID NUMBER ANSWER: sockets with the names of those of this user's agents.
+"""impostor.py KIND ANSWER NAMES...: sockets with these names, in hexadecimal.
 
-As root, it is another user's process. It prints "ready" once all NUMBER of them are there. Whoever
-asks gets a descriptor of what ANSWER names: a pipe, a directory, or a file in memory with so many
+As root, it is another user's process. It prints "ready" once all of them are there. Whoever asks
+one gets a descriptor of what ANSWER names: a pipe, a directory, or a file in memory with so many
 bytes; and nothing if ANSWER is "silence". It ends at the end of its standard input.
 """
 # ruff: noqa: T201 -- what it says is its result
@@ -16,7 +16,7 @@ import sys
 
 NOBODY = 65534
 
-uid, number, answer = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+kind, answer, *names = sys.argv[1:]
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 if os.geteuid() == 0:
@@ -31,9 +31,9 @@ elif answer != "silence":
     fd = os.memfd_create("impostor")
     os.truncate(fd, int(answer))
 held = []
-for i in range(number):
-    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-    held[-1].bind(f"\0hpclaunch/{uid}/{i:016}".encode())
+for name in names:
+    held.append(socket.socket(socket.AF_UNIX, int(kind)))
+    held[-1].bind(bytes.fromhex(name))
 print("ready", flush=True)
 if answer == "silence":
     sys.stdin.read()

@@ -19,7 +19,7 @@ from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
 from hpclaunch.system.shared import packing
-from surroundings import impostor
+from surroundings import impostor, names_like_those_of_agents
 
 DATAGRAMS = socket.SOCK_DGRAM
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -149,7 +149,8 @@ ANSWERS = ["pipe", "directory", str(1 << 40), str(2_000_000_000)]
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_another_user_answers_is_not_read(answer):
     """And its descriptor does not even reach this process."""
-    with impostor(1, answer) as names:
+    names = names_like_those_of_agents(1)
+    with impostor(names, answer):
         fds = os.listdir("/proc/self/fd")
         assert view_client.ask(b"look", names) == {}
         assert os.listdir("/proc/self/fd") == fds
@@ -158,7 +159,8 @@ def test_what_another_user_answers_is_not_read(answer):
 @AS_ROOT
 def test_sockets_of_another_user_are_not_asked():
     """However many there are. The kernel says so from Linux 5.3 on."""
-    with impostor(900, "silence") as names, answering(OTHER):
+    names = names_like_those_of_agents(900)
+    with impostor(names), answering(OTHER):
         assert not {*view_client.sockets()} & {*names}
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
 
@@ -166,7 +168,8 @@ def test_sockets_of_another_user_are_not_asked():
 def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
     """They are all asked, as before Linux 5.3."""
     monkeypatch.setattr(view_client, "LIMIT", 2.0)
-    with impostor(400, "silence") as names, answering(OTHER):
+    names = names_like_those_of_agents(400)
+    with impostor(names), answering(OTHER):
         every = names + view_client.sockets()
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer", every)] == [
             "newer"

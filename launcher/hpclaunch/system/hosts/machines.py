@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
+from hpclaunch.worker import sock_diag
 
+CLAIMS = 100  # names that are tried, where other users have taken some
 _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
@@ -59,15 +61,37 @@ def is_local(host: str) -> bool:
 
 
 def _claim(what: str) -> bool:
-    """Whether this is the user's first process on this machine to claim it."""
+    """Whether this is the user's first process on this machine to claim it. A name that another
+    user has taken says nothing of that: the next one counts.
+    """
+    for number in range(CLAIMS):
+        s = socket.socket(socket.AF_UNIX)
+        try:
+            s.bind(claim_name(what, number))
+        except OSError:
+            s.close()
+            if not _is_of_another_user(claim_name(what, number)):
+                return False
+        else:
+            _claims.append(s)
+            return True
+    return False
+
+
+def claim_name(what: str, number: int) -> bytes:
+    """The name of the socket that a process has for as long as it claims this."""
     import hashlib  # loads OpenSSL, which only an agent that meets others needs
 
-    s = socket.socket(socket.AF_UNIX)
+    # A socket's name has at most 107 bytes, the run's may be longer.
+    digest = hashlib.sha256(os.fsencode(what)).hexdigest()
+    return f"\0hpclaunch {os.geteuid()} {digest} {number}".encode()
+
+
+def _is_of_another_user(name: bytes) -> bool:
+    """False as well where the kernel does not say whose a socket is."""
+    own = (None, os.geteuid())
     try:
-        # A socket's name has at most 107 bytes, the run's may be longer.
-        s.bind(f"\0hpclaunch {os.geteuid()} {hashlib.sha256(os.fsencode(what)).hexdigest()}")
+        found = sock_diag.unix_sockets(socket.SOCK_STREAM)
+        return any(each == name and uid not in own for each, uid in found)
     except OSError:
-        s.close()
         return False
-    _claims.append(s)
-    return True

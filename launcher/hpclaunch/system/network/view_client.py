@@ -25,9 +25,6 @@ PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 _KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
 _CREDENTIALS, _DESCRIPTOR = socket.CMSG_SPACE(12), socket.CMSG_SPACE(4)  # bytes
-# linux/unix_diag.h: sockets in any state, with their names and owners
-_REQUEST = struct.pack("=BBxxIII8x", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, 0x01 | 0x40)
-_MESSAGE, _NAME, _UID = 16, 0, 7  # bytes of the struct in an answer; numbers of attributes
 
 
 def sockets() -> list[bytes]:
@@ -35,14 +32,14 @@ def sockets() -> list[bytes]:
     whose a socket is: those of whoever uses such a name.
     """
     begin = b"\0" + name_of(os.geteuid())
-    own = os.geteuid().to_bytes(4, sys.byteorder)
     try:
-        each = (sock_diag.attributes(message[_MESSAGE:]) for message in sock_diag.dump(_REQUEST))
-        names = {found.get(_NAME, b"") for found in each if found.get(_UID, own) == own}
+        found = sock_diag.unix_sockets(socket.SOCK_DGRAM)
+        ours = {name for name, uid in found if uid in (None, os.geteuid())}
+        return sorted(name for name in ours if name.startswith(begin))
     except OSError:  # the kernel has no sock_diag for Unix sockets
         with open("/proc/self/net/unix", "rb") as f:
-            names = {b"\0" + line.split()[-1][1:] for line in f if b"@" + begin[1:] in line}
-    return sorted(name for name in names if name.startswith(begin))
+            words = [line.split()[-1] for line in f if begin[1:] in line]
+        return sorted({b"\0" + word[1:] for word in words if word.startswith(b"@" + begin[1:])})
 
 
 def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
