@@ -16,11 +16,22 @@ from hypothesis import strategies as st
 from serving import LIMIT, gone
 
 from hpclaunch.system.network import death_notices, route
+from hpclaunch.worker.notice_board import NoticeBoard
 from surroundings import talker
 
 KEY = b"k" * 32
-NOTICE = death_notices.sign(KEY, 3, "first").encode()
-FORGED = death_notices.sign(b"x" * 32, 3, "first").encode()
+
+
+def answer_to(question, key=KEY, text=b""):
+    board = NoticeBoard()
+    notice = text.decode() or death_notices.notice(3, "first")
+    board.prepare(0, notice, death_notices.secret_of(key, notice.encode()).hex(), "")
+    return board.answer(question)
+
+
+QUESTION = death_notices.new_question()
+ANSWER = answer_to(QUESTION)
+FORGED = answer_to(QUESTION, key=b"x" * 32)
 MALFORMED = [
     b"\n",
     b"\xff" * 600,
@@ -30,6 +41,7 @@ MALFORMED = [
     b"hpclaunch: dead: " + b"5" * 480 + b" x y\n",
     b"hpclaunch: dead: \xff \xff \xff\n",
     FORGED,
+    ANSWER,  # to another question
 ]
 AGENT = """
 import sys, time
@@ -37,8 +49,9 @@ from hpclaunch.system.network import death_notices
 from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 server = ForkServerClient()
-notice = death_notices.sign(key, 3, incarnation)
-server.mourn(port, death_notices.QUESTION, notice, death_notices.release_word(key, 3))
+notice = death_notices.notice(3, incarnation)
+secret = death_notices.secret_of(key, notice.encode())
+server.mourn(port, notice, secret, death_notices.release_word(key, 3))
 out = sys.argv[4]
 server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
 while (told := server.receive()[0])["event"] != "started":
@@ -130,28 +143,32 @@ def test_what_a_stranger_says_at_the_port_does_no_harm(words):
         death_notices.take_down(KEY, 3, [stranger])
 
 
+def is_of(answer, agent=3, incarnation=""):
+    return death_notices.is_of(answer, QUESTION, KEY, agent, incarnation)
+
+
 @given(st.binary(max_size=death_notices.LONGEST))
 def test_noise_is_no_notice(noise):
-    assert not death_notices.is_of(noise, KEY, 3)
-    assert not death_notices.is_of(noise, KEY, 3, "first")
+    assert not is_of(noise)
+    assert not is_of(noise, incarnation="first")
 
 
-@given(st.integers(0, 200), st.integers(0, 255))
-def test_one_wrong_byte_makes_a_notice_worthless(position, value):
-    notice = bytearray(NOTICE)
-    notice[position % len(notice)] = value
-    is_whole = bytes(notice) == NOTICE
-    assert death_notices.is_of(bytes(notice), KEY, 3) == is_whole
-    assert death_notices.is_of(bytes(notice), KEY, 3, "first") == is_whole
+@given(st.integers(0, len(ANSWER) - 1), st.integers(0, 255))
+def test_one_wrong_byte_makes_an_answer_worthless(position, value):
+    answer = bytearray(ANSWER)
+    answer[position] = value
+    is_whole = bytes(answer) == ANSWER
+    assert is_of(bytes(answer)) == is_of(bytes(answer), incarnation="first") == is_whole
 
 
-def test_a_notice_is_of_one_agent_only():
-    assert not death_notices.is_of(NOTICE, KEY, 30)
-    assert not death_notices.is_of(NOTICE, KEY, -3)
-    assert not death_notices.is_of(NOTICE, KEY, 3, "irst")
-    assert death_notices.is_of(NOTICE, KEY, 30, "first")  # it has taken another place since
-    release = f"release 3 {death_notices.release_word(KEY, 3)}\n".encode()
-    assert not death_notices.is_of(release, KEY, 3, "3")
+def test_an_answer_is_of_one_agent_and_one_question_only():
+    assert is_of(ANSWER)
+    assert not is_of(ANSWER, 30)
+    assert not is_of(ANSWER, -3)
+    assert not is_of(ANSWER, incarnation="irst")
+    assert is_of(ANSWER, 30, "first")  # it has taken another place since
+    assert not is_of(answer_to(death_notices.new_question()))
+    assert not is_of(answer_to(QUESTION, text=b"hpclaunch: alive: 3 first"), incarnation="first")
 
 
 def test_one_port_of_several(start, port):

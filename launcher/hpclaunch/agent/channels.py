@@ -92,9 +92,9 @@ class Channels:
         """Leave the notice of this agent's death with its fork server."""
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
-        notice = death_notices.sign(key, index, incarnation)
-        release = death_notices.release_word(key, index)
-        server.mourn(self.port, death_notices.QUESTION, notice, release)
+        notice = death_notices.notice(index, incarnation)
+        secret = death_notices.secret_of(key, notice.encode())
+        server.mourn(self.port, notice, secret, death_notices.release_word(key, index))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
         endpoint = self.where.endpoint if agent == HEAD else None

@@ -40,8 +40,8 @@ blocked.
     {"op": "kill-idle"}   SIGKILL to workers that have done nothing since (`activity.py`)
     {"op": "kill"}   SIGKILL to the workers
     {"op": "signal-left", "signum": S}   to all that they have left behind
-    {"op": "mourn", "port": P, "question": HEX,
-        "notice": N, "release": W}   what `notice_board.py` posts
+    {"op": "mourn", "port": P, "notice": N,
+        "secret": HEX, "release": W}   what `notice_board.py` posts
     {"op": "part"}   the agent ends in order: there is nothing to post
 
 Law: nothing started here outlives this process or the agent. The socket ends with the agent, and

@@ -2,9 +2,10 @@
 dead.
 
 Only the host of an agent can know that, and a refused connection is no answer of it: a firewall or
-a router refuses for the living too. So the agent leaves a signed notice with its fork server
+a router refuses for the living too. So the agent leaves a notice and a secret with its fork server
 (`system/network/death_notices.py`). Once the agent is dead and its workers are killed, the fork
-server listens where the agent did, and hands the notice to all who ask with the right words.
+server listens where the agent did, and answers each question with the notice and a signature of the
+question.
 """
 
 import contextlib
@@ -18,22 +19,27 @@ import time
 POSTED = 5.0  # seconds from the death on
 TAKE_OVER = 1.0  # seconds; a dead process lets go of its port a moment later
 MOST = 64  # connections at once
+QUESTION = 10  # bytes
 
 
 class NoticeBoard:
     """`notice` is b"" while there is nothing to post, as for an agent that ends in order."""
 
     def __init__(self):
-        self.port, self.question, self.notice, self.release = 0, b"", b"", b""
+        self.port, self.notice, self.secret, self.release = 0, b"", b"", b""
         self._socket: socket.socket | None = None
         self._asking: list[socket.socket] = []
         self._until = 0.0
 
-    def prepare(self, port, question, notice, release):
+    def prepare(self, port, notice, secret, release):
         """What to listen to, and what to answer. `release` are the words with which an agent that
         is started anew has the notice of the last one taken down."""
-        self.port, self.question = port, bytes.fromhex(question)
+        self.port, self.secret = port, bytes.fromhex(secret)
         self.notice, self.release = notice.encode(), release.encode()
+
+    def answer(self, question):
+        signature = hmac.digest(self.secret, question, "sha256").hex()
+        return b"%b %b\n" % (self.notice, signature.encode())
 
     def post(self):
         """The agent is dead. From here on nobody waits for what this process writes."""
@@ -85,8 +91,8 @@ class NoticeBoard:
     def _answer(self, end):
         try:
             said = end.recv(256)
-            if said == self.question:
-                end.send(self.notice)
+            if len(said) == QUESTION and said[0] == 0xFF:
+                end.send(self.answer(said))
                 return
         except OSError:
             said = b""

@@ -1,9 +1,10 @@
-"""Which agents are dead, as their own hosts say: signed notices, and the inquiries after them.
+"""Which agents are dead, as their own hosts say: death notices, and the inquiries after them.
 
-Each agent leaves a notice with its fork server, which hands it out where the agent listened once
-that is dead and its workers are killed (`worker/notice_board.py`). What a notice says, "this
-agent, which was started then, is dead", stays true, so it may be repeated by anybody. Nobody
-else can sign one. A host that refuses connections or does not answer proves nothing.
+Each agent leaves a notice with its fork server, which answers for it where the agent listened once
+that is dead and its workers are killed (`worker/notice_board.py`). The answer proves that it comes
+from there: with the notice the agent has left a secret, which is of that notice only, and with that
+the fork server signs the question. Each question is asked once, so nobody can repeat an earlier
+answer. A host that refuses connections or does not answer proves nothing.
 """
 
 from __future__ import annotations
@@ -11,38 +12,49 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import os
 import select
 import socket
 from collections.abc import Collection, Iterable
 
 from .route import begin_connection
 
-# Like a ZeroMQ greeting, so that a living agent minds it as little as any connection that is closed
-# before it has said who it is.
-QUESTION = b"\xff" + b"is dead?" + b"\x7f"
 LOOKS = (0.0, 0.01, 0.03, 0.1, 0.4, 1.0, 2.0)  # seconds after which an inquiry tries again
 NO_PLACE = -1  # in the notice of an agent that does not know its index
 RELEASE_LIMIT = 0.5  # seconds
+LONGEST = 512  # bytes of an answer
 _WORDS = "hpclaunch: dead:"
-LONGEST = 512  # bytes
 
 
-def sign(key: bytes, agent: int, incarnation: str) -> str:
-    """The notice of an agent's death; a secret of its host until then."""
-    text = f"{_WORDS} {agent} {incarnation}"
-    return f"{text} {_signature(key, text.encode())}\n"
+def new_question() -> bytes:
+    """Return what an inquiry asks. It is like a ZeroMQ greeting, so that a living agent minds it as
+    little as any connection that is closed before it has said who it is.
+    """
+    return b"\xff" + os.urandom(8) + b"\x7f"
 
 
-def is_of(notice: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
-    """Whether a notice says that this agent is dead: the one with this index, or if its
-    incarnation is known, that very one.
+def notice(agent: int, incarnation: str) -> str:
+    return f"{_WORDS} {agent} {incarnation}"
+
+
+def secret_of(key: bytes, text: bytes) -> bytes:
+    """Return the secret that belongs to a notice, with which its host signs questions."""
+    import hmac  # loads OpenSSL, which an agent that is alone does not need
+
+    return hmac.digest(key, text, "sha256")
+
+
+def is_of(answer: bytes, question: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
+    """Whether an answer to this question says that this agent is dead: the one with this index, or
+    if its incarnation is known, that very one.
 
     Anybody may have sent it. Nothing is read of it before the signature is found to be right.
     """
     import hmac
 
-    text, _, signature = notice.rpartition(b" ")
-    if not hmac.compare_digest(signature, f"{_signature(key, text)}\n".encode()):
+    text, _, signature = answer.rpartition(b" ")
+    expected = hmac.digest(secret_of(key, text), question, "sha256").hex()
+    if not hmac.compare_digest(signature, f"{expected}\n".encode()):
         return False
     words = f"{_WORDS} ".encode()
     if incarnation:
@@ -50,15 +62,13 @@ def is_of(notice: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
     return text.startswith(words + f"{agent} ".encode())
 
 
-def _signature(key: bytes, text: bytes) -> str:
-    import hmac  # loads OpenSSL, which an agent that is alone does not need
-
-    return hmac.digest(key, text, "sha256").hex()
-
-
 def release_word(key: bytes, agent: int) -> str:
-    """What an agent that is started anew says to have the notice of the last one taken down."""
-    return _signature(key, f"release {agent}".encode())
+    """Return what an agent that is started anew says to have the notice of the last one taken
+    down.
+    """
+    import hmac
+
+    return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
 
 
 def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
@@ -69,8 +79,8 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
         with contextlib.suppress(OSError), socket.socket() as s:
             s.settimeout(RELEASE_LIMIT)
             s.connect(("127.0.0.1", port))
-            s.send(QUESTION)
-            if is_of(s.recv(LONGEST), key, agent):
+            s.send(question := new_question())
+            if is_of(s.recv(LONGEST), question, key, agent):
                 s.send(release_word(key, agent).encode())
                 s.recv(1)  # until it is closed
 
@@ -136,7 +146,7 @@ class _Inquiry:
         self.looks = looks  # when to try again; after the last time the inquiry is dropped
         self.is_dead = False
         self._key, self._agent, self._incarnation = key, agent, incarnation
-        self._targets = targets
+        self._targets, self._question = targets, new_question()
         self._ends: dict[int, socket.socket] = {}
 
     def look(self, epoll: select.epoll) -> None:
@@ -154,20 +164,21 @@ class _Inquiry:
         for fd in self._ends.keys() & ready:
             s = self._ends[fd]
             try:
-                notice = s.recv(LONGEST)
+                answer = s.recv(LONGEST)
             except BlockingIOError:  # it was connected just now
                 self._ask(epoll, fd, s)
                 continue
             except OSError:  # refused, say
-                notice = b""
-            self.is_dead |= is_of(notice, self._key, self._agent, self._incarnation)
+                answer = b""
+            about = (self._key, self._agent, self._incarnation)
+            self.is_dead |= is_of(answer, self._question, *about)
             self._drop(epoll, fd)
 
     def _ask(self, epoll: select.epoll, fd: int, s: socket.socket) -> None:
         """The connection is there. A living agent greets by itself, and takes this for a part of a
         greeting."""
         try:
-            s.send(QUESTION)
+            s.send(self._question)
             epoll.modify(fd, select.EPOLLIN)
         except OSError:
             self._drop(epoll, fd)

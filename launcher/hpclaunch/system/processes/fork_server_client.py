@@ -151,11 +151,12 @@ class ForkServerClient(Helper):
         """To all that the workers have left behind, once they have ended."""
         self.ask(op="signal-left", signum=signum)
 
-    def mourn(self, port: int, question: bytes, notice: str, release: str) -> None:
+    def mourn(self, port: int, notice: str, secret: bytes, release: str) -> None:
         """Should this process die before `close`, the fork server is to listen at this port, to
-        answer the question with the notice, and to stop once it hears `release`.
+        answer questions with the notice, signed with the secret, and to stop once it hears
+        `release`.
         """
-        self.ask(op="mourn", port=port, question=question.hex(), notice=notice, release=release)
+        self.ask(op="mourn", port=port, notice=notice, secret=secret.hex(), release=release)
 
     def close(self, *, in_order: bool = True) -> None:
         """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it
