@@ -22,6 +22,7 @@ from hpclaunch.system.shared import packing
 from surroundings import entered, impostor, names_like_those_of_agents
 
 DATAGRAMS = socket.SOCK_DGRAM
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python has no name for it
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
 
@@ -219,6 +220,14 @@ def test_only_sealed_files_of_a_limited_size_are_read(kind):
         os.close(file)
     assert answers == {}
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_file_with_more_seals_is_read():
+    """Some kernels add one by themselves (vm.memfd_noexec)."""
+    fd = os.memfd_create("answer", os.MFD_ALLOW_SEALING)
+    os.write(fd, b"well")
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
+    assert view_socket.content_of(fd) == b"well"
 
 
 def test_nobody_but_the_agent_can_answer():

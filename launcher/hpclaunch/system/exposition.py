@@ -123,7 +123,7 @@ class _Server(ThreadingWSGIServer):
             self._end(each)
 
     def _end(self, connection: socket.socket | None) -> None:
-        """Its own thread closes it then."""
+        """Have its own thread close it."""
         if connection is not None:
             with contextlib.suppress(OSError):  # it is closed already
                 connection.shutdown(socket.SHUT_RDWR)
@@ -146,6 +146,7 @@ class _Handler(WSGIRequestHandler):
     timeout = LIMIT
 
     def handle(self) -> None:
+        """Read a request of limited size, and answer it."""
         head = b""
         with self.rfile as asked:
             while line := asked.readline(LARGEST - len(head)):
@@ -156,7 +157,7 @@ class _Handler(WSGIRequestHandler):
         super().handle()
 
     def get_stderr(self) -> TextIO:
-        """Nowhere: what goes wrong with a request is nobody's business but that of who made it."""
+        """Return a file that nobody reads: who sends a bad request is not heard on the console."""
         return io.StringIO()
 
     def log_message(self, *_: object) -> None:

@@ -30,7 +30,7 @@ def new_question() -> bytes:
     """Return what an inquiry asks. It is like a ZeroMQ greeting, so that a living agent minds it as
     little as any connection that is closed before it has said who it is.
     """
-    return b"\xff" + os.urandom(8) + b"\x7f"
+    return b"\xff?" + os.urandom(7) + b"\x7f"
 
 
 def notice(agent: int, incarnation: str) -> str:

@@ -91,11 +91,11 @@ def file_of(data: bytes) -> int:
 
 
 def content_of(fd: int) -> bytes | None:
-    """The content of a file that `file_of` has made; None for any other file, of which nothing is
-    read. Closes the descriptor.
+    """Return the content of a file like those of `file_of`; None for any other file, of which
+    nothing is read. Closes the descriptor.
     """
     try:
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) == _SEALS:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS:
             size = os.fstat(fd).st_size
             return os.pread(fd, size, 0) if size <= LARGEST else None
     except OSError:
