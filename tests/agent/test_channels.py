@@ -229,6 +229,20 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     mourning.join()
 
 
+def test_the_users_port_is_for_every_agent_that_may_lead(agents):
+    places = tuple(Place(i, node, f"n{node}") for i, node in enumerate((0, 0, 1, 1)))
+    port = 20000 + os.getpid() % 10000
+    step = Allocation("71.0", agents.identity, places, 0, (HERE, port))
+    channels = agents.add(step)
+    assert channels.port == port
+    chosen = [channels.keys(agent).ports[0] == port for agent in range(4)]
+    assert chosen == [True, False, True, False]
+    again = Allocation("71.1", f"{agents.identity} again", places, 0, (HERE, port))
+    assert agents.add(again).port != port
+    (said,) = agents.said
+    assert said.startswith(f"port {port} is in use on n0: hpclaunch listens on ")
+
+
 def test_another_version_is_trouble_at_both_ends(agents):
     head, member = agents.start(0), agents.start(1)
     agents.until(member, events.HeadReached)

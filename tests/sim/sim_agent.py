@@ -117,12 +117,12 @@ class Agent:
         self._watched = 0  # how often a round has begun here
         self._untaken = 0  # the number of the notice that is given, and not taken by all
         self.unfit = ""  # what the next look at this node finds
-        plan, address = sim.plan, f"addr-{self.host}"
+        plan = sim.plan
         has_place = plan.numbered or index == HEAD
         mine = index if has_place else 1  # a stand-in
         job = plan.job if plan.job.heads is Heads.ANY else self._job_as_seen(mine)
         self.control = Control(
-            *(job, mine, plan.nprocs[index], address, self.name, plan.gpus[index]),
+            *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
             anew=again and plan.job.heads is Heads.ANY,
             has_place=has_place,
         )

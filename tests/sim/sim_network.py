@@ -72,7 +72,8 @@ class Network:
         if agents[client].living and agents[server].living and agents[server].place == index:
             self.up.add(pair)
             self._names[server, agents[client].place] = client
-            agents[client].deliver(HeadReached(index))
+            theirs, own = (f"addr-{agents[number].host}" for number in (server, client))
+            agents[client].deliver(HeadReached(index, theirs, "" if own == theirs else own))
 
     def is_cut(self, one: int, other: int) -> bool:
         return (one, other) in self.cut or (other, one) in self.cut

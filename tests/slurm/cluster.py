@@ -57,7 +57,7 @@ KillWait=20
 MinJobAge=60
 UnkillableStepTimeout=20
 GresTypes=gpu
-NodeName=n[1-{nodes}] CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
+NodeName=n[1-{nodes}] NodeAddr={addresses} CPUs={cpus} RealMemory=4000 Gres=gpu:{gpus} State=UNKNOWN
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
@@ -135,7 +135,11 @@ class Cluster:
         here = self.directory
         (here / "state").mkdir()
         lines = ["127.0.0.1 localhost", *(f"{hosts.NETWORK[n]} {h}" for h, n in names.items())]
-        config = _CONFIG.format(controller=CONTROLLER, directory=here, **numbers)
+        lines += [f"{hosts.SECOND_NETWORK[n]} {h}i" for h, n in names.items()]
+        addresses = ",".join(str(hosts.NETWORK[n]) for h, n in names.items() if h != CONTROLLER)
+        config = _CONFIG.format(
+            controller=CONTROLLER, directory=here, addresses=addresses, **numbers
+        )
         gres = f"Name=gpu File={here}/gpu[0-{numbers['gpus'] - 1}]\n"
         files = {"hosts": "\n".join(lines) + "\n", "loadavg": "0.00 0.00 0.00 1/1 1\n"}
         files |= {"nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
@@ -209,6 +213,29 @@ class Cluster:
                 addresses = [self.nodes[other].address for other in others]
                 firewalls.enter_context(self.nodes[name].refusing(addresses, ports))
             yield
+
+    @contextmanager
+    def with_second_network(self) -> Iterator[None]:
+        """Every node has another address, in a network of its own; its name there is n1i, ..."""
+        with ExitStack() as links:
+            for host in self.nodes.values():
+                links.enter_context(host.second_link())
+            yield
+
+    @contextmanager
+    def without_names(self) -> Iterator[None]:
+        """Every node resolves its own name and that of the controller, and no other."""
+        for host in self.nodes.values():
+            file = self.directory / f"hosts.{host.name}"
+            known = [f"{h.address} {h.name}\n" for h in (host, self.controller)]
+            file.write_text("127.0.0.1 localhost\n" + "".join(known))
+            file.chmod(0o644)
+            self.on(host.name, ["mount", "--bind", str(file), "/etc/hosts"])
+        try:
+            yield
+        finally:
+            for name in self.nodes:
+                self.on(name, ["umount", "/etc/hosts"])
 
     # Jobs
 

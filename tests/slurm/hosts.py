@@ -24,6 +24,7 @@ import psutil
 LIMIT = 240  # seconds for a command; far more than any takes
 TOOLS = ("ip", "nft", "fusermount3", "nsenter", "setpriv", "unshare", "mount", "hostname", "bash")
 NETWORK = ipaddress.ip_network("10.78.0.0/24")
+SECOND_NETWORK = ipaddress.ip_network("10.79.0.0/24")
 SWITCH, OTHER_SWITCH = "br0", "br1"
 _UNSHARE = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
@@ -65,7 +66,7 @@ class Host:
     def __init__(self, name: str, number: int, setup: Sequence[str]) -> None:
         """`setup` are shell commands to run as root on the new host; `number` is its address."""
         self.name = name
-        self.address = str(NETWORK[number])
+        self.address, self.second_address = str(NETWORK[number]), str(SECOND_NETWORK[number])
         lines = [
             "set -e",
             "umask 022",
@@ -125,11 +126,22 @@ class Host:
 
     def connect(self, switch: Host) -> None:
         self._switch = switch
-        port = f"to-{self.name}"
-        switch._net(f"ip link add {port} type veth peer name eth0 netns {self.pid}")
-        switch._net(f"ip link set {port} master {SWITCH} up")
-        self._net(f"ip addr add {self.address}/{NETWORK.prefixlen} dev eth0")
-        self._net("ip link set eth0 up")
+        self._add_link(f"to-{self.name}", SWITCH, "eth0", self.address)
+
+    def _add_link(self, port: str, bridge: str, interface: str, address: str) -> None:
+        self._switch._net(f"ip link add {port} type veth peer name {interface} netns {self.pid}")
+        self._switch._net(f"ip link set {port} master {bridge} up")
+        self._net(f"ip addr add {address}/{NETWORK.prefixlen} dev {interface}")
+        self._net(f"ip link set {interface} up")
+
+    @contextmanager
+    def second_link(self) -> Iterator[None]:
+        """Connect this host to the second network, by the interface ib0."""
+        self._add_link(f"ib-{self.name}", OTHER_SWITCH, "ib0", self.second_address)
+        try:
+            yield
+        finally:
+            self._net("ip link del ib0")
 
     def cut(self) -> None:
         """Pull the plug of the network: nothing comes or goes, and nobody is told."""

@@ -247,6 +247,7 @@ def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
         "--node-rank=0",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=n2:1234",
+        "--rdzv-conf=is_host=1",
         "--local-addr=192.0.2.1",
         "--nproc_per_node=1",
         "--monitor-interval=5",
@@ -257,11 +258,13 @@ def test_a_contradiction_is_one_line_and_slurm_holds(launch: Launch) -> None:
     assert len(told) == 3
     lines = [line for line in job.output.splitlines() if line.startswith("hpclaunch:")]
     assert sorted(lines) == [
-        "hpclaunch: --local-addr 192.0.2.1 is no address of n1: not used",
+        "hpclaunch: --local-addr 192.0.2.1 is no address of n1 for others: not used",
+        "hpclaunch: --local-addr 192.0.2.1 is no address of n2 for others: not used",
         "hpclaunch: --nnodes 4, but Slurm says 3: using 3",
         "hpclaunch: --node-rank 0 on n2, but Slurm says 1: using 1",
         "hpclaunch: --rdzv-endpoint n2 is not the first node of this step: using n1",
-        "hpclaunch: without effect here: --monitor-interval (failures are seen at once)",
+        "hpclaunch: without effect here: --monitor-interval (failures are seen at once); "
+        "--rdzv-conf is_host",
     ]
 
 

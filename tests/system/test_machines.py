@@ -84,6 +84,14 @@ def test_local_names(host):
     assert machines.is_local(host)
 
 
+def test_an_address_of_this_machine_that_the_user_has_chosen():
+    assert machines.own_address("127.0.0.1") == ""
+    assert machines.own_address("127.0.0.1", loopback=True) == "127.0.0.1"
+    assert machines.own_address("lo") == ""
+    assert machines.own_address("lo", loopback=True) == "127.0.0.1"
+    assert machines.own_address("192.0.2.1") == machines.own_address("no-such-host.invalid") == ""
+
+
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid", "", "a..b", "x" * 300])
 def test_other_names(host):
     assert not machines.is_local(host) or host == ""

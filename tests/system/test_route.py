@@ -15,25 +15,29 @@ def test_loopback_is_no_address_for_others():
     assert route.resolve("192.0.2.7") == ["192.0.2.7"]
 
 
-def test_the_first_host_with_an_address_is_taken():
-    assert route.resolve_any(["localhost", "192.0.2.7"], attempts=1) == ["192.0.2.7"]
-
-
 def test_loopback_is_no_address_for_others_unless_it_is_asked_for():
     with pytest.raises(OSError, match="localhost resolves to loopback here"):
-        route.resolve_any(["localhost"], attempts=1)
-    assert "127.0.0.1" in route.resolve_any(["localhost"], attempts=1, loopback=True)
+        route.resolve_patiently("localhost", attempts=1)
+    assert "127.0.0.1" in route.resolve_patiently("localhost", attempts=1, loopback=True)
 
 
 @pytest.mark.parametrize("host", ["", "a..b", "x" * 300, "no such host", "\0"])
 def test_what_is_no_host_name(host):
     with pytest.raises(OSError):  # noqa: PT011
-        route.resolve_any([host], attempts=1)
+        route.resolve_patiently(host, attempts=1)
 
 
 def test_no_address_at_all_names_the_hosts():
     with pytest.raises(OSError, match=r"no-such-host\.invalid"):
-        route.resolve_any(["no-such-host.invalid"], attempts=1)
+        route.resolve_patiently("no-such-host.invalid", attempts=1)
+
+
+def test_a_node_of_slurms_cloud_without_a_name(monkeypatch):
+    aliases = "ec1:[2001:db8::7]:foo,ec0:192.0.2.7:bar"
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    monkeypatch.setenv("SLURM_NODE_ALIASES", aliases)
+    assert route.resolve_node("ec0") == ["192.0.2.7"]
+    assert route.resolve_node("ec1") == ["2001:db8::7"]
 
 
 def test_the_way_to_oneself():

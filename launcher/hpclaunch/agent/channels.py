@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
@@ -25,6 +26,7 @@ class Channels:
     """Sends the core's messages, and turns what arrives into events.
 
     `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
+    `own` is the address that the user has chosen for this agent; "" for none.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class Channels:
         shared: bytes,
         addresses: Collection[str],
         say: Callable[[str], None],
+        own: str = "",
     ) -> None:
         """UsageError when there is no port to listen on."""
         self.where = where
         self._say = say
         self._first = tuple(addresses)
+        self._own = own
         self.context = zmq.Context()
         self._shared = shared
         self._poller: zmq.Poller | None = None
@@ -62,9 +66,14 @@ class Channels:
         index = self.where.index
         mine = self.keys(index)
         death_notices.take_down(mine.death_secret, index, mine.ports)
-        return zmq_channel.HeadChannel(
+        server = zmq_channel.HeadChannel(
             mine, len(self.where.places), wire.MAX_BYTES, me=index, context=self.context
         )
+        chosen = self.where.endpoint[1] if self.where.endpoint else 0
+        if index == HEAD and chosen not in (0, server.port):
+            host = self.here.host
+            self._say(f"port {chosen} is in use on {host}: hpclaunch listens on {server.port}")
+        return server
 
     def take_place(self, index: int) -> None:
         """Be the agent of this place from now on. UsageError when there is no port to listen on."""
@@ -97,9 +106,11 @@ class Channels:
         server.mourn(self.port, notice, secret, death_notices.release_word(key, index))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
-        endpoint = self.where.endpoint if agent == HEAD else None
-        port = 0 if endpoint is None else endpoint[1]
-        return zmq_channel.derive(self._shared, self.where.identity, port, agent)
+        """The user's port is for every agent that can lead, each on its own node."""
+        where = self.where
+        chosen = where.is_step and agent in Rotation(where.places)
+        port = where.endpoint[1] if where.endpoint and (chosen or agent == HEAD) else 0
+        return zmq_channel.derive(self._shared, where.identity, port, agent)
 
     def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
@@ -126,7 +137,7 @@ class Channels:
             place = self.where.places[agent]
             if place.node == self.here.node:
                 self._dial(agent, [route.LOOPBACK])
-            elif agent == HEAD and self.where.endpoint is not None:
+            elif agent == HEAD:
                 self._dial(agent, self._first)
             elif address := known[agent]:
                 self._dial(agent, [address])
@@ -145,9 +156,10 @@ class Channels:
                 self._poller.register(each, zmq.POLLIN)
 
     def send(self, to: int, message: Message) -> None:
-        """Reports go to agents that we have dialled, all else to agents that have dialled us."""
+        """Reports go to agents that we have reached, all else to agents that have dialled us."""
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
-        if channel is not None:
+        # The core does not know the address of this agent before HeadReached.
+        if channel is not None and (channel is self.server or channel.reached):
             channel.send(to, wire.encode(message))
 
     def probe(self, effect: effects.Probe, now: float) -> None:
@@ -156,7 +168,7 @@ class Channels:
             assert self._poller is not None, "the loop runs"
             self._poller.register(self._inquiries.fileno(), zmq.POLLIN)
         if effect.port:
-            targets = [(effect.address, effect.port)]
+            targets = [(effect.address or route.LOOPBACK, effect.port)]
         else:
             end = self.ends.get(effect.agent)
             targets = [] if end is None else end.targets
@@ -217,7 +229,7 @@ class Channels:
             kind = events.PeerClosed if reported_to else events.HeadClosed
             yield kind(item.index)
         elif isinstance(item, zmq_channel.Reached):
-            yield events.HeadReached(item.index)
+            yield events.HeadReached(item.index, item.address, self._own_address(item))
         else:
             try:
                 message = _with_origin(wire.decode(item.data), item.address)
@@ -229,6 +241,15 @@ class Channels:
                 yield events.TroubleFound(Trouble(EXIT_LOST, reason))
             except wire.WireError as e:
                 self._say(f"ignored from {item.address}: {e}")
+
+    def _own_address(self, item: zmq_channel.Reached) -> str:
+        """Where the others reach this agent's node; "" if it is the node of the agent reached."""
+        if self._own or self.where.places[item.index].node == self.here.node:
+            return self._own
+        try:
+            return route.source_address(item.address)
+        except OSError:  # the way there has just been lost
+            return ""
 
     def diagnosis(self, fingerprint: str) -> str:
         """Why nothing is heard of the others, as far as this end can tell; "" if it cannot."""

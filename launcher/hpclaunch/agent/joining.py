@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..core.protocol import events
 from ..core.protocol.errors import UsageError
-from ..core.protocol.model import HEAD
+from ..core.protocol.model import HEAD, Allocation
 from ..system.hosts import machines
 from ..system.network import route, secret
 from .channels import Channels
@@ -16,7 +17,9 @@ from .config import Config
 
 @dataclass(slots=True)
 class Joined:
-    """An agent's channels (None when it is alone), and the address at which others reach it."""
+    """An agent's channels (None when it is alone), and the address at which others reach it, "" if
+    that is not known yet.
+    """
 
     channels: Channels | None
     address: str
@@ -44,13 +47,13 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
     where = config.allocation
     here = config.job.places[where.index]
     try:
-        head_addresses = _addresses_of_head(config)
-        address = _own_address(config, head_addresses)
+        address = _own_address(config)
         if where.alone:
             return Joined(None, address)
         shared = secret.load_or_create(secret.secret_path(environ))
+        head_addresses = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, head_addresses, say)
+        channels = Channels(where, shared, head_addresses, say, address)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
     except OSError as e:
@@ -65,36 +68,40 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
     )
 
 
-def _addresses_of_head(config: Config) -> list[str]:
-    """Where this agent looks for the first head; [] for that head itself."""
-    where = config.allocation
-    if where.index == HEAD:
+def _addresses_of_head(where: Allocation) -> list[str]:
+    """Where this agent looks for the first head, the user's own choice first; [] for that head
+    itself. OSError if there is no address.
+    """
+    first, here = where.places[HEAD], where.places[where.index]
+    given = "" if where.endpoint is None else where.endpoint[0]
+    if here is first:
         return []
-    if where.endpoint is not None:
-        return route.resolve_any([where.endpoint[0]], loopback=True)
-    if where.places[where.index].node == where.places[HEAD].node:
+    if not where.is_step:
+        return route.resolve_patiently(given, loopback=True)
+    if here.node == first.node:
         return [route.LOOPBACK]
-    return route.resolve_any([where.places[HEAD].host])
+    addresses: list[str] = []
+    if given:
+        with suppress(OSError):
+            addresses = route.resolve(given)
+    try:
+        addresses += route.resolve_patiently(first.host, 1 if addresses else route.ATTEMPTS)
+    except OSError as e:
+        if not addresses:
+            raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT gives that of the first node") from e
+    return list(dict.fromkeys(addresses))
 
 
-def _own_address(config: Config, head_addresses: list[str]) -> str:
-    """How the others reach this agent's node: the source address of the route to them.
+def _own_address(config: Config) -> str:
+    """How the others reach this agent's node, if that is known beforehand; "" if not.
 
     The user's choice counts where it is an address of this node. In a job script `$(hostname -i)`
     is the first node's address on every node.
     """
-    where = config.allocation
     if config.job.nodes == 1:
         return route.LOOPBACK
-    if config.local_addr and machines.is_local(config.local_addr):
-        return route.resolve_any([config.local_addr], loopback=True)[0]
-    if config.local_addr and where.endpoint is not None:
+    is_step = config.allocation.is_step
+    address = config.local_addr and machines.own_address(config.local_addr, loopback=not is_step)
+    if config.local_addr and not (address or is_step):
         raise UsageError(f"--local-addr {config.local_addr} is no address of this host")
-    if where.endpoint is not None:
-        target = head_addresses or route.resolve_any([where.endpoint[0]], loopback=True)
-    elif where.places[where.index].node == where.places[HEAD].node:
-        others = [p.host for p in where.places if p.node != where.places[HEAD].node]
-        target = route.resolve_any(others)
-    else:
-        target = head_addresses
-    return route.source_address(target[0])
+    return address

@@ -39,7 +39,7 @@ from hpclaunch.system.logs.log_directory import LogDirectory
 from hpclaunch.system.processes import affinity
 from hpclaunch.system.shared import open_file_limit, runs, standard_input
 
-from .place import HONOURED, locate
+from .place import HONOURED, MEETING_BACKENDS, SLURM_HONOURED, locate
 from .program import Program, program
 from .run import another_run, beyond_the_usual, rdzv_seconds, streams_of
 from .warm_start import start
@@ -86,7 +86,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         stdin=standard_input.PATH if task.program.on_stdin else "",
         python=task.program.python,
         start=task.start,
-        run_id=options.rdzv_id or (where.name if where.endpoint is None else "none"),
+        run_id=options.rdzv_id or (where.name if where.is_step else "none"),
         role=options.role,
         signals=",".join(s.name for s in options.signals_to_handle),
         handled=beyond_the_usual(options),
@@ -184,7 +184,7 @@ def _heads(where: Allocation, fewest: int) -> Heads:
     cannot reach it, it could begin with machines that are not with them. So no two groups may be
     large enough.
     """
-    if where.endpoint is None:
+    if where.is_step:
         return Heads.ANY
     return Heads.ONCE_MET if 2 * fewest > where.nodes else Heads.FIRST
 
@@ -338,7 +338,7 @@ def _logs(
 
 def _is_anew(where: Allocation, logs: LogDirectory | None) -> bool:
     """Only Slurm's steps have a name that tells them from all others."""
-    is_first = where.index == HEAD and not where.alone and where.endpoint is None
+    is_first = where.index == HEAD and where.is_step and not where.alone
     return is_first and logs is not None and logs.was_begun(where.identity)
 
 
@@ -354,7 +354,7 @@ def _notes(
     """What the user should know before the workers start."""
     count, cpus = task.count, len(task.cpus)
     notes = [note for note in (task.program.note, *count.notes) if note]
-    if idle := _without_effect(options, environ):
+    if idle := _without_effect(options, environ, where):
         notes.append("without effect here: " + "; ".join(idle))
     workers = where.tasks_here * count.nproc
     shared = _are_shared(cpus, where, environ) or where.tasks_here == 1
@@ -371,7 +371,9 @@ def _notes(
     return notes
 
 
-def _without_effect(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+def _without_effect(
+    options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
+) -> list[str]:
     """Options that were given and have no effect here, and why."""
     idle = []
     if options.monitor_interval is not None:
@@ -387,6 +389,9 @@ def _without_effect(options: argparse.Namespace, environ: Mapping[str, str]) -> 
         idle.append(f"{asked} (submitit requeues this job)")
     elif options.resubmit and "SLURM_HET_SIZE" in environ:
         idle.append("--resubmit (this is a heterogeneous job)")
-    if conf := [key for key in options.rdzv_conf or {} if key not in HONOURED]:
+    if options.rdzv_backend not in MEETING_BACKENDS:
+        idle.append(f"--rdzv-backend {options.rdzv_backend} (Slurm knows all machines)")
+    honoured = SLURM_HONOURED if where.is_step else HONOURED
+    if conf := [key for key in options.rdzv_conf or {} if key not in honoured]:
         idle.append(f"--rdzv-conf {', '.join(conf)}")
     return idle

@@ -150,14 +150,14 @@ def _route(here: Surroundings) -> Finding:
         return Finding("route", "one host: nothing leaves it")
     mine = places[index].node
     others = [p.host for p in places if p.node != mine]
-    to = others[:1] if mine == places[HEAD].node else [places[HEAD].host]
+    to = others[0] if mine == places[HEAD].node else places[HEAD].host
     try:
-        peer = route.resolve_any(to, ATTEMPTS)[0]
+        peer = route.resolve_patiently(to, ATTEMPTS)[0]
         source = route.source_address(peer)
     except OSError as e:
-        advice = "all nodes must resolve each other's names, and share a network"
-        return Finding("route", f"to {to[0]}: {e}", Grade.FAIL, advice)
-    return Finding("route", f"{source} on {route.interface_of(source)}, to {to[0]} ({peer})")
+        advice = "all nodes must know each other's addresses, by name or by Slurm's NodeAddr"
+        return Finding("route", f"to {to}: {e}", Grade.FAIL, advice)
+    return Finding("route", f"{source} on {route.interface_of(source)}, to {to} ({peer})")
 
 
 def _port() -> Finding:

@@ -119,7 +119,7 @@ def visit_head(
     head = where.places[HEAD]
     near = where.places[where.index].node == head.node
     try:
-        addresses = [route.LOOPBACK] if near else route.resolve_any([head.host], ATTEMPTS)
+        addresses = [route.LOOPBACK] if near else route.resolve_patiently(head.host, ATTEMPTS)
     except OSError:
         found = f"not tried: {head.host} has no address here"
         return None, Finding("meeting", found, Grade.FAIL, "see the route")

@@ -507,7 +507,7 @@ def _add_machines(add: Callable[..., None]) -> None:
         "--local-addr",
         type=values.given,
         metavar="HOST",
-        help="address of this machine that the others use",
+        help="address, name or network interface of this machine that the others use",
     )
 
 

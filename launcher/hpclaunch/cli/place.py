@@ -6,6 +6,7 @@ import argparse
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hpclaunch.core.placement import worker_environment
 from hpclaunch.core.protocol.errors import UsageError
@@ -13,7 +14,9 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.hosts import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
-HONOURED = ("join_timeout", "last_call_timeout", "is_host")  # of --rdzv-conf
+MEETING_BACKENDS = (None, "static", "c10d")  # with which an endpoint is on the first machine
+SLURM_HONOURED = ("join_timeout", "last_call_timeout")  # of --rdzv-conf
+HONOURED = (*SLURM_HONOURED, "is_host")  # the same without Slurm
 
 
 def locate(
@@ -35,6 +38,9 @@ def locate(
             where = where.led_from(_meeting_point(options)[1])
         # A one-task step that names a meeting point is one of several machines, each in a step.
         if not (where.alone and step and several and named):
+            endpoint = _meeting_point(options)[1:]
+            if any(endpoint) and options.rdzv_backend in MEETING_BACKENDS:
+                where = replace(where, endpoint=endpoint)
             return where, _contradictions(options, environ, where)
     if several:
         return _machines(options, unique)
@@ -59,13 +65,18 @@ def _contradictions(
     """Slurm decides; one line for each option that says otherwise."""
     here = where.places[where.index]
     notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
-    notes += _seen_by_first_task(options, here.host) if where.task == 0 else []
-    # Only the second node can see that `--node-rank` is the same on all nodes.
-    if here.node < 2 and options.node_rank not in (None, here.node, where.task):
+    notes += _seen_by_first_task(options, where) if where.task == 0 else []
+    # Only the second node can see that an option is the same on all nodes, and should not be.
+    if here.node > 1:
+        return notes
+    if options.node_rank not in (None, here.node, where.task):
         notes.append(
             f"--node-rank {options.node_rank} on {here.host}, but Slurm says {here.node}: using "
             f"{here.node}"
         )
+    own = options.local_addr
+    if own and not machines.own_address(own, loopback=where.nodes == 1):
+        notes.append(f"--local-addr {own} is no address of {here.host} for others: not used")
     return notes
 
 
@@ -89,21 +100,19 @@ def _seen_by_head(
     return notes
 
 
-def _seen_by_first_task(options: argparse.Namespace, name: str) -> list[str]:
-    notes = []
-    option, host = _meeting_point(options)
-    if host and not _is_here(host, name):
-        notes.append(f"{option} {host} is not the first node of this step: using {name}")
-    if options.local_addr and not machines.is_local(options.local_addr):
-        notes.append(f"--local-addr {options.local_addr} is no address of {name}: not used")
-    return notes
+def _seen_by_first_task(options: argparse.Namespace, where: Allocation) -> list[str]:
+    name, leads = where.places[where.index].host, where.places[HEAD].host
+    option, host, _ = _meeting_point(options)
+    if not host or _is_here(host, name) or host.partition(".")[0] == leads.partition(".")[0]:
+        return []
+    return [f"{option} {host} is not the first node of this step: using {name}"]
 
 
-def _meeting_point(options: argparse.Namespace) -> tuple[str, str]:
-    """(option, host) of what was given, "" for none."""
+def _meeting_point(options: argparse.Namespace) -> tuple[str, str, int]:
+    """(option, host, port) of what was given, "" and 0 for nothing."""
     if options.rdzv_endpoint:
-        return "--rdzv-endpoint", _host_and_port(options.rdzv_endpoint, C10D_PORT)[0]
-    return "--master-addr", options.master_addr or ""
+        return "--rdzv-endpoint", *_host_and_port(options.rdzv_endpoint, 0)
+    return "--master-addr", options.master_addr or "", options.master_port or 0
 
 
 def _is_here(host: str, name: str) -> bool:

@@ -112,14 +112,26 @@ def test_a_first_round_begins_before_anybody_has_answered():
     assert head.stage is Stage.RUNNING
 
 
-def test_the_store_is_where_another_node_did_reach_the_head():
+@pytest.mark.parametrize(
+    ("own", "expected"), [("", "10.0.0.7"), ("10.9.9.9", "10.9.9.9")], ids=["found", "chosen"]
+)
+def test_the_address_of_the_heads_node(own: str, expected: str) -> None:
+    """By default, where another node has reached the head."""
     head = Head(a_job("n0 n0 n1"))
-    tell(head, 0.0, Started(), report(0, IDLE, address="10.9.9.9"))
-    tell(head, 0.1, report(1, IDLE, head_address="127.0.0.1"))
-    tell(head, 0.2, report(2, IDLE, head_address="10.0.0.7"))
+    tell(head, 0.0, Started(), report(0, IDLE, address=own))
+    tell(head, 0.1, report(1, IDLE, address="", head_address="127.0.0.1"))
+    tell(head, 0.2, report(2, IDLE, address="10.0.0.8", head_address="10.0.0.7"))
     effects = tell(head, 0.3, CheckpointChosen(""))
     parts = [sent(effects)[i].assignment for i in range(3)]
-    assert [part.store_address for part in parts] == ["10.0.0.7"] * 3
+    assert [part.address for part in parts] == [expected, "10.0.0.7", "10.0.0.8"]
+    assert [part.store_address for part in parts] == [expected] * 3
+
+
+def test_a_world_of_the_heads_node_alone_needs_no_other_address() -> None:
+    head = Head(a_job("n0 n0"))
+    tell(head, 0.0, Started(), *(report(i, IDLE, address="") for i in range(2)))
+    effects = tell(head, 0.3, CheckpointChosen(""))
+    assert [sent(effects)[i].assignment.address for i in range(2)] == ["127.0.0.1"] * 2
 
 
 def test_checkpoints_that_are_passed_over_are_named():

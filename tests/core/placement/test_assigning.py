@@ -15,7 +15,7 @@ def test_only_the_host_of_the_store_is_told_from_where_the_others_connect() -> N
         message = report(index, Phase.IDLE, networks=networks).message
         assert isinstance(message, Report)
         reports[index] = message
-    more = {"number": 0, "restarts": 0, "checkpoint": "", "head": 0}
+    more = {"number": 0, "restarts": 0, "checkpoint": ""}
     parts = assign(a_job("n0 n1 n2"), reports, groups=[1, 0, 2], **more)  # type: ignore[arg-type]
     assert {index: part.hosts_store for index, part in parts.items()} == {
         0: False,

@@ -82,7 +82,8 @@ class LeaderLink:
     def report_sent(self, serial: int, now: float) -> None:
         self._answered.send(serial, now)
 
-    def reopen(self) -> None:
+    def reopen(self, address: str) -> None:
+        self.address = address
         self._contact.reopen()
 
     def close(self, now: float) -> None:

@@ -618,7 +618,6 @@ class Head:
             self.job,
             {p.place.index: p.report for p in participants if p.report is not None},
             groups=groups,
-            head=self.me,
             number=self.round,
             restarts=self.budget.total,
             checkpoint=resumed,

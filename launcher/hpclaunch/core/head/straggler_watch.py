@@ -148,7 +148,8 @@ def _find(current: Round, samples: Mapping[int, Sample]) -> tuple[Lateness, str]
 
 def _far(current: Round, samples: Mapping[int, Sample]) -> tuple[Late, str] | None:
     """A node for whose messages the others wait. Who is late then is no matter of its own speed."""
-    addresses = {p.place.index: p.report.address for p in current.participants if p.report}
+    parts = {p.place.index: p.assignment for p in current.participants}
+    addresses = {agent: part.address for agent, part in parts.items() if part is not None}
     ways: dict[str, dict[str, float]] = {}
     for agent, sample in samples.items():
         own = ways.setdefault(addresses[agent], {})

@@ -136,10 +136,11 @@ class Member:
                 self._report_at = now
             case Received(sender=sender, message=Hint() as hint) if self.verdict is None:
                 effects += self.follower.hear_hint(sender, hint, now)
-            case HeadReached(index=index):
+            case HeadReached(index=index, address=address, own=own):
                 self._report_at = now
+                self.address = own or self.address
                 if index == self.follower.head:
-                    self.follower.link.reopen()
+                    self.follower.link.reopen(address)
             case HeadClosed(index=index) if index == self.follower.head:
                 self.follower.link.close(now)
                 effects.append(Probe(index))

@@ -10,13 +10,14 @@ from ..protocol.model import Assignment, Job, Shares
 from . import ranks
 from .devices import Task, share_out
 
+LOOPBACK = "127.0.0.1"
+
 
 def assign(
     job: Job,
     reports: Mapping[int, Report],
     *,
     groups: Sequence[int],
-    head: int,
     number: int,
     restarts: int,
     checkpoint: str,
@@ -24,12 +25,11 @@ def assign(
 ) -> dict[int, Assignment]:
     """Return the parts of these agents, by index. The agent with rank 0 hosts the round's store.
 
-    `groups` are their nodes in the order of their ranks, `head` is the index of the agent that
-    leads, and `number` is that of the round.
+    `groups` are their nodes in the order of their ranks, and `number` is that of the round.
     """
     seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
     store = seats[0].place.index
-    address = _store_address(store, head, job, reports)
+    address = node_address(store, job, reports)
     shares = _shares(seats, job, reports)
     peers = tuple(sorted({n for seat in seats for n in reports[seat.place.index].networks}))
     world = sum(seat.nproc for seat in seats)
@@ -47,7 +47,7 @@ def assign(
             group_rank=seat.group_rank,
             group_world_size=seat.group_world_size,
             layout=layout,
-            address=address if seat.place.index == store else reports[seat.place.index].address,
+            address=node_address(seat.place.index, job, reports),
             store_address=address,
             store_port=reports[store].store_port,
             hosts_store=seat.place.index == store,
@@ -73,15 +73,14 @@ def _shares(
     return shares
 
 
-def _store_address(store: int, head: int, job: Job, reports: Mapping[int, Report]) -> str:
-    """Return the address at which all workers can reach the store.
+def node_address(agent: int, job: Job, reports: Mapping[int, Report]) -> str:
+    """Return the address at which the other nodes reach this agent's node.
 
-    If the store is on the head's own node, that is an address at which another node has reached the
-    head: this one is known to work.
+    An agent that does not know it is on the head's node: then it is an address at which another
+    node has reached the head.
     """
-    if store == head:
-        node = job.places[head].node
-        for index, r in reports.items():
-            if r.head_address and job.places[index].node != node:
-                return r.head_address
-    return reports[store].address
+    if own := reports[agent].address:
+        return own
+    node = job.places[agent].node
+    others = (r.head_address for i, r in reports.items() if job.places[i].node != node)
+    return next(filter(None, others), LOOPBACK)

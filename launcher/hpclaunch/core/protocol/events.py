@@ -38,9 +38,15 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class HeadReached:
-    """A connection to an agent that we report to was made. Earlier messages may be lost."""
+    """A connection to an agent that we report to was made. Earlier messages may be lost.
+
+    `address` is where that agent was reached, `own` is where others reach this node: by default its
+    end of that connection, "" if both agents are on one node.
+    """
 
     index: int
+    address: str = ""
+    own: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Report:
     incarnation: str  # differs for every start of an agent
     serial: int
     nproc: int
-    address: str  # where the other agents reach this agent's node
+    address: str  # where others reach this agent's node; "" if it does not know, on the head's node
     head_address: str  # where this agent reached the head; "" for the head itself
     store_port: int  # where a store would listen here, if this agent gets rank 0
     round: int  # the last round that it took part in; -1 before the first

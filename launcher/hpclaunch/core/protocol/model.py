@@ -50,9 +50,11 @@ class Allocation:
     identity: str  # the keys derive from it; differs for every start of a job
     places: tuple[Place, ...]
     index: int
-    endpoint: tuple[str, int] | None = None  # the head's host and port, if the user named them
+    # The first head's host ("": not given) and port (0: not given), if the user named them.
+    endpoint: tuple[str, int] | None = None
     has_place: bool = True  # False: `index` is a stand-in until the first head gives this agent one
     task: int = 0  # Slurm's number of this agent's task
+    is_step: bool = True  # False without Slurm: then only the first agent's host is known
 
     @property
     def label(self) -> str:

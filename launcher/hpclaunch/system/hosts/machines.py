@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from dataclasses import replace
@@ -30,7 +31,7 @@ def first_come(
     `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first
     one is the head.
     """
-    is_head = (is_local(host) if head is None else head) and _claim(f"{port} {run_id}")
+    is_head = (is_local(host) if head is None else head) and claim(f"{port} {run_id}")
     index = HEAD if is_head else 1
     where = _allocation(index, machines, host, port, run_id=run_id, name=name)
     return replace(where, has_place=is_head)
@@ -44,23 +45,47 @@ def _allocation(
     names[index] = socket.gethostname()
     places = tuple(Place(i, i, n) for i, n in enumerate(names))
     identity = f"machines {machines} {run_id} {port}"
-    return Allocation(name, identity, places, index, (host, port))
+    return Allocation(name, identity, places, index, (host, port), is_step=False)
+
+
+def own_address(named: str, *, loopback: bool = False) -> str:
+    """The address of this machine that `named` stands for: an address, a name or an interface. ""
+    if there is none, or none but `loopback`.
+    """
+    found = _local(named) or _addresses_on(named)
+    usable = [a for a in found if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
+    return next(iter(usable + found * loopback), "")
 
 
 def is_local(host: str) -> bool:
     """Whether a name or an address belongs to this machine."""
+    return bool(_local(host))
+
+
+def _local(host: str) -> list[str]:
+    """Those addresses of a host that belong to this machine."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
-        return False
+        return []
+    addresses = []
     for family, kind, _, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind) as s:
             s.bind(address)
-            return True
-    return False
+            addresses.append(str(address[0]))
+    return addresses
 
 
-def _claim(what: str) -> bool:
+def _addresses_on(interface: str) -> list[str]:
+    """The addresses of a network interface, without those of its link only."""
+    import psutil  # takes time, and is of use here only
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    entries = psutil.net_if_addrs().get(interface, [])
+    return [e.address for e in entries if e.family in families and "%" not in e.address]
+
+
+def claim(what: str) -> bool:
     """Whether this is the user's first process on this machine to claim it. A name that another
     user has taken says nothing of that: the next one counts.
     """

@@ -36,7 +36,7 @@ class LookupClient(Helper):
 
 def _resolve(agent: int, host: str) -> dict[str, Any]:
     try:
-        addresses = route.resolve(host)
+        addresses = route.resolve_node(host)
     except OSError:
         addresses = []
     return {"event": "resolved", "agent": agent, "addresses": addresses}

@@ -122,7 +122,8 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
             return (
                 f"{host} ({addresses}) does not answer at all: the host is down or cut off, or a "
                 f"firewall between the hosts drops connections to port {ports}, or this is an "
-                "address in a network that the hosts do not share"
+                "address in a network that the hosts do not share. --rdzv-endpoint HOST:PORT "
+                "chooses another address and port of that host"
             )
         case Answer.NO_ROUTE:
             return (

@@ -6,9 +6,11 @@ import errno
 import ipaddress
 import socket
 import time
-from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from ..shared import scontrol
 
 LOOPBACK = "127.0.0.1"
 _IPV6 = Path("/proc/self/net/if_inet6")  # address, index, prefix length, scope, flags, name
@@ -21,12 +23,14 @@ def resolve(host: str, *, loopback: bool = False) -> list[str]:
     """The numeric addresses of a host that others can use, in the resolver's order.
 
     Many systems map a host's own name to 127.0.1.1, which is no address for others. Such addresses
-    are left out, or with `loopback` come last. Raises OSError when the name is unknown.
+    are left out, or with `loopback` come last. OSError when the name is unknown.
     """
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError as e:
+        raise OSError(f"no address for {host}: {e.strerror}") from e
     except ValueError as e:  # not even the resolver takes it
-        raise OSError(f"{host!r} is no host name") from e
+        raise OSError(f"no address for {host}: it is no host name") from e
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
     usable = [a for a in addresses if not _is_loopback(a)]
     return usable + [a for a in addresses if loopback and _is_loopback(a)]
@@ -36,29 +40,37 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def resolve_any(
-    hosts: Iterable[str], attempts: int = ATTEMPTS, *, loopback: bool = False
-) -> list[str]:
-    """The addresses of the first host that has any; OSError says why none has.
+def resolve_node(host: str) -> list[str]:
+    """The addresses of a node of Slurm's: those of its name or, where that has none here, those of
+    the address that Slurm has for it. OSError says why there is none.
+    """
+    try:
+        if addresses := resolve(host):
+            return addresses
+        why = OSError(
+            f"{host} resolves to loopback here, which is no address for others: mend /etc/hosts on "
+            "this host, or the name service"
+        )
+    except OSError as e:
+        why = e
+    with suppress(OSError):
+        if addresses := resolve(scontrol.node_address(host)):
+            return addresses
+    raise why
+
+
+def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = False) -> list[str]:
+    """The addresses of a node of Slurm's or, with `loopback`, of any machine, this one included.
+    OSError says why there is none.
 
     It is tried several times: a name server that a thousand tasks ask at once may not answer.
     """
-    names = list(hosts)
-    why = ""
-    for attempt in range(attempts):
-        for name in names:
-            try:
-                if addresses := resolve(name, loopback=loopback):
-                    return addresses
-                why = (
-                    f"{name} resolves to loopback here, which is no address for others: mend "
-                    "/etc/hosts on this host, or the name service"
-                )
-            except OSError as e:
-                why = why or f"no address for {name}: {e.strerror or e}"
-        if attempt + 1 < attempts:
-            time.sleep(PAUSE)
-    raise OSError(why)
+    look = partial(resolve, host, loopback=True) if loopback else partial(resolve_node, host)
+    for _ in range(attempts - 1):
+        with suppress(OSError):
+            return look()
+        time.sleep(PAUSE)
+    return look()
 
 
 def source_address(peer: str) -> str:
@@ -94,9 +106,9 @@ def reserve_port() -> socket.socket:
 def networks_of_node(address: str) -> tuple[str, ...]:
     """From where connections of this node come to others, as "192.0.2.7" or "2001:db8::/64".
 
-    These are all addresses of its interfaces, since the route decides which one is taken. `address`
-    is the one that the others know. A temporary IPv6 address stands for its network: the kernel
-    replaces it by another one, usually once a day.
+    These are all addresses of its interfaces, since the route decides which one is taken, and the
+    `address` that the user has chosen, "" for none. A temporary IPv6 address stands for its
+    network: the kernel replaces it by another one, usually once a day.
     """
     import psutil
 
@@ -104,7 +116,8 @@ def networks_of_node(address: str) -> tuple[str, ...]:
     entries = [e for group in psutil.net_if_addrs().values() for e in group if e.family in families]
     ours = (ipaddress.ip_address(e.address.partition("%")[0]) for e in entries)
     found = {str(a) for a in ours if not (a.is_loopback or a.is_link_local)}
-    return tuple(sorted(found | {address.partition("%")[0]} | _temporary()))
+    named = {address.partition("%")[0]} - {""}
+    return tuple(sorted(found | named | _temporary()))
 
 
 def _temporary() -> set[str]:

@@ -102,9 +102,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Our connection to an agent is up; messages sent before may be lost."""
+    """Our connection to an agent is up, at this address of it; messages sent before may be lost."""
 
     index: int
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +164,22 @@ class Channel(ABC):
                 break
             events += self._read(frames)
         while self.monitor.poll(0):
-            what, value = struct.unpack("=hi", self.monitor.recv_multipart()[0])
+            frame, endpoint = self.monitor.recv_multipart()
+            what, value = struct.unpack("=hi", frame)
             if what == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.reached = True
-                events += self._handshake()
+                events += self._handshake(endpoint.decode())
             elif what & self._refusals:
                 self.refused += 1
             elif (index := self._peer_on.pop(value, None)) is not None:
                 events.append(Closed(index))
         return events
 
-    def _handshake(self) -> list[Item]:
+    def _handshake(self, _endpoint: str) -> list[Item]:
         return []
 
     @abstractmethod
-    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+    def _read(self, frames: list[zmq.Frame]) -> list[Item]:
         """What one message has in it; nothing if it is not for us."""
 
     def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
@@ -254,7 +256,7 @@ class HeadChannel(Channel):
             status = [b"200", b"OK"] if known else [b"400", b"not of this job"]
             self.zap.send_multipart([version, request, *status, b"", b""])
 
-    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+    def _read(self, frames: list[zmq.Frame]) -> list[Item]:
         index = self._index_of(frames[0].bytes)
         if len(frames) != 2 or index is None:
             return []  # a task that Slurm did not announce, or one too many
@@ -294,6 +296,7 @@ class MemberChannel(Channel):
     ) -> None:
         super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
         self.to = to
+        self._reached_at = ""
         self.socket.routing_id = (
             NO_PLACE + os.urandom(8).hex().encode() if index is None else str(index).encode()
         )
@@ -312,33 +315,37 @@ class MemberChannel(Channel):
         for endpoint in self._candidates.values():
             self.socket.connect(endpoint)
 
-    def _read(self, frames: list[zmq.Frame]) -> list[Arrived]:
+    def _read(self, frames: list[zmq.Frame]) -> list[Item]:
+        settled: list[Item] = []
         if len(self._candidates) > 1:
-            self._settle_on(int(frames[-1].get(zmq.SRCFD)))
-        return [self._arrived(frames[-1], self.to)]
+            settled = self._settle_on(int(frames[-1].get(zmq.SRCFD)))
+        return [*settled, self._arrived(frames[-1], self.to)]
 
-    def _handshake(self) -> list[Item]:
-        return [Reached(self.to)]
+    def _handshake(self, endpoint: str) -> list[Item]:
+        self._reached_at = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        return [Reached(self.to, self._reached_at)]
 
     @property
     def targets(self) -> list[tuple[str, int]]:
         """Addresses and ports where the other end may listen; one once it has answered."""
         return list(self._candidates)
 
-    def _settle_on(self, connection: int) -> None:
+    def _settle_on(self, connection: int) -> list[Item]:
         """The head has answered on one candidate: drop the others."""
         try:
             with socket.socket(fileno=os.dup(connection)) as s:
                 address, port = s.getpeername()[:2]
         except OSError:
-            return  # closed meanwhile
+            return []  # closed meanwhile
         address = address.removeprefix(MAPPED)
         if (address, port) not in self._candidates:
-            return
+            return []
         for candidate, endpoint in list(self._candidates.items()):
             if candidate != (address, port):
                 self.socket.disconnect(endpoint)
                 del self._candidates[candidate]
+        # The last handshake may have been at another address.
+        return [] if address == self._reached_at else [Reached(self.to, address)]
 
     def send(self, to: int, data: bytes) -> None:
         assert to == self.to, "one channel for each agent that is reported to"

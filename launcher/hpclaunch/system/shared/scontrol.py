@@ -13,6 +13,19 @@ def shown(kind: str, name: str) -> dict[str, str]:
     return fields_of(said(kind, "-o", name))
 
 
+def node_address(node: str) -> str:
+    """The address or name at which Slurm reaches a node; "" if it does not say, or outside of a
+    job.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return ""
+    for alias in os.environ.get("SLURM_NODE_ALIASES", "").split(","):
+        name, _, address = alias.partition(":")
+        if name == node:
+            return address.rpartition(":")[0]
+    return shown("node", node).get("NodeAddr", "")
+
+
 def said(*words: str) -> str:
     """What it answers; "" if it does not."""
     env = os.environ | {"SLURM_TIME_FORMAT": "%s"}  # of times: seconds since 1970

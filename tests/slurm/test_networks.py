@@ -1,0 +1,105 @@
+"""Where the agents and the workers meet, if that is not at the addresses of the nodes' names."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .conftest import AGENT, SCRIPTS, Launch
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="ranks that meet need torch"
+)
+
+MEET = """
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank, host = os.environ["RANK"], os.uname().nodename
+print(rank, "of", int(total), host, os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "meet.py"
+    path.write_text(MEET)
+    return path
+
+
+@contextmanager
+def firewall(cluster: Cluster) -> Iterator[None]:
+    """No agent is reached at one of the usual ports by the addresses of the nodes' names."""
+    with cluster.refusing(cluster.nodes, cluster.nodes):
+        yield
+
+
+def met(launch: Launch, *args: object, **options: object) -> list[str]:
+    """What the ranks said."""
+    ended = launch("--nproc", 1, *args, nodes=2, **options).wait()
+    assert ended.code == 0, str(ended)
+    return sorted(line for line in ended.output.splitlines() if " of 2 " in line)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:29500"]],
+    ids=["Slurm knows the addresses", "the user gives one"],
+)
+def test_names_that_only_their_own_node_resolves(
+    cluster: Cluster, launch: Launch, script: Path, options: list[str]
+) -> None:
+    with cluster.without_names():
+        said = met(launch, *options, script)
+    assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
+
+
+def test_a_network_that_is_not_that_of_the_names(
+    cluster: Cluster, launch: Launch, script: Path
+) -> None:
+    with cluster.with_second_network(), firewall(cluster):
+        said = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script)
+    assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
+
+
+def test_a_firewall_that_lets_the_port_of_the_user_through(
+    cluster: Cluster, launch: Launch, script: Path
+) -> None:
+    with firewall(cluster):
+        said = met(launch, "--master-addr=n1", "--master-port=40123", script)
+    assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
+
+
+def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch: Launch) -> None:
+    """Where the nodes have no names, and a firewall."""
+    options = ["--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:40123"]
+    with cluster.without_names(), firewall(cluster):
+        job = launch("--nproc", 1, *options, SCRIPTS / "tell.py", "--until", "go")
+        job.until_all_run(3)
+        job.forget()
+        (agent,) = cluster.processes(AGENT, host="n1")
+        agent.kill()
+        job.until_all_run(2)
+        (job.directory / "go").touch()
+        ended = job.wait()
+    assert {job.codes[task] for task in (1, 2)} == {0}, str(ended)
+    assert "the head on n1 was lost: n2 leads now" in ended.output
+
+
+@pytest.mark.parametrize("address", ["ib0", "$(hostname)i"])
+def test_an_address_of_every_node(
+    cluster: Cluster, launch: Launch, script: Path, address: str
+) -> None:
+    """The agents meet in the network of the names, the workers in the other one."""
+    srun = f"srun bash -c 'exec hpclaunch --local-addr={address} \"$@\"' -"
+    with cluster.with_second_network():
+        said = met(launch, script, srun=srun)
+    assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
