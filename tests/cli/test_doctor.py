@@ -227,7 +227,7 @@ def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
     (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
     assert (code, other) == (1, 1)
     assert "nobody came from localhost" in words(head)
-    assert "another secret file, from which the ports derive" in words(member)
+    assert "another secret file or --rdzv-id, from which the ports derive" in words(member)
     assert "Traceback" not in head + member
 
 

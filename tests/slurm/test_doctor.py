@@ -49,7 +49,7 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     said = ended.output  # srun passes pieces on: the tables may be interleaved
     assert "nobody came from n[2-3] to n1, port " in said
     assert "FAIL  meeting" in said
-    assert "another secret file, from which the ports derive" in _words(said)
+    assert "another secret file or --rdzv-id, from which the ports derive" in _words(said)
     assert said.count("fingerprint") >= 2
     assert "FAIL  route" in said
     assert "n1 resolves to loopback here" in _words(said)

@@ -57,7 +57,8 @@ def in_the_table() -> dict[str, str]:
 def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
     """Over TCP and UDP, without those of Slurm and of the workers themselves.
 
-    Of Unix sockets, there is the one at which the agent answers its user.
+    Of Unix sockets, there is the one at which the agent answers its user, and one at which nothing
+    listens, whose name holds the agent's place.
     """
     listing = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-t", "-u"])
     for line in listing.splitlines():
@@ -79,8 +80,10 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
         address, _, port = local.rpartition(":")
         yield Listener(who, "all" if address in ("*", "0.0.0.0", "[::]") else address, int(port))
     unix = cluster.on(host, ["ss", "-H", "-l", "-n", "-p", "-x"]).splitlines()
-    (view,) = (line for line in unix if "slurm" not in line)
+    view, place = sorted(line for line in unix if "slurm" not in line)
     assert re.search(rf" @hpclaunch/{os.geteuid()}/[0-9a-f]{{16}} .*hpclaunch", view), view
+    held = rf"^u_str +UNCONN .* @hpclaunch {os.geteuid()} [0-9a-f]{{64}} .*hpclaunch"
+    assert re.search(held, place), place
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

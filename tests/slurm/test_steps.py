@@ -300,3 +300,51 @@ def test_steps_that_meet_at_an_endpoint(cluster: Cluster, tmp_path) -> None:
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert [env["hostname"] for env in job.told().values()] == ["n1", "n2"]
+
+
+TWO = """
+say='echo "$0: rank $RANK of $WORLD_SIZE on $(hostname)"'
+options="--nnodes 2 --nproc 1 --rdzv-backend c10d --rdzv-endpoint n1:29511 --no-python"
+hpclaunch $options --rdzv-id a bash -c "$say" A & first=$!
+hpclaunch $options --rdzv-id b bash -c "$say" B & second=$!
+wait $first && wait $second
+"""
+
+
+def test_two_launches_at_once_in_one_step(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "two.sh").write_text(TWO)
+    job = launch(srun="srun bash two.sh", nodes=2)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    said = sorted(line for line in ended.output.splitlines() if ": rank " in line)
+    assert said == [f"{name}: rank {r} of 2 on n{r + 1}" for name in "AB" for r in (0, 1)]
+    logs = tmp_path / "hpclaunch-logs"
+    assert sorted(os.listdir(logs)) == [f"{job.id}.0_a", f"{job.id}.0_b"]
+    for name, word in (("a", "A"), ("b", "B")):
+        files = (logs / f"{job.id}.0_{name}" / "round-0").glob("rank-*.out")
+        assert {file.read_text()[0] for file in files} == {word}
+
+
+ANOTHER = """
+hpclaunch --nproc 1 --rdzv-id $SLURM_JOB_ID $TELL --until go &
+while ! [ -e told-$SLURM_PROCID.json ]; do sleep 0.1; done
+hpclaunch --nproc 1 true
+echo "task $SLURM_PROCID: code $?"
+wait
+"""
+
+
+def test_a_second_launch_under_the_same_name_is_refused(launch: Launch, tmp_path: Path) -> None:
+    """And the first one goes on. An id that is the job's is as good as none."""
+    (tmp_path / "another.sh").write_text(ANOTHER)
+    job = launch(srun=f"TELL={TELL} srun bash another.sh", nodes=2)
+    for task in range(2):
+        job.says(f"task {task}: code 2")
+    (tmp_path / "go").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    for host in ("n1", "n2"):
+        said = f"on {host}: another hpclaunch is already agent "
+        assert ended.output.count(said) == 1
+    assert os.listdir(tmp_path / "hpclaunch-logs") == [f"{job.id}.0"]
+    assert len(job.told()) == 2

@@ -68,6 +68,20 @@ def test_a_requeued_job_is_another_start():
     assert read(SLURM_RESTART_COUNT="2").identity == "7.0.r2"
 
 
+@pytest.mark.parametrize("own", ["", "7", "70"], ids=["none", "the job's", "the array's"])
+def test_a_step_of_one_launch_is_its_name(own):
+    where = slurm.allocation({**STEP, "SLURM_ARRAY_JOB_ID": "70"}, unique="x", run_id=own)
+    assert (where.name, where.identity) == ("7.0", "7.0")
+
+
+def test_launches_of_one_step_differ_by_their_ids():
+    """Their names are parts of paths, and end with the number of the run."""
+    again = {**STEP, "SLURM_RESTART_COUNT": "1"}
+    one, other = (slurm.allocation(again, unique="x", run_id=i) for i in ("a.r2", "a/r2"))
+    assert one.name == other.name == "7.0_a_r2.r1"
+    assert one.identity != other.identity
+
+
 def test_the_hosts_own_name_decides_where_it_is_known():
     assert read(SLURMD_NODENAME="n2").index == 0
     assert read(SLURMD_NODENAME="elsewhere").index == 1

@@ -12,8 +12,10 @@ import zmq
 
 from ..core.consensus.rotation import Rotation
 from ..core.protocol import effects, events
+from ..core.protocol.errors import UsageError
 from ..core.protocol.messages import Message, Report
 from ..core.protocol.model import EXIT_LOST, HEAD, Allocation, Place, Trouble, with_place
+from ..system.hosts import machines
 from ..system.network import death_notices, route, wire, zmq_channel
 from ..system.network.secret import VARIABLE
 
@@ -51,6 +53,7 @@ class Channels:
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
         self._reserved: socket.socket | None = None  # where nobody listens before this agent died
+        self._claim: socket.socket | None = None  # of this agent's place
         if where.has_place:
             self.server = self._listen()
         else:
@@ -65,6 +68,13 @@ class Channels:
     def _listen(self) -> zmq_channel.HeadChannel:
         index = self.where.index
         mine = self.keys(index)
+        # Nobody without the secret knows this name beforehand.
+        self._claim = machines.claim(mine.head_public.decode())
+        if self._claim is None:
+            raise UsageError(
+                f"another hpclaunch is already agent {index} of {self.where.name}: launches at the "
+                "same time need an --rdzv-id each, or an srun each"
+            )
         death_notices.take_down(mine.death_secret, index, mine.ports)
         server = zmq_channel.HeadChannel(
             mine, len(self.where.places), wire.MAX_BYTES, me=index, context=self.context
@@ -280,8 +290,8 @@ class Channels:
             self._inquiries.close()
         if self._lookup is not None:
             self._lookup.close()
-        if self._reserved is not None:
-            self._reserved.close()
+        for held in filter(None, (self._reserved, self._claim)):
+            held.close()
         self.context.term()
 
 

@@ -482,7 +482,8 @@ def _add_machines(add: Callable[..., None]) -> None:
         "--rdzv-id",
         type=values.given,
         metavar="ID",
-        help="distinguishes jobs at one endpoint; the workers' TORCHELASTIC_RUN_ID",
+        help="distinguishes jobs at one endpoint, and launches at the same time in one step; the "
+        "workers' TORCHELASTIC_RUN_ID",
     )
     add(
         "--rdzv-conf",

@@ -33,7 +33,7 @@ def locate(
     several = given is not None and given[1] > 1
     named = options.rdzv_endpoint is not None or options.master_addr is not None
     if step or "SLURM_JOB_ID" in environ:
-        where = slurm.allocation(environ, unique=unique)
+        where = slurm.allocation(environ, unique=unique, run_id=options.rdzv_id or "")
         if several and given[1] < where.nodes:
             where = where.led_from(_meeting_point(options)[1])
         # A one-task step that names a meeting point is one of several machines, each in a step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -31,7 +32,10 @@ def first_come(
     `head` (is_host in --rdzv-conf) overrules that. Of several agents on that machine the first
     one is the head.
     """
-    is_head = (is_local(host) if head is None else head) and claim(f"{port} {run_id}")
+    claimed = claim(f"{port} {run_id}") if (is_local(host) if head is None else head) else None
+    is_head = claimed is not None
+    if claimed is not None:
+        _claims.append(claimed)
     index = HEAD if is_head else 1
     where = _allocation(index, machines, host, port, run_id=run_id, name=name)
     return replace(where, has_place=is_head)
@@ -85,22 +89,23 @@ def _addresses_on(interface: str) -> list[str]:
     return [e.address for e in entries if e.family in families and "%" not in e.address]
 
 
-def claim(what: str) -> bool:
-    """Whether this is the user's first process on this machine to claim it. A name that another
-    user has taken says nothing of that: the next one counts.
+def claim(what: str) -> socket.socket | None:
+    """A socket that holds the claim while it is open; None if another process of the user on this
+    machine holds it. A name that another user has taken says nothing of that: the next one counts.
     """
     for number in range(CLAIMS):
         s = socket.socket(socket.AF_UNIX)
         try:
             s.bind(claim_name(what, number))
-        except OSError:
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                return s
             s.close()
             if not _is_of_another_user(claim_name(what, number)):
-                return False
+                return None
         else:
-            _claims.append(s)
-            return True
-    return False
+            return s
+    return None
 
 
 def claim_name(what: str, number: int) -> bytes:

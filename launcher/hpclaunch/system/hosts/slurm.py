@@ -28,16 +28,19 @@ def in_step(environ: Mapping[str, str]) -> bool:
     return step != INTERACTIVE_STEP and "SLURM_STEP_NODELIST" in environ
 
 
-def allocation(environ: Mapping[str, str], *, unique: str, alone: bool = False) -> Allocation:
+def allocation(
+    environ: Mapping[str, str], *, unique: str, run_id: str = "", alone: bool = False
+) -> Allocation:
     """From the environment of a step. Outside of a step, `unique` is the name of this launch.
 
-    With `alone`, other tasks of the step and other nodes of the job are ignored.
+    `run_id` is the user's; launches of one step differ by it. With `alone`, other tasks of the step
+    and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if job and not alone:
         _check_job(environ)
     if in_step(environ):
-        where = _of_step(environ)
+        where = _of_step(environ, run_id)
         if alone or (not where.alone and _has_only_terminal(where, environ)):
             return _alone(f"{where.name}.{where.index}", unique)
         return where
@@ -132,7 +135,7 @@ def _check_not_over(job: str, environ: Mapping[str, str]) -> None:
         )
 
 
-def _of_step(environ: Mapping[str, str]) -> Allocation:
+def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
     try:
         hosts = expand(environ["SLURM_STEP_NODELIST"])
         tasks = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
@@ -153,6 +156,10 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
             raise ValueError(f"task {local} of node {node} is not part of it")
         index = sum(tasks[:node]) + local
         name = f"{runs.first_job(_job(environ), environ)}.{environ['SLURM_STEP_ID']}"
+        jobs = (environ["SLURM_JOB_ID"], _job(environ), environ.get("SLURM_ARRAY_JOB_ID"), "")
+        own = "" if run_id in jobs else run_id  # many scripts give the job's id
+        if own:
+            name += "_" + re.sub(r"\W", "_", own)[:80]
         if before := runs.before(environ):
             name += f".r{before}"
         task = int(environ.get("SLURM_PROCID") or index)
@@ -162,7 +169,7 @@ def _of_step(environ: Mapping[str, str]) -> Allocation:
             f"the environment of this Slurm step makes no sense ({what}): start hpclaunch with "
             "srun, or unset the SLURM_ variables to run on this machine alone"
         ) from e
-    return Allocation(name, name, places, index, task=task)
+    return Allocation(name, f"{name} {own}" if own else name, places, index, task=task)
 
 
 def ends_with_a_node(environ: Mapping[str, str]) -> bool:

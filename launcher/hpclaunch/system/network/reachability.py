@@ -116,7 +116,7 @@ def in_words(host: str, found: Mapping[tuple[str, int], Answer]) -> str:
             return (
                 f"{host} ({addresses}) is up, but nothing listens there on this job's ports "
                 f"({ports}): hpclaunch has not been started there yet or has ended, or it has "
-                "another secret file, from which the ports derive"
+                "another secret file or --rdzv-id, from which the ports derive"
             )
         case Answer.SILENT:
             return (
