@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -62,10 +62,15 @@ def test_names_that_only_their_own_node_resolves(
     assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
+@pytest.mark.parametrize("names", [firewall, nullcontext], ids=["alone", "first"])
 def test_a_network_that_is_not_that_of_the_names(
-    cluster: Cluster, launch: Launch, script: Path
+    cluster: Cluster,
+    launch: Launch,
+    script: Path,
+    names: Callable[[Cluster], AbstractContextManager[None]],
 ) -> None:
-    with cluster.with_second_network(), firewall(cluster):
+    """The user's choice comes before the names, where both lead to the first node."""
+    with cluster.with_second_network(), names(cluster):
         said = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script)
     assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
 

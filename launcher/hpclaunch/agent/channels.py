@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from ..system.processes.fork_server_client import ForkServerClient
 
 
+FIRST_CHOICE = 3.0  # seconds in which the first head is looked for at the user's address alone
+
+
 class Channels:
     """Sends the core's messages, and turns what arrives into events.
 
     `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
-    `own` is the address that the user has chosen for this agent; "" for none.
+    `spare` are more of them, to try if it is at none of these within FIRST_CHOICE. `own` is the
+    address that the user has chosen for this agent; "" for none.
     """
 
     def __init__(
@@ -37,12 +41,16 @@ class Channels:
         shared: bytes,
         addresses: Collection[str],
         say: Callable[[str], None],
+        *,
+        spare: Collection[str] = (),
         own: str = "",
     ) -> None:
         """UsageError when there is no port to listen on."""
         self.where = where
         self._say = say
-        self._first = tuple(addresses)
+        self._first = (*addresses, *spare)
+        self._spare = tuple(spare)
+        self._spare_at = math.inf  # when to try these
         self._own = own
         self.context = zmq.Context()
         self._shared = shared
@@ -59,7 +67,7 @@ class Channels:
         else:
             self._reserved = route.reserve_port()
         if where.index:
-            self._dial(HEAD, self._first)
+            self._dial(HEAD, addresses)
 
     @property
     def here(self) -> Place:
@@ -191,6 +199,7 @@ class Channels:
 
     def receive(self, now: float) -> list[events.Event]:
         """Everything that is there."""
+        self._try_spare(now)
         found: list[events.Event] = []
         for channel in self._all():
             for item in channel.receive():
@@ -198,6 +207,17 @@ class Channels:
         if self._inquiries is not None:
             found += map(events.AgentGone, self._inquiries.receive(now))
         return found
+
+    def _try_spare(self, now: float) -> None:
+        if not self._spare:
+            return
+        self._spare_at = min(self._spare_at, now + FIRST_CHOICE)
+        first = self.ends.get(HEAD)
+        if first is None or first.reached:
+            self._spare = ()
+        elif now >= self._spare_at:
+            first.connect(self._spare)
+            self._spare = ()
 
     def receive_lookups(self, ready: Mapping[Any, int]) -> list[events.Event]:
         """What was looked up, or explained, since the last time."""

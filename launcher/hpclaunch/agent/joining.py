@@ -51,9 +51,9 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
         if where.alone:
             return Joined(None, address)
         shared = secret.load_or_create(secret.secret_path(environ))
-        head_addresses = _addresses_of_head(where)
+        addresses, spare = _addresses_of_head(where)
         networks = () if config.job.nodes == 1 else route.networks_of_node(address)
-        channels = Channels(where, shared, head_addresses, say, address)
+        channels = Channels(where, shared, addresses, say, spare=spare, own=address)
     except UsageError as e:
         raise UsageError(f"on {here.host}: {e}") from e
     except OSError as e:
@@ -62,34 +62,36 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
         channels,
         address,
         head=config.job.places[HEAD].host,
-        head_addresses=tuple(head_addresses),
+        head_addresses=(*addresses, *spare),
         fingerprint=secret.fingerprint(shared),
         networks=networks,
     )
 
 
-def _addresses_of_head(where: Allocation) -> list[str]:
-    """Where this agent looks for the first head, the user's own choice first; [] for that head
-    itself. OSError if there is no address.
+def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
+    """Where this agent looks for the first head, and where it does so later if it is not there;
+    nowhere if it is that head itself. OSError if there is no address.
     """
     first, here = where.places[HEAD], where.places[where.index]
-    given = "" if where.endpoint is None else where.endpoint[0]
+    host = "" if where.endpoint is None else where.endpoint[0]
     if here is first:
-        return []
+        return [], []
     if not where.is_step:
-        return route.resolve_patiently(given, loopback=True)
+        return route.resolve_patiently(host, loopback=True), []
     if here.node == first.node:
-        return [route.LOOPBACK]
-    addresses: list[str] = []
-    if given:
+        return [route.LOOPBACK], []
+    chosen: list[str] = []
+    if host:
         with suppress(OSError):
-            addresses = route.resolve(given)
+            chosen = route.resolve(host)
     try:
-        addresses += route.resolve_patiently(first.host, 1 if addresses else route.ATTEMPTS)
+        named = route.resolve_patiently(first.host, 1 if chosen else route.ATTEMPTS)
     except OSError as e:
-        if not addresses:
+        if not chosen:
             raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT gives that of the first node") from e
-    return list(dict.fromkeys(addresses))
+        return chosen, []
+    # Only the head could say whether an address is one of its own. Some scripts name another host.
+    return (chosen, [a for a in named if a not in chosen]) if chosen else (named, [])
 
 
 def _own_address(config: Config) -> str:

@@ -307,13 +307,17 @@ class MemberChannel(Channel):
         self.socket.curve_serverkey = keys.head_public
         self.socket.curve_publickey = keys.member_public
         self.socket.curve_secretkey = keys.member_secret
-        self._candidates = {
-            (address, port): f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
-            for address in addresses
-            for port in keys.ports
-        }
-        for endpoint in self._candidates.values():
-            self.socket.connect(endpoint)
+        self._ports = keys.ports
+        self._candidates: dict[tuple[str, int], str] = {}
+        self.connect(addresses)
+
+    def connect(self, addresses: Iterable[str]) -> None:
+        """Look for the other end at these addresses, too."""
+        for address in addresses:
+            for port in self._ports:
+                endpoint = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
+                self._candidates[address, port] = endpoint
+                self.socket.connect(endpoint)
 
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:
         settled: list[Item] = []
