@@ -107,11 +107,12 @@ def assert_same(reference, other, allowed=()):
 
 TORCH = {  # how a script comes to have torch, so that it is started warm
     "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
-    # Most are quicker without it, and start warm all the same. Two ends tell that it is there.
+    # Most are quicker without it, and start warm all the same. A few ends show that it is there.
     "children.py": ('LEVEL = "', 'if not sys.argv:\n    import torch\n\nLEVEL = "'),
     "endings.py": (
         "\n\nif __name__",
-        "\n\nif sys.argv[1] in ('at_exit', 'segfault_told'):\n    import torch\n\nif __name__",
+        "\n\nif sys.argv[1] in ('at_exit', 'segfault_told', 'what_is_left'):\n    import torch\n"
+        "\nif __name__",
     ),
     "training.py": ("", ""),
 }
@@ -556,6 +557,14 @@ def test_endings(here, tmp_path, ending, start):
     assert (error is not None) == (ending in RECORDED)
     if error is not None:
         assert error["message"].startswith(RECORDED[ending])
+
+
+@both
+def test_what_is_finalized(here, tmp_path, start):
+    place(here, "train.py", "endings.py", start)
+    _, python = compare_ends(here, tmp_path, "train.py", "what_is_left", start=start)
+    assert python.out.count("collected") == 2
+    assert (here / "left").read_text() == "not flushed"
 
 
 WITH_TORCH = """import sys

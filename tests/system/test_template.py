@@ -114,6 +114,64 @@ def test_no_number_is_drawn_twice(client):
     assert len({word for line in drawn for word in line.split()}) == 4 * 5
 
 
+# Stops once Python has finalized, before C++ libraries do: the exit code is the signal to raise.
+STOPS = """import atexit, ctypes, os, signal, sys
+c = ctypes.CDLL(None)
+c.on_exit(getattr(c, "raise"), None)
+atexit._run_exitfuncs()  # those of torch, which copy as much in a new interpreter
+print(os.getpid(), open("/proc/self/smaps_rollup").read())
+sys.exit(signal.SIGSTOP)
+"""
+
+
+def test_a_worker_that_ends_copies_little_of_the_template(client):
+    client.prepare(STOPS)
+    client.ready().start(client.command(), warm=True, env=PATH)
+    pid, _, before = wait_for(client.path(0, "out")).partition(" ")
+    eventually(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED)
+    after, template = (
+        Path(f"/proc/{p}/smaps_rollup").read_text() for p in (pid, client.template().pid)
+    )
+    copied = kilobytes(after, "Private_Dirty") - kilobytes(before, "Private_Dirty")
+    assert copied < 0.25 * kilobytes(template, "Anonymous")
+
+
+def kilobytes(rollup, name):
+    return int(rollup.partition(f"{name}:")[2].split()[0])
+
+
+REGISTERED = """import logging, os, sys, torch
+class Handler(logging.Handler):
+    def emit(self, record): pass
+logging.getLogger().addHandler(Handler())  # which the template imported, and has the script by it
+class Held:
+    def __del__(self): print("finalized with", os.sep)
+file = open(sys.argv[1], "w")
+file.write("not flushed")
+held = Held()
+"""
+
+
+def test_a_script_that_is_registered_with_a_library_is_finalized(client):
+    left = client.tmp_path / "left"
+    client.prepare(REGISTERED)
+    assert client.ready().round(str(left)) == ["finalized with /\n"]
+    assert left.read_text() == "not flushed"
+
+
+GROUP = """import torch.distributed as dist
+class Group(dist.ProcessGroup):
+    def __del__(self): print("destroyed")
+dist.Backend.register_backend("own", lambda store, rank, size, timeout: Group(rank, size))
+dist.init_process_group("own", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+def test_process_groups_are_destroyed_at_the_end(client):
+    client.prepare(GROUP)
+    assert client.ready().round() == ["destroyed\n"]
+
+
 def test_a_worker_that_ends_at_once_is_not_missed(client):
     client.prepare("import os; os._exit(7)\n")
     client.ready()

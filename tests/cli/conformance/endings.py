@@ -7,8 +7,11 @@ import faulthandler
 import os
 import signal
 import sys
+import tempfile
 import threading
+import types
 import warnings
+import weakref
 
 
 def finish():
@@ -77,6 +80,39 @@ def at_exit():
     atexit.register(exception)
     atexit.register(print, "last registered")
     raise KeyError("before")
+
+
+def what_is_left():
+    """Python collects it at once: while any of it is finalized, all of it is there."""
+
+    class Held:
+        def __init__(self, name):
+            self.name, self.itself = name, self
+
+        def __del__(self):
+            print("collected", self.name, os.path.basename("a/b"), sys.is_finalizing())
+            print(os.path.exists(directory.name), "directory" in globals())
+
+    def generator():
+        try:
+            yield
+        finally:
+            print("closed", sys.is_finalizing())
+
+    begun = generator()
+    next(begun)
+    file = open("left", "w")  # noqa: SIM115
+    file.write("not flushed")
+    held = Held("by the script")
+    finalizer = weakref.finalize(held, print, "finalizer")
+    watched = weakref.ref(held, print)
+    directory = tempfile.TemporaryDirectory(dir=".")
+    module = types.ModuleType("module")
+    module.held = Held("by a module")
+    sys.modules["module"] = module
+    atexit.register(lambda: print("at exit", os.path.exists(directory.name)))
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    globals().update(locals())
 
 
 def in_del():

@@ -173,7 +173,7 @@ class Template:
         self.tell("ready", words=self.words, why="")
         if not gc.get_threshold()[0]:  # else a module has set another
             gc.set_threshold(*often)
-        gc.freeze()  # collections in the workers leave these pages shared
+        finalizing().freeze()
 
     def load_module(self, name):
         try:
@@ -272,7 +272,7 @@ class Template:
         if memory:
             renewal.remember(memory, replayed.lasting(), avoided)
         gc.set_threshold(*often)
-        gc.freeze()
+        finalizing().freeze()
         self.tell("ready", words=self.words, why="")
 
     # Forking
@@ -462,7 +462,11 @@ def forget():
     if "threading" in sys.modules:
         sys.modules["threading"].main_thread()._set_native_id()  # Python before 3.13 forgets it
     _hpclaunch_hooks.record_errors()
-    atexit.register(gc.unfreeze)  # or nothing that __main__ still holds would be finalized
+    atexit.register(finalizing().at_exit)
+
+
+def finalizing():
+    return _hpclaunch_hooks.beside("_hpclaunch_finalizing")
 
 
 def fork_through():
