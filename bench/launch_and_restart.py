@@ -1,4 +1,4 @@
-"""Launch to the first all-reduce, and SIGKILL of a worker to all ranks re-initialised.
+"""Launch to the first all-reduce, SIGKILL of a worker to all ranks re-initialised, and the end.
 
     python bench/launch_and_restart.py [--workers 2 4 8] [--runs 5] [--cold] [--stages]
 

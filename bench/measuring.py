@@ -6,6 +6,7 @@ measured the benchmark sleeps until it hears from them.
 
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -148,6 +149,18 @@ class Run:
         moment = time.monotonic()
         os.kill(self.reports[rank].pid, signal.SIGKILL)
         return moment
+
+    def finish(self) -> float | None:
+        """Let the workers come to the end of their script; returns the seconds from then until the
+        launchers have ended, or None for a hang."""
+        began = time.monotonic()
+        for worker in [*self._living]:
+            self._farewell(worker)
+        for key in list(self._selector.get_map().values()):
+            if key.data is None and not select.select([key.fd], [], [], LIMIT)[0]:
+                self._complain(f"still there after {LIMIT:.0f} s")
+                return None
+        return time.monotonic() - began
 
     def _welcome(self, listener: socket.socket) -> None:
         worker, _ = listener.accept()

@@ -1,7 +1,8 @@
 """Launch and restart under several launchers in turn, and the table of what came out.
 
 A launch is from the command to the last rank's first all-reduce. A restart is from SIGKILL of one
-worker, in a job that has come to rest, to the last rank's first all-reduce after it.
+worker, in a job that has come to rest, to the last rank's first all-reduce after it. An end is from
+the last statement of the workers' script, in that job, to the end of the launcher.
 """
 
 import random
@@ -22,6 +23,7 @@ class Figures:
 
     launch: list[float] = field(default_factory=list)
     restart: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
     launch_stages: list[Stages] = field(default_factory=list)
     restart_stages: list[Stages] = field(default_factory=list)
 
@@ -39,6 +41,9 @@ class Figures:
                 return
             self.restart.append(max(r.met for r in restarted) - killed)
             self.restart_stages.append(restart_stages(killed, restarted, run.logs))
+            ended = run.finish()
+            if ended is not None:
+                self.end.append(ended)
 
 
 def compare(
@@ -60,7 +65,7 @@ def compare(
     print(f"\n{title}; medians of {runs}; `import torch` alone {imported:.2f} s")
     ratio = f"{TORCHRUN} / {HPCLAUNCH}"
     print(" " * 9 + "".join(f"{name:>18}" for name in figures) + f"{ratio:>23}   came through")
-    for what in ("launch", "restart"):
+    for what in ("launch", "restart", "end"):
         seen = {name: getattr(f, what) for name, f in figures.items()}
         times = {name: median(values) for name, values in seen.items()}
         line = f"{what:9}" + "".join(f"{seconds:16.3f} s" for seconds in times.values())
