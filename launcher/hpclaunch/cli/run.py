@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from hpclaunch.core.placement import streams
@@ -99,19 +99,24 @@ def run(
         except OSError as e:
             raise UsageError(f"cannot read the script from standard input: {e.strerror}") from e
     more = beyond_the_usual(options)
-    signals = Signals(more)
-    server = ForkServerClient(more)  # ends with this process, should it not become an agent
-    logs = LogServiceClient()  # and so does this
-    with _without_collections():
-        from .agent_config import configure
+    with closing(Signals(more)) as signals:
+        server = ForkServerClient(more)
+        logs = LogServiceClient()
+        try:
+            with _without_collections():
+                from .agent_config import configure
 
-        config = configure(options, environ)
-        from hpclaunch.agent.workers import prepare
+                config = configure(options, environ)
+                from hpclaunch.agent.workers import prepare
 
-        prepare(server, config, environ)
-        from hpclaunch.agent import loop
+                prepare(server, config, environ)
+                from hpclaunch.agent import loop
 
-    return loop.run(config, signals, server, logs, lambda: begun(config))
+            return loop.run(config, signals, server, logs, lambda: begun(config))
+        except UsageError:  # this does not become an agent, which would close both
+            server.close()
+            logs.close()
+            raise
 
 
 @contextmanager

@@ -6,6 +6,7 @@ it. Only `site/_hpclaunch_template.py` has a copy, since it can import nothing f
 
 from __future__ import annotations
 
+import atexit
 import json
 import socket
 from collections.abc import Sequence
@@ -55,11 +56,13 @@ class AgentGoneError(Exception):
 
 
 class AgentChannel:
-    """A helper's end of the socket to its agent: requests come in, events go out."""
+    """A helper's end of the socket to its agent: requests come in, events go out. It is open until
+    the helper ends."""
 
     def __init__(self, fd: str) -> None:
         end = socket.socket(fileno=int(fd))
         end.set_inheritable(False)  # it came by inheritance; no child may have it
+        atexit.register(end.close)
         self._lines = JsonLines(end)
 
     def fileno(self) -> int:

@@ -3,6 +3,7 @@
 /proc is read as bytes: the names of processes in it may be no text, and are cut after 15 bytes.
 """
 
+import atexit
 import ctypes
 import errno
 import os
@@ -229,7 +230,7 @@ def complain(path, why):
 
 
 class Wakeup:
-    """Readable once a child has ended."""
+    """Readable once a child has ended, until this process ends."""
 
     def __init__(self):
         self._socket, self._other = socket.socketpair()
@@ -237,6 +238,12 @@ class Wakeup:
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._other.fileno(), warn_on_full_buffer=False)
+        atexit.register(self.close)
+
+    def close(self):
+        signal.set_wakeup_fd(-1)
+        self._socket.close()
+        self._other.close()
 
     def fileno(self):
         return self._socket.fileno()

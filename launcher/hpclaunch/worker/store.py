@@ -1,5 +1,6 @@
 """The round's c10d store, on the node of rank 0: its socket, and the process that serves it."""
 
+import atexit
 import os
 import signal
 import socket
@@ -30,6 +31,8 @@ class Store:
         self._guard: GuardedPort | None = None  # of that port
         self._guard_of_round: GuardedPort | None = None  # of the port that the store has
         self._peers = HERE  # the networks that could connect last
+        atexit.register(self.unguard_round)
+        atexit.register(self.close)
 
     def fileno(self):
         return -1 if self._socket is None else self._socket.fileno()

@@ -10,6 +10,8 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED
 
 
 class Signals:
+    """To be closed by whoever creates it."""
+
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond those that are always handled."""
         self._all = {*ENDING, *FORWARDED, signal.SIGWINCH, *handled}
@@ -29,7 +31,11 @@ class Signals:
         """
         for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
+
+    def close(self) -> None:
         signal.set_wakeup_fd(-1)
+        self._reader.close()
+        self._writer.close()
 
     def fileno(self) -> int:
         return self._reader.fileno()
