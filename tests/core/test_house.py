@@ -49,8 +49,8 @@ RULES = {
     *("core.consensus", "core.placement", "core.health", "core.hangs", "core.stragglers"),
     "core.ledger",
 }
-# the agent's side and the worker's
-OF_BOTH = ("worker.json_lines", "worker.private_files", "worker.sock_diag")
+# The agent's side and the worker's.
+OF_BOTH = ("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag")
 ALLOWED = {
     "core.protocol": set(),
     "core.consensus": NOUNS,

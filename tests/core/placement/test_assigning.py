@@ -32,7 +32,7 @@ def test_all_are_told_the_hosts_in_the_order_of_their_ranks() -> None:
         message = report(index, Phase.IDLE, host=host).message
         assert isinstance(message, Report)
         reports[index] = message
-    more = {"number": 0, "restarts": 0, "checkpoint": "", "head": 0}
+    more = {"number": 0, "restarts": 0, "checkpoint": ""}
     job = a_job("n1 n1 n2 n3")
     parts = assign(job, reports, groups=[2, 0, 1], **more)  # type: ignore[arg-type]
     assert [part.hosts for part in parts.values()] == ["n3,n[1-2]"] * 4
