@@ -135,7 +135,7 @@ def test_a_refused_connection_proves_nothing(port):
         assert not found(stranger)
 
 
-@pytest.mark.parametrize("words", MALFORMED)
+@pytest.mark.parametrize("words", MALFORMED, ids=range(len(MALFORMED)))
 def test_what_a_stranger_says_at_the_port_does_no_harm(words):
     """Neither to an agent that asks, nor to one that is started in that place."""
     with talker(words) as stranger:
