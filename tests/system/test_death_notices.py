@@ -25,8 +25,8 @@ KEY = b"k" * 32
 def answer_to(question, key=KEY, text=b""):
     board = NoticeBoard()
     notice = text.decode() or death_notices.notice(3, "first")
-    board.prepare(0, notice, death_notices.secret_of(key, notice.encode()).hex(), "")
-    return board.answer(question)
+    board.prepare(0, notice, death_notices.notice_secret(key, notice.encode()).hex(), "")
+    return board.signed_answer(question)
 
 
 QUESTION = death_notices.new_question()
@@ -50,8 +50,8 @@ from hpclaunch.system.processes.fork_server_client import ForkServerClient, Work
 port, incarnation, key = int(sys.argv[1]), sys.argv[2], sys.argv[3].encode()
 server = ForkServerClient()
 notice = death_notices.notice(3, incarnation)
-secret = death_notices.secret_of(key, notice.encode())
-server.mourn(port, notice, secret, death_notices.release_word(key, 3))
+secret = death_notices.notice_secret(key, notice.encode())
+server.post_on_death(port, notice, secret, death_notices.release_word(key, 3))
 out = sys.argv[4]
 server.start([Worker(0, ["sleep", "1000"], {}, out, out)], {}, store="", warm=False)
 while (told := server.receive()[0])["event"] != "started":
@@ -143,14 +143,14 @@ def test_what_a_stranger_says_at_the_port_does_no_harm(words):
         death_notices.take_down(KEY, 3, [stranger])
 
 
-def is_of(answer, agent=3, incarnation=""):
-    return death_notices.is_of(answer, QUESTION, KEY, agent, incarnation)
+def proves_death(answer, agent=3, incarnation=""):
+    return death_notices.proves_death(answer, QUESTION, KEY, agent, incarnation)
 
 
 @given(st.binary(max_size=death_notices.LONGEST))
 def test_noise_is_no_notice(noise):
-    assert not is_of(noise)
-    assert not is_of(noise, incarnation="first")
+    assert not proves_death(noise)
+    assert not proves_death(noise, incarnation="first")
 
 
 @given(st.integers(0, len(ANSWER) - 1), st.integers(0, 255))
@@ -158,17 +158,20 @@ def test_one_wrong_byte_makes_an_answer_worthless(position, value):
     answer = bytearray(ANSWER)
     answer[position] = value
     is_whole = bytes(answer) == ANSWER
-    assert is_of(bytes(answer)) == is_of(bytes(answer), incarnation="first") == is_whole
+    assert proves_death(bytes(answer)) == is_whole
+    assert proves_death(bytes(answer), incarnation="first") == is_whole
 
 
 def test_an_answer_is_of_one_agent_and_one_question_only():
-    assert is_of(ANSWER)
-    assert not is_of(ANSWER, 30)
-    assert not is_of(ANSWER, -3)
-    assert not is_of(ANSWER, incarnation="irst")
-    assert is_of(ANSWER, 30, "first")  # it has taken another place since
-    assert not is_of(answer_to(death_notices.new_question()))
-    assert not is_of(answer_to(QUESTION, text=b"hpclaunch: alive: 3 first"), incarnation="first")
+    assert proves_death(ANSWER)
+    assert not proves_death(ANSWER, 30)
+    assert not proves_death(ANSWER, -3)
+    assert not proves_death(ANSWER, incarnation="irst")
+    assert proves_death(ANSWER, 30, "first")  # it has taken another place since
+    assert not proves_death(answer_to(death_notices.new_question()))
+    assert not proves_death(
+        answer_to(QUESTION, text=b"hpclaunch: alive: 3 first"), incarnation="first"
+    )
 
 
 def test_one_port_of_several(start, port):

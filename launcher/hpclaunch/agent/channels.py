@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from ..system.processes.fork_server_client import ForkServerClient
 
 
-FIRST_CHOICE = 3.0  # seconds in which the first head is looked for at the user's address alone
+FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
 
 
 class Channels:
     """Sends the core's messages, and turns what arrives into events.
 
     `addresses` are those of the first head, which the caller has looked up; [] for the head itself.
-    `spare` are more of them, to try if it is at none of these within FIRST_CHOICE. `own` is the
-    address that the user has chosen for this agent; "" for none.
+    `spare` are further addresses of it, tried if it answers at none of these within FIRST_CHOICE.
+    `own` is the address that the user has chosen for this agent; "" for none.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Channels:
         self._say = say
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
-        self._spare_at = math.inf  # when to try these
+        self._spare_at = math.inf  # when to try the spare addresses
         self._own = own
         self.context = zmq.Context()
         self._shared = shared
@@ -61,7 +61,7 @@ class Channels:
         self.ends: dict[int, zmq_channel.MemberChannel] = {}  # to the agents that we report to
         self.server: zmq_channel.HeadChannel | None = None
         self._reserved: socket.socket | None = None  # where nobody listens before this agent died
-        self._claim: socket.socket | None = None  # of this agent's place
+        self._claim: socket.socket | None = None  # holds this agent's place
         if where.has_place:
             self.server = self._listen()
         else:
@@ -76,7 +76,7 @@ class Channels:
     def _listen(self) -> zmq_channel.HeadChannel:
         index = self.where.index
         mine = self.keys(index)
-        # Nobody without the secret knows this name beforehand.
+        # Nobody without the secret can predict this name, and take it first.
         self._claim = machines.claim(mine.head_public.decode())
         if self._claim is None:
             raise UsageError(
@@ -120,11 +120,14 @@ class Channels:
         index = self.where.index if self.where.has_place else death_notices.NO_PLACE
         key = self.keys(self.where.index).death_secret
         notice = death_notices.notice(index, incarnation)
-        secret = death_notices.secret_of(key, notice.encode())
-        server.mourn(self.port, notice, secret, death_notices.release_word(key, index))
+        secret = death_notices.notice_secret(key, notice.encode())
+        server.post_on_death(self.port, notice, secret, death_notices.release_word(key, index))
 
     def keys(self, agent: int) -> zmq_channel.Keys:
-        """The user's port is for every agent that can lead, each on its own node."""
+        """Return the keys and ports of an agent.
+
+        Every agent that can lead has the port that the user has chosen, each on its own node.
+        """
         where = self.where
         chosen = where.is_step and agent in Rotation(where.places)
         port = where.endpoint[1] if where.endpoint and (chosen or agent == HEAD) else 0
@@ -174,9 +177,11 @@ class Channels:
                 self._poller.register(each, zmq.POLLIN)
 
     def send(self, to: int, message: Message) -> None:
-        """Reports go to agents that we have reached, all else to agents that have dialled us."""
+        """Send a report to an agent that this one has dialled, any other message to one that has
+        dialled this one.
+        """
         channel = self.ends.get(to) if isinstance(message, Report) else self.server
-        # The core does not know the address of this agent before HeadReached.
+        # Before HeadReached, the core cannot put this agent's address into a report.
         if channel is not None and (channel is self.server or channel.reached):
             channel.send(to, wire.encode(message))
 
@@ -209,6 +214,7 @@ class Channels:
         return found
 
     def _try_spare(self, now: float) -> None:
+        """Dial the spare addresses if the first head has not been reached within FIRST_CHOICE."""
         if not self._spare:
             return
         self._spare_at = min(self._spare_at, now + FIRST_CHOICE)
@@ -273,12 +279,12 @@ class Channels:
                 self._say(f"ignored from {item.address}: {e}")
 
     def _own_address(self, item: zmq_channel.Reached) -> str:
-        """Where the others reach this agent's node; "" if it is the node of the agent reached."""
+        """Return the address at which others reach this node; "" if that agent is on it, too."""
         if self._own or self.where.places[item.index].node == self.here.node:
             return self._own
         try:
             return route.source_address(item.address)
-        except OSError:  # the way there has just been lost
+        except OSError:  # the route has just been lost
             return ""
 
     def diagnosis(self, fingerprint: str) -> str:

@@ -51,7 +51,7 @@ class Config:
     job: Job
     nproc: int
     command: tuple[str, ...]  # what a worker runs: program, script and arguments
-    stdin: str  # the file that each worker opens as its standard input; "": this agent's
+    stdin: str  # the file that each worker opens as its standard input; "": it inherits the agent's
     python: str  # the workers' interpreter
     start: Start
     run_id: str  # TORCHELASTIC_RUN_ID

@@ -42,8 +42,8 @@ class EndWatch:
         self._number += 1
         if self._client is None:
             try:
-                own = (self._job, self._step, self._end, self._restarts, self._nodes)
-                self._client = JobEndClient(*own)
+                identity = (self._job, self._step, self._end, self._restarts, self._nodes)
+                self._client = JobEndClient(*identity)
             except OSError:
                 return [events.EndFound(None)]
             self._poller.register(self._client.fileno(), zmq.POLLIN)
@@ -62,5 +62,5 @@ class EndWatch:
         return [self._found(reply["number"], reply["found"]) for reply in replies]
 
     def _found(self, number: int, found: dict[str, Any]) -> events.EndFound:
-        more = {"state": JobState(found["state"]), "draining": tuple(found["draining"])}
-        return events.EndFound(**found | more, late=number != self._number)
+        converted = {"state": JobState(found["state"]), "draining": tuple(found["draining"])}
+        return events.EndFound(**found | converted, late=number != self._number)

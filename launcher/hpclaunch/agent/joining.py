@@ -17,8 +17,8 @@ from .config import Config
 
 @dataclass(slots=True)
 class Joined:
-    """An agent's channels (None when it is alone), and the address at which others reach it, "" if
-    that is not known yet.
+    """An agent's channels (None when it is alone), and the address at which others reach it, or ""
+    while that is unknown.
     """
 
     channels: Channels | None
@@ -69,8 +69,8 @@ def join(config: Config, environ: Mapping[str, str], say: Callable[[str], None])
 
 
 def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
-    """Where this agent looks for the first head, and where it does so later if it is not there;
-    nowhere if it is that head itself. OSError if there is no address.
+    """Return the addresses at which this agent looks for the first head, and those to try later if
+    it is not there. Both are empty for that head itself. Raises OSError if there is no address.
     """
     first, here = where.places[HEAD], where.places[where.index]
     host = "" if where.endpoint is None else where.endpoint[0]
@@ -88,14 +88,14 @@ def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
         named = route.resolve_patiently(first.host, 1 if chosen else route.ATTEMPTS)
     except OSError as e:
         if not chosen:
-            raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT gives that of the first node") from e
+            raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT sets that of the first node") from e
         return chosen, []
-    # Only the head could say whether an address is one of its own. Some scripts name another host.
+    # Some scripts name another host: the agents on it cannot lead, so Slurm's addresses are spare.
     return (chosen, [a for a in named if a not in chosen]) if chosen else (named, [])
 
 
 def _own_address(config: Config) -> str:
-    """How the others reach this agent's node, if that is known beforehand; "" if not.
+    """Return the address at which the others reach this agent's node; "" while that is unknown.
 
     The user's choice counts where it is an address of this node. In a job script `$(hostname -i)`
     is the first node's address on every node.

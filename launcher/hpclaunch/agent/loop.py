@@ -580,7 +580,7 @@ class Agent:
             try:
                 substitute = self.config.logs.make_substitute(part.round)
             except OSError as e:
-                why = ": ".join(str(part) for part in (e.strerror, e.filename) if part)
+                why = ": ".join(str(word) for word in (e.strerror, e.filename) if word)
                 reason = f"{reason}; nor in the temporary directory: {why}"
             else:
                 what = f"the output of round {part.round} is in {substitute} on {self.place.host}"

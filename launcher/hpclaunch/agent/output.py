@@ -58,9 +58,9 @@ class Output:
         return found
 
     def in_one_file(self, part: Assignment, workers: Sequence[Worker]) -> list[Worker]:
-        """Return the workers, with one file for both streams where the user sees both in one place.
+        """Return the workers, with one file for both streams where the console shows both.
 
-        Only a single file keeps the order in which a worker writes to its two streams.
+        Only a single file preserves the order of what a worker writes to its two streams.
         """
         if not self._one_console or any(map(self._streams.filters, CONSOLES)):
             return [*workers]
@@ -145,7 +145,7 @@ class Output:
 
 
 def _is_same(first: int, second: int) -> bool:
-    """Return whether two descriptors lead to the same file, pipe or terminal."""
+    """Return whether two descriptors refer to the same file, pipe or terminal."""
     try:
         return os.path.sameopenfile(first, second)
     except OSError:  # one of them is closed

@@ -82,7 +82,7 @@ def _resubmit(name: str, job: Job) -> None:
 
 
 def _first_environ() -> dict[str, str]:
-    """The variables with which this process was started."""
+    """Return the environment with which this process was started."""
     with open("/proc/self/environ", "rb") as f:
         entries = os.fsdecode(f.read()).split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

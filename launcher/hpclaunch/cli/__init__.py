@@ -72,13 +72,13 @@ def main(args: Sequence[str] | None = None) -> int:
     except UsageError as e:
         code = _complain(e)
         return EXIT_FAILED if chosen.in_place_of else code
-    except KeyboardInterrupt:  # before it is an agent
+    except KeyboardInterrupt:  # Ctrl-C before the agent handles signals
         return 128 + signal.SIGINT
 
 
 def _speaks(environ: Mapping[str, str]) -> bool:
-    """Whether this task of a step says what is wrong with the command line: the first one, and the
-    last one as well, since the first may be another program.
+    """Return whether this task of a step prints usage errors: the first one does, and the last one,
+    since the first may run another program.
     """
     task, tasks = environ.get("SLURM_PROCID", "0"), environ.get("SLURM_STEP_NUM_TASKS", "")
     is_last = tasks.isdigit() and task == str(int(tasks) - 1)

@@ -120,8 +120,8 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         type=values.seconds,
         default=20.0,
         metavar="SECONDS",
-        help="time between SIGTERM and SIGKILL of a worker, and for what the workers leave running "
-        "when they end (default: "
+        help="time between SIGTERM and SIGKILL of a worker, and for processes that outlive the "
+        "workers of a job that has succeeded (default: "
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, otherwise %(default)g, which is less than Slurm's "
         "KillWait; torchrun: 30)",
     )

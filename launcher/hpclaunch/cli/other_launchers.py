@@ -1,4 +1,4 @@
-"""Words of other launchers, and what to write instead: most users have used one of them before."""
+"""Options and names of other launchers, and the advice that an error message gives for each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ GPUS = "set CUDA_VISIBLE_DEVICES"
 IN_SCRIPT = "leave it out, and set it in the script"
 NOTHING = "leave it out"
 
-# Options of accelerate launch, deepspeed, fabric run, horovodrun, mpirun, srun, and torch's former
-# torch.distributed.launch. Some of them would otherwise be abbreviations of options of ours.
+# Options of accelerate launch, deepspeed, fabric run, horovodrun, mpirun, srun, and the former
+# torch.distributed.launch. Some of them would otherwise pass as abbreviations of our own options.
 OPTIONS = {
     "--use-env": "leave it out: every worker has LOCAL_RANK in its environment",
     **dict.fromkeys(("--num-gpus", "--num-accelerators", "--num-processes", "--devices"), WORKERS),
@@ -38,7 +38,7 @@ OPTIONS = {
     **dict.fromkeys(("--allow-run-as-root", "--oversubscribe", "--gloo"), NOTHING),
 }
 
-# By name, with what is written before the script.
+# Executable: the words that users write before the script.
 PROGRAMS = {
     "accelerate": "accelerate launch",
     "colossalai": "colossalai run",

@@ -126,7 +126,7 @@ class LaunchParser(Parser):
             self.error(
                 f"no training script: {self.prog} [options] SCRIPT [arguments of the script]"
             )
-        # As torchrun's argparse does: the first `--` is not the script's if it is next to SCRIPT.
+        # As torchrun's argparse does: remove a `--` directly after SCRIPT.
         if words[1:2] == ["--"] and given[: -len(words)][-1:] != ["--"]:
             del words[1]
         namespace.training_script, *namespace.training_script_args = words

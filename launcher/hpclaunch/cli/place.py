@@ -14,9 +14,9 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.hosts import machines, slurm
 
 STATIC_PORT, C10D_PORT = 29500, 29400  # torchrun's own defaults
-MEETING_BACKENDS = (None, "static", "c10d")  # with which an endpoint is on the first machine
-SLURM_HONOURED = ("join_timeout", "last_call_timeout")  # of --rdzv-conf
-HONOURED = (*SLURM_HONOURED, "is_host")  # the same without Slurm
+MEETING_BACKENDS = (None, "static", "c10d")  # for these, the endpoint is on the first machine
+SLURM_HONOURED = ("join_timeout", "last_call_timeout")  # keys of --rdzv-conf in a step
+HONOURED = (*SLURM_HONOURED, "is_host")  # and without Slurm
 
 
 def locate(
@@ -66,7 +66,8 @@ def _contradictions(
     here = where.places[where.index]
     notes = _seen_by_head(options, environ, where) if where.index == HEAD else []
     notes += _seen_by_first_task(options, where) if where.task == 0 else []
-    # Only the second node can see that an option is the same on all nodes, and should not be.
+    # An option that wrongly has the same value on all nodes is wrong from the second node on, which
+    # reports it for all others.
     if here.node > 1:
         return notes
     if options.node_rank not in (None, here.node, where.task):
@@ -84,7 +85,7 @@ def _seen_by_head(
     options: argparse.Namespace, environ: Mapping[str, str], where: Allocation
 ) -> list[str]:
     notes, nodes = [], where.nodes
-    # Each task is what torchrun calls a node.
+    # Scripts may count tasks: each torchrun is a node of its own.
     if options.nnodes is not None and options.nnodes[0] != len(where.places):
         fewest, most = options.nnodes
         said = ":".join(str(n) for n in dict.fromkeys(options.nnodes))
@@ -109,7 +110,7 @@ def _seen_by_first_task(options: argparse.Namespace, where: Allocation) -> list[
 
 
 def _meeting_point(options: argparse.Namespace) -> tuple[str, str, int]:
-    """(option, host, port) of what was given, "" and 0 for nothing."""
+    """Return (option, host, port) of the given meeting point; "" and 0 for what is missing."""
     if options.rdzv_endpoint:
         return "--rdzv-endpoint", *_host_and_port(options.rdzv_endpoint, 0)
     return "--master-addr", options.master_addr or "", options.master_port or 0

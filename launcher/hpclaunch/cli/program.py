@@ -19,9 +19,9 @@ RUN_PATH = (
 )
 # pip writes a second line if the first cannot hold the name of the interpreter.
 SHEBANG = re.compile(r"""#!(?:/bin/sh\n'''exec' )?(?:"([^"\n]+)"|(\S+))(?: "\$0" "\$@")?\n""")
-# sh, bash and others, by path or after env.
+# The first line of a shell script: sh, bash and others, by path or through env.
 SHELL = re.compile(rb"#!\s*(\S*/env\s+(-\S+\s+)*)?(\S*/)?(ba|da|k|z|c|tc|fi)?sh\b")
-SHEBANG_BYTES = 256  # that a kernel reads
+SHEBANG_BYTES = 256  # the kernel reads no more of a first line
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Program:
 
 
 def is_on_stdin(options: argparse.Namespace) -> bool:
-    """Whether the script comes from standard input, as with `python -`."""
+    """Return whether the script comes from standard input, as with `python -`."""
     if options.module or options.no_python or options.run_path:
         return False
     script, args = options.training_script, tuple(options.training_script_args)
@@ -132,7 +132,7 @@ def _is_python(script: str) -> bool:
 
 
 def _after_python(args: tuple[str, ...]) -> tuple[str, ...]:
-    return args[1:] if args[:1] == ("-u",) else args  # the workers are started with -u anyway
+    return args[1:] if args[:1] == ("-u",) else args  # workers are started with -u anyway
 
 
 def _without_python(said: str, args: tuple[str, ...], python: str, on_stdin: bool) -> Program:
@@ -148,7 +148,7 @@ def _without_python(said: str, args: tuple[str, ...], python: str, on_stdin: boo
 
 
 def _check_standard_input() -> None:
-    """Once `standard_input.keep` has read it."""
+    """Raise UsageError if standard input holds no script. Call `standard_input.keep` before."""
     if os.isatty(0):
         raise UsageError("- is a script on standard input, which is a terminal: redirect a file")
     if not os.fstat(0).st_size:
@@ -212,8 +212,10 @@ def _check_script(script: str) -> None:
 
 
 def _is_program(file: str) -> bool:
-    """Whether only the kernel or a shell can run it. Some scripts are for a shell and for Python:
-    installers write such ones where the path of the interpreter is long, and PEX such archives.
+    """Return whether a file is a program or a shell script, but not also a Python script.
+
+    Some files are both: scripts of installers, where the interpreter's path is too long for a first
+    line, and archives of PEX.
     """
     with open(file, "rb") as f:
         start = f.readline(SHEBANG_BYTES)
@@ -225,7 +227,7 @@ def _is_program(file: str) -> bool:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns the user, when it runs it
+            warnings.simplefilter("ignore")  # Python warns when it runs the script
             compile(text, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return not zipfile.is_zipfile(file)

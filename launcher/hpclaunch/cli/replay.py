@@ -148,7 +148,7 @@ class _Agent:
         began = None
         try:
             with self.path.open("rb") as file:
-                # A line has no end where something else was put in place of a journal.
+                # The file may be no journal: limit the length of a line.
                 for each in replay(iter(partial(file.readline, MOST), b"")):
                     self._time = max(self._time, each.time) if hasattr(each, "time") else self._time
                     began = self._time if began is None else began

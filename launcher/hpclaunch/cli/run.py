@@ -20,7 +20,7 @@ from hpclaunch.core.protocol.timing import DEFAULTS
 if TYPE_CHECKING:
     from hpclaunch.agent.config import Config
 
-IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # after a $, they are the script's own
+IN_BRACES = re.compile(r"(?<!\$)\{[\w -]*\}")  # but not ${NAME}, which is for the script
 
 
 def check(options: argparse.Namespace) -> None:
@@ -113,7 +113,7 @@ def run(
                 from hpclaunch.agent import loop
 
             return loop.run(config, signals, server, logs, lambda: begun(config))
-        except UsageError:  # this does not become an agent, which would close both
+        except UsageError:  # no agent was made that would close both
             server.close()
             logs.close()
             raise

@@ -67,7 +67,7 @@ class Control:
         has_place: bool = True,
     ) -> None:
         """`task`: Slurm's number of this agent's task.
-        `anew`: an agent of this job was started in this place before, and was killed.
+        `anew`: an earlier agent of this job in this place was killed.
         `has_place`: False if `index` is a stand-in until the first head gives this agent a place.
         """
         own = (nproc, address, incarnation, gpus, port, networks)

@@ -27,9 +27,9 @@ from hpclaunch.worker import private_files
 
 READABLE = 0o644
 MOST = 16  # connections at once
-LIMIT = 10.0  # seconds from the beginning of a connection to its end
+LIMIT = 10.0  # seconds that a connection may last
 LARGEST = 1 << 14  # bytes of a request
-PAUSE = 0.02  # seconds before the next connection is accepted, while there are too many
+PAUSE = 0.02  # seconds between two connections while there are too many
 SUFFIXES = {MetricKind.GAUGE: "", MetricKind.COUNTER: "_total", MetricKind.INFO: "_info"}
 
 
@@ -79,8 +79,8 @@ class Exposition(Collector):
 
 
 class _Server(ThreadingWSGIServer):
-    """A server whose threads are few, whoever connects. A new connection takes the place of the
-    oldest one: a scrape is soon over, and a stranger's connection may never be.
+    """A server with at most MOST connections, and a thread for each. One more closes the oldest: a
+    scrape is soon over, while a stranger may hold a connection open.
     """
 
     request_queue_size = 64
@@ -88,7 +88,7 @@ class _Server(ThreadingWSGIServer):
     def __init__(self, *args: Any) -> None:
         self._room = threading.Semaphore(MOST)
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}  # and until when; the oldest comes first
+        self._open: dict[socket.socket, float] = {}  # deadlines of connections, the oldest first
         super().__init__(*args)
 
     def server_bind(self) -> None:
@@ -100,7 +100,7 @@ class _Server(ThreadingWSGIServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         try:
             return super().get_request()
-        except OSError:  # no descriptor is left, say
+        except OSError:  # for example, no descriptor is left
             time.sleep(PAUSE)
             raise
 
@@ -109,21 +109,21 @@ class _Server(ThreadingWSGIServer):
             with self._lock:
                 oldest = next(iter(self._open), None)
             self._end(oldest)
-            time.sleep(PAUSE)  # so that whoever connects again and again takes no CPU
+            time.sleep(PAUSE)  # a client that reconnects again and again must not use up the CPU
             self._room.acquire()
         with self._lock:
             self._open[request] = time.monotonic() + LIMIT
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called twice a second: end the connections whose time is over."""
+        """End the connections whose time is over. The base class calls this twice a second."""
         with self._lock:
             late = [each for each, until in self._open.items() if time.monotonic() >= until]
         for each in late:
             self._end(each)
 
     def _end(self, connection: socket.socket | None) -> None:
-        """Have its own thread close it."""
+        """End a connection, if any. Its own thread closes the socket."""
         if connection is not None:
             with contextlib.suppress(OSError):  # it is closed already
                 connection.shutdown(socket.SHUT_RDWR)
@@ -146,7 +146,7 @@ class _Handler(WSGIRequestHandler):
     timeout = LIMIT
 
     def handle(self) -> None:
-        """Read a request of limited size, and answer it."""
+        """Read a request of at most LARGEST bytes, and answer it."""
         head = b""
         with self.rfile as asked:
             while line := asked.readline(LARGEST - len(head)):
@@ -157,7 +157,7 @@ class _Handler(WSGIRequestHandler):
         super().handle()
 
     def get_stderr(self) -> TextIO:
-        """Return a file that nobody reads: who sends a bad request is not heard on the console."""
+        """Return a file that nobody reads, to keep tracebacks of bad requests off the console."""
         return io.StringIO()
 
     def log_message(self, *_: object) -> None:

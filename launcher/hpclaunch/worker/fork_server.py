@@ -39,8 +39,8 @@ blocked.
                                                        {"pid", "program", "rank"}, ...]}
     {"op": "kill-idle"}   SIGKILL to workers that have done nothing since (`activity.py`)
     {"op": "kill"}   SIGKILL to the workers
-    {"op": "signal-left", "signum": S}   to all that they have left behind
-    {"op": "mourn", "port": P, "notice": N,
+    {"op": "signal-left", "signum": S}   a signal to all that they have left behind
+    {"op": "post-on-death", "port": P, "notice": N,
         "secret": HEX, "release": W}   what `notice_board.py` posts
     {"op": "part"}   the agent ends in order: there is nothing to post
 
@@ -65,11 +65,11 @@ that all of them have come to its step, and once more, with "last", that they ha
 With "progress" it is told how far the workers have come, and where they are when it is asked
 (`progress_watch.py`); and with "sample", how they keep pace (`sampler.py`).
 
-A stop is for the workers: each gets the signal alone (but see `foreground`), since it needs the
-processes that it has started to save, such as those of a DataLoader. What is left of its process
-group gets SIGTERM once it has ended. Most of what workers leave behind, such as Python's
-resource_tracker, cleans up and ends by itself. "left" says what has not, once all workers have
-ended, and the agent decides how long that may take.
+"stop" signals the workers, but not the processes that they have started (see `foreground` for an
+exception): a worker may need these to save, such as those of a DataLoader. Once it has ended, the
+rest of its process group is ended (`end_groups`). Most leftovers of workers, such as Python's
+resource_tracker, then clean up and end by themselves. "left" names those that still run once all
+workers have ended, and the agent decides how long to wait for them.
 
 At the end of the lease (T, on the monotonic clock) it holds what runs with SIGSTOP, whatever the
 agent does: others may be about to go on without this node. If they do not, because all have been
@@ -123,7 +123,7 @@ from .vitals import VitalSigns
 
 SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
-SENDING = 0.05  # seconds that it takes to send a signal to all processes of a node
+SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
@@ -153,8 +153,8 @@ class ForkServer:
         self.channel = channel
         self.workers = {}  # pid -> rank, the living ones of the round
         self.commands = {}  # pid -> command line, of all workers of the round
-        self.signalled = set()  # the processes to which a stop was sent
-        self.left: Any = []  # the processes that the agent was told of as left behind
+        self.signalled = set()  # the processes that a stop is for
+        self.left: Any = []  # the leftovers that were last reported to the agent
         self.running = False  # a round was started and not everything of it is gone
         self.stopping = False  # it was asked to stop
         self.held = False  # its workers are held, or were not started yet: they have no lease
@@ -183,7 +183,8 @@ class ForkServer:
         self.spawner = Spawner(handlers, blocked)
         self.template = TemplateClient(self.spawner, deaf=spared)
         self.spared = spared
-        signal.pthread_sigmask(signal.SIG_SETMASK, spared)  # the agent had blocked all until here
+        # The agent starts this process with all signals blocked. These remain so: `take_pending`.
+        signal.pthread_sigmask(signal.SIG_SETMASK, spared)
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -330,7 +331,7 @@ class ForkServer:
             return
         self.await_birth()
         if self.spawner.handlers.get(signum) is signal.SIG_IGN:
-            signum = signal.SIGTERM  # the user's shell has had the workers ignore the other one
+            signum = signal.SIGTERM  # the workers ignore the other one, as after nohup
         self.signalled.update(*map(foreground, self.workers))
         if not self.was_sent_to_all(signum):
             signal_all(self.signalled, signum)
@@ -360,18 +361,23 @@ class ForkServer:
         self.sweep()
 
     def was_sent_to_all(self, signum):
-        """Whether the workers have had a signal that ends the job: some clusters of Slurm send it
-        to every process, and so does systemd. Then it has come here too, where neither a terminal's
-        nor a shell's comes, since this process has a process group of its own.
+        """Return whether the workers have received this signal already, because it was sent to all
+        processes of the step: some clusters of Slurm do so, and systemd.
+
+        Then this process has received it, too. A terminal or a shell sends a signal to a process
+        group, and this process has one of its own.
         """
         if signum == signal.SIGTERM:
-            return False  # with which a round ends, too
+            return False  # it ends rounds as well: one that came may not be the one of the job
         time.sleep(SENDING)
         return take_pending({signum}).get(signum) in ancestors()
 
     def end_groups(self, groups):
-        """End what workers that have ended leave in their process groups. A fork of a worker, such
-        as a process of a DataLoader, is a part of it: no handler of its own is to run there."""
+        """End what workers that have ended leave in their process groups.
+
+        Forks of a worker, such as the processes of a DataLoader, get SIGKILL: the worker's signal
+        handlers, which they have inherited, must not run there. Other programs get SIGTERM.
+        """
         if not any(map(exists, groups)):
             return
         for pid in descendants(self.others()) - self.signalled:
@@ -380,7 +386,7 @@ class ForkServer:
                 is_fork = words == self.commands[group][: len(words)]
                 signal_all([pid], signal.SIGKILL if is_fork else signal.SIGTERM)
 
-    def on_mourn(self, **what):
+    def on_post_on_death(self, **what):
         self.board.prepare(**what)
 
     def on_part(self):
@@ -540,7 +546,7 @@ class ForkServer:
 
     def born(self, worker, pid):
         rank = worker["rank"]
-        take_pending(self.spared)  # which it has not had
+        take_pending(self.spared)  # signals from before the worker began
         self.workers[pid], self.commands[pid] = rank, worker["argv"]
         self.progress.born(rank, pid)
         self.tell("started", rank=rank, pid=pid)
@@ -664,7 +670,7 @@ class ForkServer:
                 self.early[pid] = (code, signum)
 
     def settle(self):
-        """End the round once its workers have ended, and all that they have left behind."""
+        """End the round once its workers and all their leftovers have ended."""
         if not self.running or self.request is not None or self.workers:
             return
         pids = set(children()) - self.others()

@@ -56,8 +56,8 @@ class AgentGoneError(Exception):
 
 
 class AgentChannel:
-    """A helper's end of the socket to its agent: requests come in, events go out. It is open until
-    the helper ends."""
+    """A helper's end of the socket to its agent: requests come in, events go out. It stays open
+    until the helper ends."""
 
     def __init__(self, fd: str) -> None:
         end = socket.socket(fileno=int(fd))

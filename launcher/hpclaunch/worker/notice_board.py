@@ -1,11 +1,11 @@
 """Where the fork server posts the death notice of its agent, for the agents that ask whether it is
 dead.
 
-Only the host of an agent can know that, and a refused connection is no answer of it: a firewall or
-a router refuses for the living too. So the agent leaves a notice and a secret with its fork server
-(`system/network/death_notices.py`). Once the agent is dead and its workers are killed, the fork
-server listens where the agent did, and answers each question with the notice and a signature of the
-question.
+Only the host of an agent can know that, and a refused connection proves nothing: a firewall or a
+router refuses connections to living agents, too. So the agent leaves a notice and a secret with its
+fork server (`system/network/death_notices.py`). Once the agent is dead and its workers are killed,
+the fork server listens where the agent did, and answers each question with the notice and a
+signature of the question.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 POSTED = 5.0  # seconds from the death on
 TAKE_OVER = 1.0  # seconds; a dead process lets go of its port a moment later
 MOST = 64  # connections at once
-QUESTION = b"\xff?"  # begins one, and another 8 bytes follow; no ZeroMQ greeting begins so
+QUESTION = b"\xff?"  # the beginning of a question, before 8 further bytes; not of a ZeroMQ greeting
 
 
 class NoticeBoard:
@@ -32,12 +32,12 @@ class NoticeBoard:
         self._until = 0.0
 
     def prepare(self, port, notice, secret, release):
-        """What to listen to, and what to answer. `release` are the words with which an agent that
-        is started anew has the notice of the last one taken down."""
+        """Set the port to listen at, the notice, and the secret that signs questions. `release` is
+        the word with which a restarted agent has the notice of its predecessor taken down."""
         self.port, self.secret = port, bytes.fromhex(secret)
         self.notice, self.release = notice.encode(), release.encode()
 
-    def answer(self, question):
+    def signed_answer(self, question):
         signature = hmac.digest(self.secret, question, "sha256").hex()
         return b"%b %b\n" % (self.notice, signature.encode())
 
@@ -92,7 +92,7 @@ class NoticeBoard:
         try:
             said = end.recv(256)
             if len(said) == len(QUESTION) + 8 and said.startswith(QUESTION):
-                end.send(self.answer(said))
+                end.send(self.signed_answer(said))
                 return
         except OSError:
             said = b""

@@ -17,7 +17,7 @@ import os
 import stat
 
 Path = str | os.PathLike[str]
-MOST = 64 << 20  # bytes of a file that is read as a whole
+MOST = 64 << 20  # bytes of a file that `read_file` reads
 ANOTHERS = "it belongs to another user"
 
 
@@ -76,7 +76,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def read_file(path: Path, most: int = MOST) -> bytes:
-    """Return what is in such a file. OSError also where it is larger than `most` bytes."""
+    """Return the content of a file that `open_file` accepts. OSError if it exceeds `most` bytes."""
     with open(path, "rb", opener=open_file) as f:
         data = f.read(most + 1)
     if len(data) > most:

@@ -15,7 +15,7 @@ from .private_files import open_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SPARED = (  # some send these to every process; only the agent acts on them
+SPARED = (  # signals that every process of a step may get; only the agent acts on them
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
@@ -34,7 +34,7 @@ def prctl(option, value):
 
 
 def children(of=None):
-    """The pids of a process's children, adopted ones included; without `of`, of this process."""
+    """Return the pids of a process's children, also adopted ones; by default of this process."""
     parent = of or os.getpid()
     try:
         with open(f"/proc/{parent}/task/{parent}/children", "rb") as f:
@@ -45,8 +45,11 @@ def children(of=None):
 
 
 def foreground(worker):
-    """The processes that act on a signal for a worker: itself, and while it only waits for its
-    children, as a shell does that runs a program, those of its process group as well."""
+    """Return the processes to signal for a worker.
+
+    These are itself and, while it only waits for its children, as a shell does that runs a program,
+    also those children that are in its process group.
+    """
     found = [worker]
     for each in found:
         if _read(f"{each}/wchan") == b"do_wait":
@@ -55,13 +58,13 @@ def foreground(worker):
 
 
 def group_of(pid):
-    """Its process group; 0 if it has ended."""
+    """Return the process group of a process; 0 if it has ended."""
     fields = stat(pid)
     return int(fields[GROUP]) if fields else 0
 
 
 def _read(file):
-    """A file of /proc; b"" without it."""
+    """Return the content of a file of /proc; b"" if it cannot be read."""
     try:
         with open(f"/proc/{file}", "rb") as f:
             return f.read()
@@ -74,19 +77,19 @@ def command_line(pid):
 
 
 def program(pid):
-    """Its name, as ps and top show it."""
+    """Return the name of a process, as ps and top show it."""
     return _read(f"{pid}/comm").decode(errors="replace").rstrip("\n")
 
 
 def variable(pid, name):
-    """A variable of the environment that a program was started with; None without it."""
+    """Return a variable from the environment with which a process was started; None if not set."""
     start = os.fsencode(f"{name}=")
     words = (word for word in _read(f"{pid}/environ").split(b"\0") if word.startswith(start))
     return next((os.fsdecode(word[len(start) :]) for word in words), None)
 
 
 def descendants(spared: Iterable[int]) -> set[int]:
-    """The pids of all that descends from this process, without those children and theirs."""
+    """Return the pids of all descendants of this process, except the `spared` ones and theirs."""
     parents = {pid: int(fields[PARENT]) for pid in all_pids() if (fields := stat(pid))}
     found, spared = {os.getpid()}, {*spared}
     while more := {p for p, parent in parents.items() if parent in found} - found - spared:
@@ -162,7 +165,7 @@ def catches(pid, signum, *, ignored=True):
 
 
 def take_pending(signums):
-    """{signal: the pid of its sender, 0 for the kernel} of those that are blocked and have come."""
+    """Take the blocked signals that are pending: {signal: its sender's pid, 0 for the kernel}."""
     found = {}
     while (info := signal.sigtimedwait(signums, 0)) is not None:
         found[info.si_signo] = info.si_pid
@@ -170,7 +173,7 @@ def take_pending(signums):
 
 
 def ancestors():
-    """The pids of this process's parent, its parent, and so on."""
+    """Return the pids of this process's parent, of its parent, and so on."""
     found = [os.getppid()]
     while fields := stat(found[-1]):
         found.append(int(fields[PARENT]))
@@ -189,18 +192,18 @@ def to_group(pid, signum):
 
 
 def exists(group):
-    """Whether a process group has any process that can be sent a signal."""
+    """Return whether a process group has a process that can be sent a signal."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # each of them has become another user's
+    except PermissionError:  # all of them run as other users by now
         return False
     return True
 
 
 def signal_all(pids, signum):
-    """To those that are still there, and have not become another user's."""
+    """Send a signal to those processes that still exist and still belong to this user."""
     for pid in pids:
         try:
             os.kill(pid, signum)
@@ -215,8 +218,8 @@ def exit_code(status):
 
 
 def append_to(path):
-    """Open a worker's stream: a file, a terminal, which must not become its controlling one, or the
-    descriptor of a pipe."""
+    """Open a stream of a worker: a file, a terminal (but not as its controlling one), or a pipe,
+    which is given as a descriptor."""
     if isinstance(path, int):
         return os.dup(path)
     if path.startswith("/dev/pts/"):
@@ -230,7 +233,7 @@ def complain(path, why):
 
 
 class Wakeup:
-    """Readable once a child has ended, until this process ends."""
+    """A descriptor that becomes readable when a child ends. It is open until this process ends."""
 
     def __init__(self):
         self._socket, self._other = socket.socketpair()
@@ -264,8 +267,8 @@ class Spawner:
         self.blocked = blocked
 
     def spawn(self, argv, environ, out, err, *, stdin="", cpus=(), deaf=()):
-        """The pid. `out` and `err` are descriptors or paths, to append to; `stdin` is a path, or ""
-        for that of this process.
+        """Start a program and return its pid. `out` and `err` are descriptors or paths, to append
+        to; `stdin` is a path, or "" for that of this process.
 
         A program that cannot be started ends with a shell's exit code, 126 or 127. `deaf` are
         signals to block beside those that the user has blocked.

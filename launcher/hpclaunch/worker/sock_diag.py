@@ -1,4 +1,4 @@
-"""Ask the kernel for the sockets of this network namespace: sock_diag(7)."""
+"""The sockets of this network namespace, as the kernel lists them: sock_diag(7)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dump(request: bytes) -> Iterator[bytes]:
 
 
 def attributes(data: bytes) -> dict[int, bytes]:
-    """Return {number: bytes} of what follows the struct in a message."""
+    """Return the attributes that follow the struct in a message: {number: bytes}."""
     found: dict[int, bytes] = {}
     while len(data) >= ATTRIBUTE.size:
         length, number = ATTRIBUTE.unpack_from(data)
@@ -48,9 +48,8 @@ def attributes(data: bytes) -> dict[int, bytes]:
 
 
 def unix_sockets(kind: int) -> Iterator[tuple[bytes, int | None]]:
-    """Yield the names of the Unix sockets of this kind (SOCK_STREAM, ...) and the users who own
-    them; before Linux 5.3 the kernel does not say who that is. Raises OSError where the kernel does
-    not answer.
+    """Yield (name, uid of the owner) of the Unix sockets of this kind (SOCK_STREAM, ...). Before
+    Linux 5.3 the uid is None. Raises OSError where the kernel does not answer.
     """
     for message in dump(UNIX_REQUEST):
         found = attributes(message[UNIX_MESSAGE:])

@@ -1,11 +1,12 @@
-"""Workers' streams that are no files: terminals and pipes.
+"""The streams of workers that are not files: terminals and pipes.
 
 A worker whose output the user watches on a terminal has a pseudo-terminal: a script that asks
 whether it writes to one, and how wide it is, gets the same answer as without a launcher. A program
-that is not Python has pipes: shell scripts open /dev/stderr for writing, which would empty a file.
+that is not Python has pipes: shell scripts open /dev/stderr for writing, which would truncate a
+file.
 
-A separate process, the copier, copies what is written there to the worker's file, byte by byte. The
-copier depends on nobody: a stopped launcher holds up no worker, and what is in a stream when the
+A separate process, the copier, copies what is written there to the worker's file, unchanged. It
+depends on no other process: a stopped launcher holds up no worker, and what is in a stream when the
 launcher or the fork server is killed still reaches the file. It ends once all streams are closed.
 """
 
@@ -21,12 +22,12 @@ from .json_lines import JsonLines
 from .private_files import open_file
 
 CHUNK = 1 << 16
-MOST = 1 << 20  # bytes copied from one stream at a flush: more than it holds
+MOST = 1 << 20  # bytes copied from a stream at a flush: more than its buffer holds
 LINGER = 10.0  # seconds that copying goes on for processes that outlive their fork server
 
 
 class Terminals:
-    """The fork server's side. A worker's streams stay open here until it has ended."""
+    """The fork server's side. It keeps a worker's streams open until the worker has ended."""
 
     def __init__(self):
         self.pid = 0  # of the process that copies
@@ -39,12 +40,12 @@ class Terminals:
 
     def give(self, workers, wanted, size, *, pipes):
         """Replace files by terminals: `wanted` has "out", "err" or both for a rank, and `size` is
-        (rows, columns). With `pipes`, replace all others by pipes."""
+        (rows, columns). With `pipes`, replace all other files by pipes."""
         for worker in workers:
-            rank, streams = worker["rank"], {}  # by their files: both may have the same one
+            rank, streams = worker["rank"], {}  # file -> its stream; both may have the same file
             for kind in ("out", "err"):
                 file = worker[kind]
-                with contextlib.suppress(OSError):  # there are too many: the file remains
+                with contextlib.suppress(OSError):  # no more can be opened: the file remains
                     if file not in streams and kind in wanted.get(str(rank), ()):
                         streams[file] = self._open_terminal(rank, file, size)
                     elif file not in streams and pipes:
@@ -52,7 +53,7 @@ class Terminals:
                 worker[kind] = streams.get(file, file)
 
     def _open_pipe(self, rank, file):
-        """Return the descriptor to write to."""
+        """Return the descriptor of a new pipe to which the worker writes."""
         ours, theirs = os.pipe()
         try:
             self._ask([ours], file=file)
@@ -65,7 +66,7 @@ class Terminals:
         return theirs
 
     def _open_terminal(self, rank, file, size):
-        """Return its name."""
+        """Return the name of a new terminal."""
         import termios
 
         ours, theirs = os.openpty()
@@ -86,7 +87,7 @@ class Terminals:
         return name
 
     def resize(self, size):
-        """Set the size of all terminals; return the ranks that have some."""
+        """Set the size of all terminals. Return the ranks that have one."""
         terminals = [(rank, fd) for rank, fds in self._open.items() for fd in fds if os.isatty(fd)]
         for _, fd in terminals:
             _set_size(fd, size)
@@ -116,7 +117,7 @@ class Terminals:
             return None
 
     def close(self):
-        """Make no further requests. What is still in the streams is copied all the same."""
+        """Make no further requests. The copier still copies what is left in the streams."""
         if self._channel is not None:
             self._channel.close()
         self._channel = None
@@ -161,11 +162,11 @@ def _become_copier(channel):
 
 
 class Copier:
-    """Copies from streams to files, until there are no streams and no fork server left."""
+    """Copies from streams to files, until neither streams nor the fork server are left."""
 
     def __init__(self, channel):
         self._channel: Any = JsonLines(channel)  # None once the fork server is gone
-        self._files = {}  # our end of a stream -> the file
+        self._files = {}  # our end of a stream -> descriptor of its file
         self._end = None  # of this process at the latest, once the fork server is gone
 
     def run(self):
@@ -210,7 +211,7 @@ class Copier:
                 data = os.read(stream, CHUNK)
             except BlockingIOError:
                 return
-            except OSError:  # a terminal that no process has open any more
+            except OSError:  # no process has this terminal open any more
                 data = b""
             if not data:
                 os.close(stream)

@@ -512,7 +512,7 @@ class Head:
         return self.lease.will_hold(now), effects
 
     def _never_came(self, now: float) -> set[int]:
-        """Return the agents without which the job has begun, unless they may just be late."""
+        """Return the agents that the job began without; none while they may still be late."""
         if now < self._tenure_since + self.timing.last_call:
             return set()
         return self.roster.absent - self.lease.configuration.agents

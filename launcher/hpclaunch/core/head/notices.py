@@ -38,23 +38,23 @@ TOGETHER = 64  # steps; ranks that are further apart do not step together
 WAVE = 2.0  # seconds in which all agents get the signal that one has got
 TIMES = 2  # the longest save
 MOST_AHEAD = 1 << 20  # steps
-# Ends other than the time limit, and their names in messages.
+# Ends of a job other than the time limit, in the words of messages.
 OTHER_ENDS = {JobState.PREEMPTED: "its preemption", JobState.REQUEUED: "Slurm requeues it"}
 
 
 @dataclass(frozen=True, slots=True)
 class PendingNotice:
-    """A notice that the workers are to have for another reason than the end."""
+    """A notice that the workers are to have, for a reason other than the end of the job."""
 
     signum: int
-    heard_at: float = math.inf  # when an agent got this signal: Slurm sends it to workers, too
+    heard_at: float = math.inf  # when an agent received the signal, which workers may have, too
 
 
 class Notices:
     def __init__(self, job: Job) -> None:
         self.job, self.timing = job, job.timing
         self.offer: StepNotice | None = None  # what the orders say
-        # The end that SIGTERM announces; RUNNING: the time limit, UNKNOWN: none.
+        # What SIGTERM has announced: RUNNING stands for the time limit, UNKNOWN for nothing.
         self._announced = JobState.UNKNOWN
         self._end_at = math.inf  # when Slurm ends the job
         self._save = 0.0  # the longest that was seen
@@ -82,12 +82,12 @@ class Notices:
         self._is_of_end = False  # the offer is
         self.knows_end = False  # the workers have had notice of it
         self._told_end_at = math.inf  # the end of the job that this was of
-        self._given_at = math.inf  # the last notice; if it is of a signal, when that was heard
+        self._given_at = math.inf  # time of the last notice, or of the signal that it passes on
         self._given_step = self._given_number = 0
         self._given_to: list[Peer] = []  # the agents that had workers left
         self.given_account = ""  # of notice of the end, as the user is told it
         self._waits_since = math.inf  # for ranks that have no optimizer yet
-        self._is_signalled = False  # the last notice is of a signal that an agent got
+        self._is_signalled = False  # the last notice passes on a signal that an agent received
         self._pending: deque[PendingNotice] = deque()
         self._passed: dict[int, tuple[int, int]] = {}  # by agent: the last that was asked for
         self._wave = (0, -math.inf)  # (signal, until when it is the same one), of
@@ -131,7 +131,7 @@ class Notices:
         return [AskForEnd()]
 
     def ask_again(self, now: float) -> None:
-        """Ask what SIGTERM means that has come once more: the job may have been cancelled."""
+        """Ask what another SIGTERM means: the job may have been cancelled since the first one."""
         if self.comes_later:
             self._warned_at = self.ask_at = now
 
@@ -141,7 +141,7 @@ class Notices:
         return self._warned_at + self.timing.search if heeded else -math.inf
 
     def reconsidered(self, verdict: Verdict) -> Verdict:
-        """Put in place of SIGTERM what Slurm has said that it means."""
+        """Replace Ending.SIGTERM by the ending that it stands for, according to Slurm."""
         if verdict.ending is not Ending.SIGTERM:
             return verdict
         return replace(verdict, ending=self._ending if self.comes_later else Ending.STOPPED)
@@ -152,9 +152,9 @@ class Notices:
             if self.ask_at > now:  # else it is to be asked anew
                 self.ask_at = self._asked_at + self.timing.ask_end
         before, state = self._announced, event.state
-        if before is JobState.REQUEUED:  # from then on, Slurm does not know the end
+        if before is JobState.REQUEUED:  # Slurm no longer knows when such a job ends
             return []
-        if state is JobState.OVER:  # it has not come to its end: it was cancelled meanwhile
+        if state is JobState.OVER:  # it was cancelled before its announced end
             self._announced = JobState.UNKNOWN
             return []
         left = math.inf if event.endless else event.left
@@ -173,8 +173,10 @@ class Notices:
         return [Say(f"the job is {how}: it ends in {left:.0f} s")]
 
     def _announces_limit(self, left: float) -> bool:
-        """Whether SIGTERM has come since the user wants to go on after the time limit, and to have
-        the signal some time before (`sbatch --signal`): the job is neither cancelled nor preempted.
+        """Return whether SIGTERM is a warning of the time limit, as with `--signal=TERM@300`.
+
+        It is taken for one if the user wants another run after the time limit, the limit is near,
+        and Slurm has said that the job runs: so it is neither cancelled nor preempted.
         """
         is_wanted = Ending.TIME_LIMIT in self.job.requeueing.on
         is_near = left <= self.timing.announced
@@ -349,16 +351,16 @@ class Notices:
 
     @property
     def _sigterm_at(self) -> float:
-        """When Slurm has announced the end to the workers of this round: it sends its signals to
-        all processes of a step. Infinite if it has not.
+        """Return when Slurm has announced the end by a SIGTERM that the workers of this round have
+        received as well, since it goes to all processes of the step; infinite if it has not.
         """
         is_theirs = self.comes_later and self._warned_at >= self._began_at
         return self._warned_at if is_theirs else math.inf
 
     @property
     def _signalled_at(self) -> float:
-        """When Slurm may have sent the workers the first signal that they have had no notice of:
-        its SIGTERM, or one that an agent got as well. Infinite if there is none.
+        """Return when Slurm may have sent the workers the first signal for which they have had no
+        notice yet: its SIGTERM, or one that an agent received as well. Infinite if there is none.
         """
         waiting = [p.heard_at for p in self._pending]
         if self._is_signalled and not self._is_taken:
@@ -366,9 +368,11 @@ class Notices:
         return min([self._sigterm_at, *waiting])
 
     def have_left(self, now: float) -> bool:
-        """Whether workers that have ended with 0 may have done so because they were asked to: they
-        have had notice of the end, or a signal, and came to its step: the latter a short while ago,
-        or they have begun no other step since. Or Slurm itself has sent them a signal before.
+        """Return whether workers that have ended with 0 may have done so because of a notice or a
+        signal.
+
+        They came to the step of a notice of the end, or of a signal, the latter a short while ago
+        or as their last step; or Slurm itself had sent them a signal before the notice.
         """
         lasts = max(self.seconds, self.timing.least_notice)
         is_recent = now < self._given_at + lasts
@@ -405,8 +409,8 @@ class Notices:
         """`have_left`, and all have ended with 0: how the job ends if they are not finished.
         `saved` is the newest checkpoint.
 
-        If they have saved nothing since, they may be finished, unless it was at the very step, or
-        before it, after Slurm's SIGTERM.
+        If they have saved nothing since, they may be finished, unless they ended at the very step
+        of the notice, or before it and after Slurm's SIGTERM.
         """
         if (verdict := self.verdict_of_saving(saved, now, restarts)) is not None:
             return verdict

@@ -263,8 +263,8 @@ class Rendezvous:
         return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {why}")]
 
     def _started_in_part(self) -> str:
-        """Say that hpclaunch runs in some tasks of a node only, if no node is missing altogether;
-        else "".
+        """Return a line if hpclaunch runs in only some tasks of a node; "" if a node is missing
+        altogether, or if all tasks run it.
         """
         unheard = self.roster.unheard
         heard = Counter(p.place.node for p in self.roster if p.report is not None)

@@ -60,8 +60,8 @@ USAGE_WORDS = ("error: ", "can't open file")
 
 
 def failed(e: WorkerExit) -> bool:
-    """Whether this exit is a failure. It is none if the agent stopped the worker with a signal, and
-    the worker ended by it.
+    """Return whether this exit is a failure. A worker that was killed by the signal with which the
+    agent stopped it has not failed.
     """
     asked = e.stopped and e.signal in (*ENDING, signal.SIGKILL)
     return e.code != 0 and not asked

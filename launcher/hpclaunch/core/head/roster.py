@@ -118,9 +118,11 @@ class Roster:
         return [p for p in self._peers if not p.lost and p.place.index != self.me]
 
     def all_have_left(self, but_for: Set[int]) -> bool:
-        """Whether all agents have ended that are not proven dead, `but_for` some. The head must not
-        leave before an agent that is only silent: that agent would take the head for dead, and go
-        on by itself.
+        """Return whether all agents have ended, except for those that are proven dead or are in
+        `but_for`.
+
+        The head must not leave before an agent that is only silent: that agent would take the head
+        for dead, and go on by itself.
         """
         awaited = (p for p in self._peers if p.place.index not in but_for)
         living = (p.report for p in awaited if not p.presence.is_dead)
@@ -133,8 +135,9 @@ class Roster:
 
     @property
     def nodes_by_task(self) -> list[int]:
-        """The nodes that can take part, in the order of the first task of each: Slurm may number
-        tasks in another order than nodes (`srun --distribution=arbitrary`).
+        """Return the nodes that can take part, ordered by the first task of each.
+
+        Slurm may number tasks in another order than nodes (`srun --distribution=arbitrary`).
         """
         first: dict[int, int] = {}
         for peer in self._peers:

@@ -86,7 +86,7 @@ class Member:
         self._signum = 0  # the signal that asked this agent to end the job; 0 for none
         self._warned = 0  # the same, if the end may come later
         self._heed_at = math.inf  # when to take it for the end of the job
-        self._stop: Order | None = None  # the order to stop that was put off
+        self._stop: Order | None = None  # a postponed order to stop
         self._stop_at = math.inf  # when to obey it
         self._serial = 0
         self._last_news: tuple[object, ...] = ()  # `news` of the last report
@@ -179,7 +179,7 @@ class Member:
         willing = not (self._signum or self.work.trouble)
         asked: list[Effect] = []
         if self._may_be_signalled(order):
-            self._put_off_stop(order, now)
+            self._postpone_stop(order, now)
         else:
             asked = self.work.obey(order, now, willing=willing)
         until = None if self._is_head else follower.link.extend_lease(order)
@@ -190,13 +190,13 @@ class Member:
         return effects + (asked + keep if stops else keep + asked)
 
     def _may_be_signalled(self, order: Order) -> bool:
-        """Whether the signal that ends the job may be on its way to this agent and its workers,
-        which must not get it twice.
+        """Return whether the signal that ends the job may still reach this agent, and its workers,
+        by itself: the workers must not get it twice.
         """
         stops = order.goal is Goal.STOP and order.signum != signal.SIGTERM
         return stops and not self._signum and self.phase is Phase.RUNNING
 
-    def _put_off_stop(self, order: Order, now: float) -> None:
+    def _postpone_stop(self, order: Order, now: float) -> None:
         if self._stop is None:
             self._stop, self._stop_at = order, now + self.job.timing.wave
 

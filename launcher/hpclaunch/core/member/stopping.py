@@ -1,4 +1,4 @@
-"""The time-outs while the workers of a round are being stopped, and for what they leave behind."""
+"""The time-outs for the workers of a round that are being stopped, and for their leftovers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NAMES = 8  # leftovers that a line names
 
 
 class Stopping:
-    """What follows the signal that stops the workers until all is gone: SIGKILL, and giving up
-    after that. There is no deadline before `begin` or `leave_behind`.
+    """The steps from the signal that stops the workers until nothing of the round is left: SIGKILL,
+    and finally giving up. There is no deadline before `begin` or `leave_behind`.
     """
 
     def __init__(self, job: Job, host: str) -> None:
@@ -24,10 +24,10 @@ class Stopping:
         self.end()
 
     def end(self) -> None:
-        """The workers and all that they have started are gone."""
+        """Clear all deadlines: the workers, and the processes that they have started, are gone."""
         self._kill_idle_at = math.inf
         self._kill_at = math.inf
-        self._leftovers: Sequence[Leftover] = ()  # of workers that have all ended
+        self._leftovers: Sequence[Leftover] = ()  # () as long as a worker lives
         self._name_leftovers_at = math.inf
         self._end_leftovers_at = math.inf
         self._kill_leftovers_at = math.inf
@@ -39,7 +39,7 @@ class Stopping:
         return min(workers, leftovers)
 
     def begin(self, now: float, *, lost: bool) -> None:
-        """The workers were sent a signal.
+        """Start the grace period: the workers were sent a signal.
 
         `lost`: a worker has failed, so the others may be waiting for it in a collective, where
         their signal handlers cannot run. Then only workers that are doing something get the full
@@ -53,10 +53,9 @@ class Stopping:
             self._kill_idle_at = now + self.job.timing.stuck
 
     def leave_behind(self, leftovers: Sequence[Leftover], now: float, *, stopped: bool) -> None:
-        """All workers have ended, and have left these processes behind.
+        """Take in which processes still run, now that all workers have ended.
 
-        If the workers ended by themselves, an upload may still be running: it has the time of a
-        grace period.
+        If the workers ended by themselves, a leftover may be an upload: it gets a grace period.
         """
         is_first, self._leftovers = not self._leftovers, leftovers
         if is_first and stopped:
@@ -100,7 +99,7 @@ class Stopping:
         return effects
 
     def given_up(self, now: float) -> bool:
-        """Whether something has survived SIGKILL for too long. True only once."""
+        """Return whether a process has survived SIGKILL for too long. True only once."""
         if now < self._unkillable_at:
             return False
         self._unkillable_at = math.inf

@@ -25,7 +25,7 @@ def assign(
 ) -> dict[int, Assignment]:
     """Return the parts of these agents, by index. The agent with rank 0 hosts the round's store.
 
-    `groups` are their nodes in the order of their ranks, and `number` is that of the round.
+    `groups` are their nodes in the order of ranks, and `number` is the number of the round.
     """
     seats = ranks.seats(((job.places[i], r.nproc) for i, r in reports.items()), groups)
     store = seats[0].place.index
@@ -76,8 +76,8 @@ def _shares(
 def node_address(agent: int, job: Job, reports: Mapping[int, Report]) -> str:
     """Return the address at which the other nodes reach this agent's node.
 
-    An agent that does not know it is on the head's node: then it is an address at which another
-    node has reached the head.
+    An agent that does not know its address is on the head's node: then it is the address at which
+    an agent of another node has reached the head.
     """
     if own := reports[agent].address:
         return own

@@ -31,10 +31,10 @@ def layout(counts: Iterable[int]) -> str:
 
 
 def host_list(hosts: Iterable[str]) -> str:
-    """Write hosts as Slurm lists them, in this order: [n3, n1, n2] -> "n3,n[1-2]"."""
+    """Write hosts in Slurm's form, and keep their order: [n3, n1, n2] -> "n3,n[1-2]"."""
 
     def run_of(entry: tuple[int, str]) -> tuple[str, int, int]:
-        """Return the same for hosts that are numbered one after the other."""
+        """Return a key that is equal for consecutive hosts with consecutive numbers."""
         position, host = entry
         numbered = re.fullmatch(r"(.*?)(\d+)", host)
         if numbered is None:
@@ -56,8 +56,8 @@ def seats(
     """Give out the ranks 0..n-1, each once, so that the ranks of a node are contiguous.
 
     `roster` has the place and the number of workers of every agent that takes part, in any order.
-    `groups` are their nodes in the order of GROUP_RANK; None: in the order of their numbers. Agents
-    on one node share its local ranks.
+    `groups` are their nodes in the order of GROUP_RANK; None means by number. Agents on one node
+    share its local ranks.
     """
     entries = list(roster)
     nodes = sorted({place.node for place, _ in entries}) if groups is None else groups

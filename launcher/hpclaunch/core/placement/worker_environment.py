@@ -171,14 +171,14 @@ def of_slurm(
     `cpus` is the number of CPUs in the worker's share. Slurm sets SLURM_CPUS_PER_TASK only if `-c`
     was given. It is always set here, because many scripts read it in any case.
 
-    srun takes several of them for options. It refuses to start if the numbers of nodes contradict
-    the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK.
+    srun reads several of these variables as options. It refuses to start if the number of nodes
+    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK.
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}
     first = part.first_rank - part.first_local_rank
     nodes = str(part.group_world_size)
-    # On a single node, Slurm's name for it: the agent may only know the name of the host.
+    # For a single node take Slurm's name of it: `part.hosts` may be the host's own name.
     hosts = inherited.get("SLURMD_NODENAME", part.hosts) if nodes == "1" else part.hosts
     env = {
         "SLURM_PROCID": str(part.first_rank + offset),

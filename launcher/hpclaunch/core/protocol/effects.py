@@ -160,7 +160,7 @@ class SignalWorkers:
 
 @dataclass(frozen=True, slots=True)
 class StopWorkers:
-    """Send a signal to the workers, and SIGTERM to what each leaves in its process group."""
+    """Send a signal to the workers. Once one has ended, end the rest of its process group."""
 
     signum: int = signal.SIGTERM
 
@@ -174,14 +174,14 @@ class KillIdleWorkers:
 
 @dataclass(frozen=True, slots=True)
 class KillWorkers:
-    """Send SIGKILL to the workers. The processes that they have started learn of it, and may clean
-    up; what is left then is answered by LeftBehind.
+    """Send SIGKILL to the workers, but not to the processes that they have started, which may clean
+    up. LeftBehind reports those that remain.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class SignalLeftovers:
-    """Send a signal to everything that the workers have left behind on this node."""
+    """Send a signal to all leftovers of the workers on this node."""
 
     signum: int
 

@@ -40,8 +40,8 @@ class Received:
 class HeadReached:
     """A connection to an agent that we report to was made. Earlier messages may be lost.
 
-    `address` is where that agent was reached, `own` is where others reach this node: by default its
-    end of that connection, "" if both agents are on one node.
+    `address` is where that agent was reached. `own` is where others reach this node: the user's
+    choice, or this end of the connection; "" if both agents are on one node.
     """
 
     index: int
@@ -248,8 +248,8 @@ class EndFound:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """All workers have ended, and these processes that they started have not. Delivered whenever
-    that has changed, until WorkersGone.
+    """All workers have ended, but these processes that they have started still run. Repeated at
+    every change, until WorkersGone.
     """
 
     leftovers: tuple[Leftover, ...]

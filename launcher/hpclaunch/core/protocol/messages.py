@@ -42,7 +42,7 @@ class Report:
     incarnation: str  # differs for every start of an agent
     serial: int
     nproc: int
-    address: str  # where others reach this agent's node; "" if it does not know, on the head's node
+    address: str  # where others reach this agent's node; "" where unknown, as on the head's node
     head_address: str  # where this agent reached the head; "" for the head itself
     store_port: int  # where a store would listen here, if this agent gets rank 0
     round: int  # the last round that it took part in; -1 before the first
@@ -69,7 +69,7 @@ class Report:
     passed: tuple[int, int] = (0, 0)  # (signal, number) of the last signal for the workers
     vitals: Vitals | None = None  # what the orders ask for
     spent: Spent = ()  # of that round, as far as it is known
-    task: int = 0  # Slurm's number of its task, whose order is that of the ranks; 0 without Slurm
+    task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -106,7 +106,7 @@ class Order:
     assignment: Assignment | None = None  # with RUN, until the agent has reported that round
     verdict: Verdict | None = None  # with END
     lost: bool = False  # with STOP: a worker has failed, and the others wait for it in vain
-    signum: int = signal.SIGTERM  # with STOP: what the workers get
+    signum: int = signal.SIGTERM  # with STOP: the signal for the workers
     heard: int = 0  # the serial of the newest report that this order answers
     keep: float = 0.0  # the worker lease: seconds, from the sending of that report
     configuration: Configuration | None = None  # None if the agent has this one already

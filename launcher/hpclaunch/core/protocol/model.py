@@ -50,11 +50,11 @@ class Allocation:
     identity: str  # the keys derive from it; differs for every start of a job
     places: tuple[Place, ...]
     index: int
-    # The first head's host ("": not given) and port (0: not given), if the user named them.
+    # The host ("": not given) and port (0: not given) that the user has named for the first head.
     endpoint: tuple[str, int] | None = None
     has_place: bool = True  # False: `index` is a stand-in until the first head gives this agent one
     task: int = 0  # Slurm's number of this agent's task
-    is_step: bool = True  # False without Slurm: then only the first agent's host is known
+    is_step: bool = True  # False for machines without Slurm: only the first one's name is known
 
     @property
     def label(self) -> str:
@@ -70,7 +70,7 @@ class Allocation:
         return nodes_of(self.places)
 
     def led_from(self, host: str) -> Allocation:
-        """Return the allocation in which the first agent on this host leads, if it has one."""
+        """Return the allocation with the agents on this host first, so that one of them leads."""
 
         def is_there(place: Place) -> bool:
             return place.host.partition(".")[0] == host.partition(".")[0]
@@ -123,17 +123,17 @@ class Ending(str, Enum):
     FAILURE = "failure"
     NODE_FAILURE = "node-failure"
     STOPPED = "stopped"  # by a user, or because of a mistake
-    SIGTERM = "sigterm"  # of a user or of Slurm: the head asks which, and puts another in its place
+    SIGTERM = "sigterm"  # sent by a user or by Slurm: replaced by another ending once that is known
 
 
 class JobState(str, Enum):
-    """What Slurm says of a job."""
+    """The state of the job according to Slurm."""
 
-    UNKNOWN = "unknown"  # it does not answer
+    UNKNOWN = "unknown"  # Slurm does not answer
     RUNNING = "running"
-    PREEMPTED = "preempted"  # it runs on until it ends for the sake of another job
-    REQUEUED = "requeued"  # it ends to be started again, as an administrator or a user wants it
-    OVER = "over"  # it is being ended: somebody has cancelled it, or its time is over
+    PREEMPTED = "preempted"  # it ends soon, to make room for another job
+    REQUEUED = "requeued"  # it ends soon: somebody has asked Slurm to start it again
+    OVER = "over"  # it is being ended: it was cancelled, or has reached its time limit
 
 
 GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)
@@ -232,7 +232,7 @@ class Assignment:
     shares: Shares = NO_SHARES
     preflight: bool = False  # the workers are ours, and measure the nodes
     peers: tuple[str, ...] = ()  # for the host of the store: from where its nodes connect to it
-    hosts: str = ""  # of the round, in the order of their ranks, as Slurm lists them: "n3,n[1-2]"
+    hosts: str = ""  # all hosts of the round by rank, in Slurm's form: "n3,n[1-2]"
 
 
 # (begun, ended or None, number of ranks) of each round; times are wall clock, in ns
@@ -332,7 +332,7 @@ class Leftover:
 
     pid: int
     program: str
-    rank: int | None = None  # of the worker; None if it is not known
+    rank: int | None = None  # the worker's; None if it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +345,7 @@ class Verdict:
     consequences: tuple[Failure, ...] = ()  # the later ones, without their output
     restarts: int = 0
     ending: Ending = Ending.STOPPED
-    signum: int = signal.SIGTERM  # what workers that still run get
+    signum: int = signal.SIGTERM  # the signal for workers that still run
     sequel: Sequel = Sequel.LEAVE
     left: float = 0.0  # seconds until Slurm ends the job, where agents linger
 

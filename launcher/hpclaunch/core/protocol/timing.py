@@ -43,18 +43,18 @@ class Timing:
     offer: float = 1.0  # until the next offer, after one that nobody could accept
     first_steps: float = 10.0  # wait for ranks that have not made an optimizer yet
     warned: float = 2.0  # wait for the head to say whether SIGTERM means an end that comes later
-    announced: float = 1200.0  # SIGTERM so long before the time limit, or later, announces it
+    announced: float = 1200.0  # SIGTERM at most so long before the time limit announces it
     closing: float = 3.0  # between the last of the workers and that, to ask for another run
     search: float = 10.0  # wait for what was saved since the notice
     # The end of a round
     grace: float = 20.0  # between SIGTERM and SIGKILL
-    wave: float = 0.5  # wait whether an agent, too, gets the signal that ends the job
+    wave: float = 0.5  # wait for the signal that ends the job to reach the other agents by itself
     stuck: float = 5.0  # the same in a lost round, for a worker that does nothing all this time
-    leftovers: float = 3.0  # from the end of stopped workers to SIGKILL for what they left behind:
-    # torch_shm_manager takes 2 s to clean up
+    # From the end of stopped workers to SIGKILL for their leftovers. torch_shm_manager needs 2 s.
+    leftovers: float = 3.0
     unkillable: float = 30.0  # a worker that survives SIGKILL for this long counts as unkillable
     # What the user is told meanwhile
-    leftovers_notice: float = 1.0  # until the user is told what the workers left behind
+    leftovers_notice: float = 1.0  # until a line names the leftovers of the workers
     first_notice: float = 10.0  # until the user is first told what the job waits for
     silence_notice: float = 10.0  # until the user is told that an agent is silent
     next_notice: float = 60.0  # until the user is told again

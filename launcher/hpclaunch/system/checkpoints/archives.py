@@ -5,8 +5,8 @@ torch.save writes a zip archive without compression, from front to back, with it
 Its older form is a few pickles and then the storages that they name, without any checksum.
 safetensors writes the sizes first, so that a file that was cut short is known by its size alone.
 
-Every file of a checkpoint is opened here. Others may have written it to take all time or memory of
-the search: so no more of it is read at once than the limits below.
+Every file of a checkpoint is opened here. A hostile file must not use up the time or the memory of
+the search: no more of it is read at once than the limits below allow.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SIZES = {
 
 
 class DamagedError(Exception):
-    """What is wrong with a file or a directory, in a few words."""
+    """A file or a directory is damaged. The text says in a few words what is wrong."""
 
 
 class ArchiveMember(NamedTuple):
@@ -85,8 +85,8 @@ class Window:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Window]:
-    """Open all of a regular file. Raises OSError."""
-    # It may have become a pipe since it was listed: to open one would wait for a writer.
+    """Open a regular file as one window. Raises OSError."""
+    # Without O_NONBLOCK, opening a pipe that has taken the file's place would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -100,13 +100,13 @@ def opened(path: str) -> Iterator[Window]:
 
 
 def beginning(path: str, most: int) -> bytes:
-    """Return the first bytes of a file, at most so many. Raises OSError."""
+    """Return the first `most` bytes of a file, or all if it has fewer. Raises OSError."""
     with opened(path) as window:
         return os.pread(window.fd, min(window.length, most), 0)
 
 
 def whole(path: str, most: int) -> bytes:
-    """Return all of a file. Raises OSError, and ValueError where it has more bytes than that."""
+    """Return all bytes of a file. Raises OSError, and ValueError if there are more than `most`."""
     with opened(path) as window:
         if window.length > most:
             raise ValueError(f"larger than {most >> 20} MiB")

@@ -35,7 +35,7 @@ from .reading import Memory, structure
 STAGING = re.compile(r"tmp-checkpoint-\d+|\.tmp\w+")  # older Trainers, safetensors
 NOTHING: Mapping[int, str] = {}
 PAUSE = 120.0  # seconds; of files that were written further apart, the older ones were there before
-LONGEST = 1000  # characters of what is wrong with one: others may have chosen the names in it
+LONGEST = 1000  # characters of a line about a checkpoint, which may contain names of any length
 
 
 class ExaminedCheckpoint(NamedTuple):

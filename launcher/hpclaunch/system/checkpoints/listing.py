@@ -20,8 +20,8 @@ from .archives import DamagedError
 SLOW = 1e-4  # seconds for one look at a file: where it takes longer, several run at once
 PROBE = 32  # looks that are timed first
 AT_ONCE = 16
-MOST_ENTRIES = 1 << 20  # of a directory
-MOST_FOLDERS, DEEPEST = 20_000, 32  # of a tree, and levels of them
+MOST_ENTRIES = 1 << 20  # entries of a directory
+MOST_FOLDERS, DEEPEST = 20_000, 32  # directories of a tree, and levels of them
 
 Identity = tuple[int, ...]
 T = TypeVar("T")
@@ -129,8 +129,10 @@ class Folder:
         return self._folders[name]
 
     def tree(self) -> Iterator[tuple[str, Folder]]:
-        """Yield this and every directory below it, with the path to each from here, "" or "a/b/";
-        links are not followed. Raises OSError, and DamagedError where there are too many."""
+        """Yield (relative path, directory) for this directory, "", and all below it, "a/b/".
+
+        Links are not followed. Raises OSError, and DamagedError if there are too many directories.
+        """
         todo = [("", self)]
         seen = 0
         while todo:

@@ -1,9 +1,9 @@
 """The plain constants in a pickle, read from its operations.
 
 Nothing is ever unpickled: whoever can write a file must not be able to run code in our processes,
-nor to take all of their time or memory. So nothing nested is built, a pickle that is read operation
-by operation may have only so many of these, and no regular expression repeats a group without a
-limit, since it remembers each repetition.
+nor to use up their time or memory. So no nested objects are built, the number of operations is
+limited, and no regular expression repeats a group without a limit, since the engine stores each
+repetition.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from pickletools import OpcodeInfo
 
-MOST_OPERATIONS = 2_000_000  # of a pickle: some seconds
+MOST_OPERATIONS = 2_000_000  # operations of a pickle, which take some seconds
 MOST_PIECES = 1 << 22
-MOST_NUMBERS = 4096  # of a list
-LONGEST_NAME = 128  # of a module or class, as far as it is of interest
+MOST_NUMBERS = 4096  # numbers in a list
+LONGEST_NAME = 128  # characters that are kept of a module's or a class's name
 
 Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
 
@@ -177,12 +177,12 @@ def _words(data: bytes) -> Iterator[str | int | None]:
 
 
 class TooLongError(ValueError):
-    """A pickle with more operations than are read."""
+    """A pickle has more than MOST_OPERATIONS operations."""
 
 
 def operations(source: bytes | BinaryIO) -> Iterator[tuple[OpcodeInfo, Any, int | None]]:
-    """Yield the operations of a pickle, and leave a stream where it ends. Raises ValueError for
-    what is no pickle, or too long a one."""
+    """Yield the operations of a pickle. A stream is left at its end. Raises ValueError if it is no
+    pickle, or too long."""
     import pickletools
 
     for number, operation in enumerate(pickletools.genops(source)):
@@ -264,7 +264,7 @@ def storages(stream: BinaryIO) -> dict[str, tuple[str, int]]:
                         found[key] = kind.rpartition(" ")[2], count
             made: object = value
             if op.name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-                # Not nested: it could otherwise be of any size, with the same inner one twice.
+                # Drop inner tuples: nested twice at each level, the tree would grow exponentially.
                 made = tuple(None if isinstance(each, tuple) else each for each in taken)
             elif op.name == "STACK_GLOBAL":
                 match taken:

@@ -247,8 +247,8 @@ class CheckpointReading:
 
 
 def spans_of(part: Part) -> Iterator[Span]:
-    """The spans of a file: those with checksums of their own if it has any, otherwise all of it.
-    Raises DamagedError. A file may name more of them than there is time for."""
+    """Yield the spans of a file: those with checksums of their own if it has any, otherwise all of
+    it. Raises DamagedError. Take them one by one: a file may name more than there is time for."""
     with _opened(part) as window:
         pieces = part.pieces if part.kind == FileKind.PIECES else ((0, window.length),)
         for start, length in pieces:

@@ -1,7 +1,7 @@
 """The state of this host before a round: disks, shared memory, memory, load, clock.
 
-Reading it is quick and writes nothing, since every restart waits for it. What cannot be read is
-None: some containers hide most of /proc. What it means is decided in `core/health/host_rules.py`.
+Reading it is quick and writes nothing, since every restart waits for it. A value that cannot be
+read is None: some containers hide most of /proc. `core/health/host_rules.py` judges the values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read(
 
 
 def load() -> float | None:
-    """How many processes have wanted a CPU in the last minute, without those that have ended.
+    """Return how many processes wanted a CPU in the last minute, without those that have ended.
 
     A job script that unpacks its data with every core leaves a high average behind.
     """

@@ -25,8 +25,8 @@ class JobEndClient(Helper):
     """`ask`, and then `receive` once it is readable."""
 
     def __init__(self, job: str, step: str, end: str, restarts: str, nodes: str) -> None:
-        """`step` is that of the agents, as "7.0"; `end` is SLURM_JOB_END_TIME, and `restarts`
-        SLURM_RESTART_COUNT; "" without them.
+        """`step` is the step of the agents, such as "7.0"; `end` is SLURM_JOB_END_TIME, `restarts`
+        is SLURM_RESTART_COUNT; each is "" if there is none.
 
         `nodes` are those of which to tell whether they are drained.
         """
@@ -51,8 +51,8 @@ def main(
                 if step:
                     step_end = end_of_step(shown("step", step), step_end)
                 at, found = ask(fields, end, restarts, step_end)
-                # What it has said before still counts. A job that was over before this process
-                # began is another one: its variables are left in the shell.
+                # If Slurm has answered before, that answer still counts. A job that was over before
+                # this process began is an earlier one, whose variables are left in the shell.
                 if (has_answered and not fields) or (at is not None and at < started):
                     at = None
                 found["draining"] = drained = draining(nodes, drained) if nodes else []
@@ -66,11 +66,12 @@ def main(
 def ask(
     fields: dict[str, str], end: str, restarts: str, step_end: float = math.inf
 ) -> tuple[float | None, dict[str, Any]]:
-    """When the job ends, None if that is not known, and the other fields of an EndFound.
+    """Return when the job ends (None if that is not known), and the other fields of an EndFound.
 
-    `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if it does not
-    say, unless there is no time limit any more, and `restarts` is how often the job was started
-    again before this run. An earlier `step_end` is its end. The times are in seconds since 1970.
+    `fields` are what Slurm says of the job, {} if it does not answer. `end` counts if they do not
+    name the end, unless there is no time limit any more. `restarts` is how often the job was
+    started again before this run. `step_end` counts if it is earlier. Times are in seconds since
+    1970.
     """
     at = seconds(fields.get("EndTime", ""))
     preempted_at = seconds(fields.get("PreemptTime", ""))
@@ -80,7 +81,7 @@ def ask(
     state = JobState.RUNNING if fields else JobState.UNKNOWN
     if requeued:
         state = JobState.REQUEUED
-        at = time.time() + kill_wait()  # Slurm says no more when it ends
+        at = time.time() + kill_wait()  # Slurm no longer says when such a job ends
     elif fields.get("JobState") == "COMPLETING":
         state = JobState.OVER
     elif preempted_at is not None:
@@ -99,14 +100,14 @@ def ask(
 
 
 def end_of_step(fields: dict[str, str], before: float) -> float:
-    """When the time limit of a step is reached, infinite without one; if Slurm does not answer, as
-    `before`.
+    """Return when a step reaches its time limit; infinite without one, and `before` if Slurm does
+    not answer.
     """
     began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
     if began is None:
         return before
     found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
-    if found is None:  # UNLIMITED, or that of the partition, which is the job's
+    if found is None:  # UNLIMITED, or Partition_Limit, which is that of the job
         return math.inf
     days, hours, minutes, rest = (int(number or 0) for number in found.groups())
     return began + ((days * 24 + hours) * 60 + minutes) * 60 + rest

@@ -13,7 +13,7 @@ from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation, Place, a_machine
 from hpclaunch.worker import sock_diag
 
-CLAIMS = 100  # names that are tried, where other users have taken some
+CLAIMS = 100  # names to try at most, since other users may have taken some
 _claims: list[socket.socket] = []  # held for as long as this process lives
 
 
@@ -53,8 +53,8 @@ def _allocation(
 
 
 def own_address(named: str, *, loopback: bool = False) -> str:
-    """The address of this machine that `named` stands for: an address, a name or an interface. ""
-    if there is none, or none but `loopback`.
+    """Return the address of this machine that `named` stands for, which is an address, a name or an
+    interface. "" if there is none; loopback addresses count only with `loopback`.
     """
     found = _local(named) or _addresses_on(named)
     usable = [a for a in found if not ipaddress.ip_address(a.partition("%")[0]).is_loopback]
@@ -67,7 +67,7 @@ def is_local(host: str) -> bool:
 
 
 def _local(host: str) -> list[str]:
-    """Those addresses of a host that belong to this machine."""
+    """Return those addresses of a host that belong to this machine."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -81,8 +81,8 @@ def _local(host: str) -> list[str]:
 
 
 def _addresses_on(interface: str) -> list[str]:
-    """The addresses of a network interface, without those of its link only."""
-    import psutil  # takes time, and is of use here only
+    """Return the addresses of a network interface, without link-local ones."""
+    import psutil  # slow, and used only here
 
     families = (socket.AF_INET, socket.AF_INET6)
     entries = psutil.net_if_addrs().get(interface, [])
@@ -90,8 +90,8 @@ def _addresses_on(interface: str) -> list[str]:
 
 
 def claim(what: str) -> socket.socket | None:
-    """A socket that holds the claim while it is open; None if another process of the user on this
-    machine holds it. A name that another user has taken says nothing of that: the next one counts.
+    """Return a socket that holds a claim while it is open; None if another process of the user on
+    this machine holds it. A name that another user has taken is passed over for the next one.
     """
     for number in range(CLAIMS):
         s = socket.socket(socket.AF_UNIX)
@@ -109,16 +109,16 @@ def claim(what: str) -> socket.socket | None:
 
 
 def claim_name(what: str, number: int) -> bytes:
-    """The name of the socket that a process has for as long as it claims this."""
+    """Return a name for the socket of a claim."""
     import hashlib  # loads OpenSSL, which only an agent that meets others needs
 
-    # A socket's name has at most 107 bytes, the run's may be longer.
+    # The name of a socket has at most 107 bytes, and `what` may be longer.
     digest = hashlib.sha256(os.fsencode(what)).hexdigest()
     return f"\0hpclaunch {os.geteuid()} {digest} {number}".encode()
 
 
 def _is_of_another_user(name: bytes) -> bool:
-    """False as well where the kernel does not say whose a socket is."""
+    """Return whether a socket belongs to another user; False if the kernel does not say."""
     own = (None, os.geteuid())
     try:
         found = sock_diag.unix_sockets(socket.SOCK_STREAM)

@@ -31,10 +31,11 @@ def in_step(environ: Mapping[str, str]) -> bool:
 def allocation(
     environ: Mapping[str, str], *, unique: str, run_id: str = "", alone: bool = False
 ) -> Allocation:
-    """From the environment of a step. Outside of a step, `unique` is the name of this launch.
+    """Return the allocation that the environment of a step describes.
 
-    `run_id` is the user's; launches of one step differ by it. With `alone`, other tasks of the step
-    and other nodes of the job are ignored.
+    Outside of a step, `unique` becomes part of the name of this launch.
+    `run_id` is the user's; it distinguishes launches in one step. With `alone`, other tasks of the
+    step and other nodes of the job are ignored.
     """
     job = environ.get("SLURM_JOB_ID")
     if job and not alone:
@@ -56,10 +57,11 @@ def _alone(name: str, unique: str) -> Allocation:
 
 
 def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
-    """Whether this was typed in the shell of `srun --pty`. Only the first task of such a step has a
-    terminal, and the shells of the others have ended. UsageError if they were on other nodes.
+    """Return whether hpclaunch was typed in the shell of `srun --pty`. UsageError if the step has
+    several nodes.
 
-    A shell gives what is typed a process group of its own, unlike srun, or a script.
+    Only the first task of such a step has a terminal; the shells of the others end at once. An
+    interactive shell runs each command in a process group of its own; srun and scripts do not.
     """
     if "SLURM_PTY_PORT" not in environ or os.getpgrp() == os.getsid(0):
         return False
@@ -76,7 +78,7 @@ def _has_only_terminal(where: Allocation, environ: Mapping[str, str]) -> bool:
 
 
 def _check_job(environ: Mapping[str, str]) -> None:
-    """Raise UsageError if the variables are those of another job, which a container may keep."""
+    """Raise UsageError if the variables belong to another job: a container may have kept them."""
     mine, job = own_step(), environ["SLURM_JOB_ID"]
     if mine is not None and mine.job not in (job, *_components(environ)):
         raise UsageError(
@@ -86,7 +88,7 @@ def _check_job(environ: Mapping[str, str]) -> None:
 
 
 def without_variables() -> list[str]:
-    """Return a warning if this is a task of a step whose environment says nothing of Slurm."""
+    """Return a warning if this process is a task of a step but has no variables of Slurm."""
     mine = own_step()
     if mine is None or not mine.step.isdigit():
         return []
@@ -123,7 +125,7 @@ def _check_shell(job: str, environ: Mapping[str, str], *, alone: bool) -> None:
 
 
 def _check_not_over(job: str, environ: Mapping[str, str]) -> None:
-    """Raise UsageError if the job is over: a shell in tmux, say, has kept its variables."""
+    """Raise UsageError if the job is over: a shell, in tmux for example, has kept its variables."""
     try:
         jobs, complaint = slurm_steps.jobs_of(f"--jobs={job}", slurm_steps.environment(environ))
     except OSError:
@@ -204,8 +206,8 @@ def _job(environ: Mapping[str, str]) -> str:
 
 
 def _components(environ: Mapping[str, str]) -> list[str]:
-    """Return the ids of the heterogeneous job's components; [] for another job, which also has
-    these variables if it was submitted from within a heterogeneous one.
+    """Return the ids of a heterogeneous job's components; [] for any other job, even if it was
+    submitted from within a heterogeneous one and has inherited these variables.
     """
     ids = [environ[name] for name in environ if name.startswith("SLURM_JOB_ID_HET_GROUP_")]
     return ids if environ.get("SLURM_JOB_ID") in ids else []

@@ -44,9 +44,10 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
 
 
 def with_beginning(last: str, file: Path) -> str:
-    """Return a worker's last lines in `file`. If its exception began before these, as one does that
-    names hundreds of parameters, then what it is and where it was raised, and fewer of the last
-    lines."""
+    """Return the last lines of a worker's `file`, with the beginning of its exception.
+
+    An exception that names hundreds of parameters, for example, begins before its last lines. Then
+    its first line and where it was raised come first, and fewer of the last lines follow."""
     error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
     lines = message.splitlines() if isinstance(message, str) else []

@@ -122,8 +122,8 @@ class LogDirectory:
         return self.path / FIRST
 
     def make_substitute(self, number: int) -> Path:
-        """Return where the files of a round are going to be on this host's own disk, since this
-        directory takes no more files. Raises OSError.
+        """Return a directory for the files of a round in the temporary directory of this host, for
+        when this one takes no more files. Raises OSError.
         """
         if self._substitute is None:
             self._substitute = make_temporary("hpclaunch-logs-")
@@ -133,9 +133,9 @@ class LogDirectory:
 def make_temporary(prefix: str) -> Path:
     """Make a directory with a name that nobody can guess in the temporary directory of this host.
 
-    OSError where another user could rename a part of its path, and put something else there.
+    Raises OSError if another user could rename a part of its path, and put something else there.
     """
-    import tempfile  # takes time, and is seldom of use
+    import tempfile  # slow to import, and seldom needed
 
     above = Path(tempfile.gettempdir()).resolve()
     for directory in (*reversed(above.parents), above):

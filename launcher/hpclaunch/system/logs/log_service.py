@@ -179,7 +179,7 @@ class LogService:
         return Tap(sink, os.fsencode(prefix), tuple(map(os.fsencode, needles)), patience)
 
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
-        # Others of these names are an earlier launch's.
+        # A file that this launch has not opened was left by an earlier one.
         paths = [path for file in files if (path := Path(file)) in self._begins]
         text = tail(map(self._parts, paths))
         if text:

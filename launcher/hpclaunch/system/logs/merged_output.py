@@ -401,8 +401,8 @@ class _Round:
                 self._add(name)
 
     def _is_both(self, name: str, names: Sequence[str]) -> bool:
-        """Return whether a file of standard output has standard error, too. A rank's files are made
-        before it writes anything.
+        """Return whether a file of standard output holds standard error as well: there is no other
+        file for that, although all files of a rank are made before it writes anything.
         """
         return name.replace(".out", ".err") not in names and size(self._directory / name) > 0
 

@@ -157,7 +157,7 @@ class _Stream:
 
     @property
     def is_shorter(self) -> bool:
-        """Whether the file ends before what was read."""
+        """Return whether the file has become shorter than what was read of it."""
         return os.fstat(self.fds[0]).st_size < os.lseek(self.fds[0], 0, os.SEEK_CUR)
 
     def flush(self) -> None:
@@ -276,7 +276,7 @@ class Mirror:
         while stream.behind and left > 0 and (room := stream.room) > 0:
             try:
                 data = os.read(stream.fds[0], min(CHUNK, room))
-                if not data and stream.is_shorter:  # a worker has opened it anew, and emptied it
+                if not data and stream.is_shorter:  # a worker has truncated it
                     os.lseek(stream.fds[0], 0, os.SEEK_SET)
                     continue
             except OSError:  # the file system has trouble: wait until there is more to read

@@ -1,10 +1,10 @@
-"""Which agents are dead, as their own hosts say: death notices, and the inquiries after them.
+"""Death notices: signed answers with which the host of an agent says that it is dead.
 
-Each agent leaves a notice with its fork server, which answers for it where the agent listened once
-that is dead and its workers are killed (`worker/notice_board.py`). The answer proves that it comes
-from there: with the notice the agent has left a secret, which is of that notice only, and with that
-the fork server signs the question. Each question is asked once, so nobody can repeat an earlier
-answer. A host that refuses connections or does not answer proves nothing.
+Each agent leaves a notice with its fork server, and a secret that is derived for that notice. Once
+the agent is dead and its workers are killed, the fork server listens where the agent did, and
+answers each question with the notice and a signature of the question (`worker/notice_board.py`). No
+two questions are the same, so nobody can repeat an earlier answer. A host that refuses connections
+or does not answer proves nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WORDS = "hpclaunch: dead:"
 
 
 def new_question() -> bytes:
-    """Return what an inquiry asks. It is like a ZeroMQ greeting, so that a living agent minds it as
-    little as any connection that is closed before it has said who it is.
+    """Return a new question for an inquiry. It begins like a ZeroMQ greeting, so a living agent
+    treats it like any connection that closes before it has authenticated itself.
     """
     return b"\xff?" + os.urandom(7) + b"\x7f"
 
@@ -37,23 +37,25 @@ def notice(agent: int, incarnation: str) -> str:
     return f"{_WORDS} {agent} {incarnation}"
 
 
-def secret_of(key: bytes, text: bytes) -> bytes:
-    """Return the secret that belongs to a notice, with which its host signs questions."""
+def notice_secret(key: bytes, text: bytes) -> bytes:
+    """Return the secret with which the host that keeps this notice signs questions."""
     import hmac  # loads OpenSSL, which an agent that is alone does not need
 
     return hmac.digest(key, text, "sha256")
 
 
-def is_of(answer: bytes, question: bytes, key: bytes, agent: int, incarnation: str = "") -> bool:
-    """Whether an answer to this question says that this agent is dead: the one with this index, or
-    if its incarnation is known, that very one.
+def proves_death(
+    answer: bytes, question: bytes, key: bytes, agent: int, incarnation: str = ""
+) -> bool:
+    """Return whether an answer to this question proves that an agent is dead: the one with this
+    index, or if its incarnation is known, the one with that incarnation.
 
-    Anybody may have sent it. Nothing is read of it before the signature is found to be right.
+    Anybody may have sent the answer, so its text is used only after its signature is verified.
     """
     import hmac
 
     text, _, signature = answer.rpartition(b" ")
-    expected = hmac.digest(secret_of(key, text), question, "sha256").hex()
+    expected = hmac.digest(notice_secret(key, text), question, "sha256").hex()
     if not hmac.compare_digest(signature, f"{expected}\n".encode()):
         return False
     words = f"{_WORDS} ".encode()
@@ -63,9 +65,7 @@ def is_of(answer: bytes, question: bytes, key: bytes, agent: int, incarnation: s
 
 
 def release_word(key: bytes, agent: int) -> str:
-    """Return what an agent that is started anew says to have the notice of the last one taken
-    down.
-    """
+    """Return the word with which a restarted agent has the notice of its predecessor taken down."""
     import hmac
 
     return hmac.digest(key, f"release {agent}".encode(), "sha256").hex()
@@ -80,7 +80,7 @@ def take_down(key: bytes, agent: int, ports: Iterable[int]) -> None:
             s.settimeout(RELEASE_LIMIT)
             s.connect(("127.0.0.1", port))
             s.send(question := new_question())
-            if is_of(s.recv(LONGEST), question, key, agent):
+            if proves_death(s.recv(LONGEST), question, key, agent):
                 s.send(release_word(key, agent).encode())
                 s.recv(1)  # until it is closed
 
@@ -171,7 +171,7 @@ class _Inquiry:
             except OSError:  # refused, say
                 answer = b""
             about = (self._key, self._agent, self._incarnation)
-            self.is_dead |= is_of(answer, self._question, *about)
+            self.is_dead |= proves_death(answer, self._question, *about)
             self._drop(epoll, fd)
 
     def _ask(self, epoll: select.epoll, fd: int, s: socket.socket) -> None:

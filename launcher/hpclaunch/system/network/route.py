@@ -41,8 +41,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def resolve_node(host: str) -> list[str]:
-    """The addresses of a node of Slurm's: those of its name or, where that has none here, those of
-    the address that Slurm has for it. OSError says why there is none.
+    """Return the addresses of a node: those of its name, or if that has none here, those of the
+    NodeAddr that Slurm knows. OSError says why there is none.
     """
     try:
         if addresses := resolve(host):
@@ -60,10 +60,10 @@ def resolve_node(host: str) -> list[str]:
 
 
 def resolve_patiently(host: str, attempts: int = ATTEMPTS, *, loopback: bool = False) -> list[str]:
-    """The addresses of a node of Slurm's or, with `loopback`, of any machine, this one included.
-    OSError says why there is none.
+    """Return the addresses of a node of Slurm or, with `loopback`, of any machine, also this one.
 
-    It is tried several times: a name server that a thousand tasks ask at once may not answer.
+    OSError says why there is none. The look-up is repeated, since a name server that a thousand
+    tasks ask at once may not answer.
     """
     look = partial(resolve, host, loopback=True) if loopback else partial(resolve_node, host)
     for _ in range(attempts - 1):
@@ -104,11 +104,11 @@ def reserve_port() -> socket.socket:
 
 
 def networks_of_node(address: str) -> tuple[str, ...]:
-    """From where connections of this node come to others, as "192.0.2.7" or "2001:db8::/64".
+    """Return where connections of this node may come from, as "192.0.2.7" or "2001:db8::/64".
 
-    These are all addresses of its interfaces, since the route decides which one is taken, and the
-    `address` that the user has chosen, "" for none. A temporary IPv6 address stands for its
-    network: the kernel replaces it by another one, usually once a day.
+    These are all addresses of its interfaces, since the route decides which one is used, and the
+    `address` that the user has chosen ("" for none). A temporary IPv6 address is replaced by its
+    network: the kernel changes such addresses, usually once a day.
     """
     import psutil
 

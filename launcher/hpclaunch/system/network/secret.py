@@ -18,7 +18,7 @@ from hpclaunch.worker import private_files
 
 BYTES = 32
 VARIABLE = "HPCLAUNCH_SECRET_FILE"
-WRITING = 1.0  # seconds within which another agent has written the file that it has just made
+WRITING = 1.0  # seconds to wait for another agent to write the file that it has just created
 TICK = 0.02
 
 
@@ -72,9 +72,9 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Make the file, unless another of many agents that try at once is the first.
+    """Create the secret file, unless another agent does so first.
 
-    It appears whole or not at all, except where the file system has no hard links.
+    It appears complete, except where the file system has no hard links.
     """
     import tempfile
 
@@ -90,7 +90,7 @@ def _create(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             try:
                 os.link(draft, path)
-            except OSError:  # the file is there by now, or there are no hard links
+            except OSError:  # it exists by now, or the file system has no hard links
                 with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
                     f.write(secret)
     finally:

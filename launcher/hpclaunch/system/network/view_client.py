@@ -28,8 +28,8 @@ _CREDENTIALS, _DESCRIPTOR = socket.CMSG_SPACE(12), socket.CMSG_SPACE(4)  # bytes
 
 
 def sockets() -> list[bytes]:
-    """The names of the sockets of this user's agents. Before Linux 5.3 the kernel does not say
-    whose a socket is: those of whoever uses such a name.
+    """Return the names of the sockets of this user's agents. Before Linux 5.3 the kernel does not
+    name the owner of a socket: then sockets of other users with such a name are among them.
     """
     begin = b"\0" + name_of(os.geteuid())
     try:
@@ -43,11 +43,11 @@ def sockets() -> list[bytes]:
 
 
 def ask(question: bytes, names: list[bytes], within: float | None = None) -> dict[bytes, bytes]:
-    """The answers that came in time, by name: the bytes of their files. `within`: seconds, in place
-    of LIMIT.
+    """Return the answers that came in time, by name: the bytes of their files. `within` replaces
+    LIMIT, in seconds.
 
-    Each name is asked from a socket of its own that is connected to it: so the kernel keeps
-    everybody else from answering, and nobody takes the room for the questions to the others.
+    Each name is asked through its own connected socket. So the kernel lets nobody else answer, and
+    a socket that does not read its questions blocks no others.
     """
     limit = time.monotonic() + (LIMIT if within is None else within)
     answers: dict[bytes, bytes] = {}
@@ -70,7 +70,7 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
                     if (data := _answer(end)) is not None:
                         answers[name] = data
                 except BlockingIOError:
-                    continue  # others have filled it just now
+                    continue  # its queue was filled by others just now
                 except OSError:
                     pass  # it has ended, or does not read
                 selector.unregister(end)
@@ -78,8 +78,10 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
 
 
 def _answer(end: socket.socket) -> bytes | None:
-    """The content of the file that has come; None if this user has not sent it, or not as agents
-    do. The kernel closes the descriptors of others: they never reach this process.
+    """Return the content of the file in an answer; None if another user has sent it, or if the file
+    is not like those of agents.
+
+    Descriptors from other users never reach this process: the kernel closes them, for lack of room.
     """
     _, ancillary, _, _ = end.recvmsg(1, _CREDENTIALS, socket.MSG_PEEK)
     is_own = uid_of(ancillary) == os.geteuid()

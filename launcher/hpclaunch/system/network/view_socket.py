@@ -91,8 +91,8 @@ def file_of(data: bytes) -> int:
 
 
 def content_of(fd: int) -> bytes | None:
-    """Return the content of a file like those of `file_of`; None for any other file, of which
-    nothing is read. Closes the descriptor.
+    """Return the content of a file like those of `file_of`; None for any other file, which is not
+    read. Closes the descriptor.
     """
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS:

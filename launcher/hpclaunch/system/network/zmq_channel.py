@@ -102,7 +102,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Our connection to an agent is up, at this address of it; messages sent before may be lost."""
+    """A connection to an agent at this address is up; messages sent before may be lost."""
 
     index: int
     address: str
@@ -180,7 +180,7 @@ class Channel(ABC):
 
     @abstractmethod
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:
-        """What one message has in it; nothing if it is not for us."""
+        """Return the items of one message; none if it is not for this end."""
 
     def _arrived(self, frame: zmq.Frame, sender: int) -> Arrived:
         """Also remembers whose connection it is, for when it is closed."""
@@ -312,7 +312,7 @@ class MemberChannel(Channel):
         self.connect(addresses)
 
     def connect(self, addresses: Iterable[str]) -> None:
-        """Look for the other end at these addresses, too."""
+        """Try these addresses of the other end, too."""
         for address in addresses:
             for port in self._ports:
                 endpoint = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"

@@ -15,14 +15,14 @@ SITE = str(Path(__file__).parent.parent.parent / "worker" / "site")  # leads PYT
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker to start; `env` adds to the shared one, `out`, `err` and `stdin` are files."""
+    """A worker to start. `env` extends the environment of all; `out`, `err`, `stdin` are files."""
 
     rank: int
     argv: Sequence[str]
     env: dict[str, str]
     out: str
     err: str
-    stdin: str = ""  # "": that of its agent
+    stdin: str = ""  # "": it inherits the agent's
     cpus: Sequence[int] = ()  # that it is bound to; none: those of its agent
 
 
@@ -86,8 +86,8 @@ class ForkServerClient(Helper):
         With `learn`, workers tell what they have imported, for the templates of the next rounds.
         With `progress`, they tell how far they have come: "progress".
         `terminals` names "out", "err" or both for a rank whose worker is to write to a terminal of
-        this `size` (rows, columns); what it writes there is copied to its file. With `pipes`, what
-        writes to no terminal writes to a pipe, and is copied likewise.
+        this `size` (rows, columns); what it writes there is copied to its file. With `pipes`, all
+        other streams are pipes, which are copied in the same way.
         """
         self.ask(
             op="start",
@@ -148,15 +148,16 @@ class ForkServerClient(Helper):
         self.ask(op="kill")
 
     def signal_left(self, signum: int) -> None:
-        """To all that the workers have left behind, once they have ended."""
+        """Send a signal to everything that the workers, which have all ended, have left behind."""
         self.ask(op="signal-left", signum=signum)
 
-    def mourn(self, port: int, notice: str, secret: bytes, release: str) -> None:
-        """Should this process die before `close`, the fork server is to listen at this port, to
-        answer questions with the notice, signed with the secret, and to stop once it hears
-        `release`.
+    def post_on_death(self, port: int, notice: str, secret: bytes, release: str) -> None:
+        """Have the fork server post a death notice, should this process die before `close`.
+
+        It then listens at this port, answers questions with the notice and a signature made with
+        the secret, and stops once it receives `release`.
         """
-        self.ask(op="mourn", port=port, notice=notice, secret=secret.hex(), release=release)
+        self.ask(op="post-on-death", port=port, notice=notice, secret=secret.hex(), release=release)
 
     def close(self, *, in_order: bool = True) -> None:
         """The end: the fork server kills whatever is left, and exits; unless all is `in_order`, it

@@ -10,7 +10,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED
 
 
 class Signals:
-    """To be closed by whoever creates it."""
+    """A queue of the signals that this process receives. Its creator closes it."""
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond those that are always handled."""

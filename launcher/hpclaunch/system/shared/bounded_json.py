@@ -1,4 +1,4 @@
-"""JSON that others may have written: of bounded size and depth.
+"""Parse JSON from untrusted files, with bounded size and depth.
 
 Standard library only, for processes without site-packages.
 """
@@ -12,7 +12,7 @@ MOST = 64 << 20  # bytes
 
 
 def loads(data: bytes | str, most: int = MOST) -> Any:
-    """Return what a text in JSON says. Raises ValueError for whatever is wrong with it."""
+    """Return the value of a JSON text. Raises ValueError for whatever is wrong with it."""
     if len(data) > most:
         raise ValueError(f"longer than {most} bytes")
     try:

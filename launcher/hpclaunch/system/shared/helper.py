@@ -33,7 +33,7 @@ from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
-AGAIN = 0.01  # seconds between two looks whether that is gone
+AGAIN = 0.01  # seconds between two checks whether that has ended
 ROOT = str(Path(__file__).parents[3])  # where this package lies
 _PYTHON = (sys.executable, "-I", "-S", "-X", f"utf8={sys.flags.utf8_mode}")
 _PROGRAM = (

@@ -14,8 +14,8 @@ def shown(kind: str, name: str) -> dict[str, str]:
 
 
 def node_address(node: str) -> str:
-    """The address or name at which Slurm reaches a node; "" if it does not say, or outside of a
-    job.
+    """Return the address or name at which Slurm reaches a node; "" if Slurm does not answer, or
+    outside of a job.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return ""

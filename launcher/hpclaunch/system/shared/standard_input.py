@@ -1,19 +1,19 @@
-"""Standard input, where the script comes from it: a file in memory, which each worker opens anew.
+"""The script from standard input, kept as a file in memory that each worker opens anew.
 
-So every worker of every round reads the whole script, though a pipe can be read only once.
+A pipe can be read only once, but every worker of every round needs the whole script.
 """
 
 from __future__ import annotations
 
 import os
 
-PATH = "/proc/self/fd/0"  # opens it anew, at its beginning
+PATH = "/proc/self/fd/0"  # opening it begins at the start of the file
 
 
 def keep() -> None:
     """Read standard input to its end, and replace it with what was read. Raises OSError.
 
-    A terminal stays as it is: nothing would show that the launcher is waiting for a script.
+    A terminal is not read: nothing would show that the launcher waits for a script.
     """
     if os.isatty(0):
         return

@@ -1,5 +1,7 @@
-"""Which step of Slurm this process belongs to, as the kernel shows it, whatever the environment
-says: a container may have removed Slurm's variables, and those of another step may be left.
+"""The step of Slurm to which this process belongs, according to its cgroup and its parents.
+
+The environment may be wrong: containers remove Slurm's variables, and shells keep those of an
+earlier step.
 """
 
 from __future__ import annotations
@@ -11,17 +13,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 CGROUP = re.compile(rb"/job_(\d+)/step_(\d+|batch|interactive)\b")
-SCRIPT = re.compile(rb"/job0*(\d+)/slurm_script\0")  # an argument of the shell that runs it
+SCRIPT = re.compile(rb"/job0*(\d+)/slurm_script\0")  # in the command line of the batch shell
 TITLE = re.compile(rb"slurmstepd: \[(\d+)\.(\d+|batch|interactive)\]")  # may be cut off
 
 
 class OwnStep(NamedTuple):
-    job: str  # in a heterogeneous job, that of the component
+    job: str  # in a heterogeneous job, the id of the component
     step: str  # a number, "batch" or "interactive"
 
 
 def own_step() -> OwnStep | None:
-    """Return the step; None where that cannot be seen, and for a session of ssh."""
+    """Return the step of this process; None if it is not visible, or in an ssh session."""
     try:
         if found := CGROUP.search(Path("/proc/self/cgroup").read_bytes()):
             return OwnStep(*map(os.fsdecode, found.groups()))
@@ -33,17 +35,15 @@ def own_step() -> OwnStep | None:
                 return OwnStep(os.fsdecode(found[1]), "batch")
             if found := TITLE.match(line):
                 return OwnStep(*map(os.fsdecode, found.groups()))
-            # After the name, which may contain anything: the state, and the parent.
+            # The name in parentheses may contain anything. The state and the parent follow it.
             pid = int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
-        pass  # no /proc, or other users' processes are hidden
+        pass  # there is no /proc, or it hides other users' processes
     return None
 
 
 def forget_other_step(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables of a step of which this process is no task: a job script that was
-    submitted from within a step has them.
-    """
+    """Remove the variables of a step that submitted this job script, which has inherited them."""
     if "SLURM_STEP_ID" in environ and (mine := own_step()) and mine.step == "batch":
         for name in [name for name in environ if name.startswith("SLURM_STEP")]:
             del environ[name]

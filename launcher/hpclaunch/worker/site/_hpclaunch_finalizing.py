@@ -1,14 +1,14 @@
-"""Ends a forked worker as Python ends a new interpreter, except for the template's modules.
+"""Let a forked worker end as a new interpreter does, except that the modules of the template stay.
 
-Their objects are frozen (`gc.freeze`), so that collections leave their pages shared. Without more,
-Python would clear them one by one when a worker ends, which copies all of these pages: this takes
-longer than the end of a new interpreter. With `gc.unfreeze`, it would in addition walk through all
-of them, three times. So they are left to the end of the process.
+The objects of these modules are frozen (`gc.freeze`), so that collections leave their pages shared.
+Nevertheless, Python would clear them one by one at the end of a worker. That copies all of their
+pages, and takes longer than the end of a new interpreter. With `gc.unfreeze`, Python would also
+traverse them three times. So they are left to the end of the process.
 
-What the script has made is not frozen, nor is `__main__`. It is finalized as ever: threads are
-joined, exit handlers run, garbage is collected, `__main__` and the modules that the worker has
-imported itself are collected with what only they hold, and C and C++ libraries run their own exit
-handlers. torch.distributed is not left out either: process groups are destroyed with it.
+The objects of the script are not frozen, nor is `__main__`. They are finalized as usual: threads
+are joined, exit handlers run, garbage is collected, `__main__` and the modules that the worker has
+imported itself are cleared, and C and C++ libraries run their own exit handlers. torch.distributed
+is cleared as well, which destroys process groups.
 """
 
 import ctypes
@@ -16,14 +16,14 @@ import gc
 import sys
 
 KEPT = ("sys", "builtins")  # Python clears these itself, and last
-GROUPS = "torch.distributed"  # whose modules hold process groups, which end threads
+GROUPS = "torch.distributed"  # its modules hold process groups, which have threads to end
 
 _template = {}  # type: ignore[var-annotated]  # name of a module to leave out: its id
-_left_out = []  # type: ignore[var-annotated]  # modules; frozen, and thus never freed
+_left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends
 
 
 def freeze():
-    """Exclude from collections everything that is here, except `__main__` and what it will hold."""
+    """Exclude all objects that exist from collections, except `__main__` and its dictionary."""
     main = sys.modules["__main__"]
     for name, module in sys.modules.items():
         # multiprocessing gives `__main__` another name as well.
@@ -38,13 +38,13 @@ def freeze():
 
 
 def at_exit():
-    """Have the modules left out at the right moment: Python lets go of this attribute of `sys`
-    after it has collected garbage, and before it clears the modules."""
+    """Have the modules of the template left out at the right moment: Python drops this attribute of
+    `sys` after it has collected garbage, and before it clears the modules."""
     sys.__interactivehook__ = Parting()  # type: ignore[assignment]
 
 
 class Parting:
-    """Leaves out the template's modules when it is finalized itself."""
+    """An object whose finalizer takes the modules of the template out of `sys.modules`."""
 
     def __del__(self):
         for name, number in _template.items():
@@ -56,8 +56,10 @@ class Parting:
 
 
 def unwind(main):
-    """Have Python clear `__main__` even if a module that was left out refers to a function or class
-    of it, so that it cannot be collected: the newest first, so that each still finds what it uses.
+    """Have Python clear `__main__`, the newest names first, since objects may use older ones.
+
+    Without this, it would not be cleared at all if a module that was left out refers to one of its
+    functions or classes.
     """
     names = vars(main)
     newest_first = [*names.items()][::-1]

@@ -30,7 +30,7 @@ from ..pickles import pieces
 METADATA = ".metadata"
 SHARD = ".distcp"
 BEGINNING = 16 << 20
-MOST_METADATA = 1 << 30  # bytes: about 4 million parts
+MOST_METADATA = 1 << 30  # bytes: room for about 4 million parts
 OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
 OF_RANK = re.compile(r"__(\d+)\.metadata")
 SHARD_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")

@@ -146,13 +146,16 @@ def _plain(folder: Folder) -> list[str]:
 
 
 def _check_ranks(folder: Folder, found: list[str]) -> bool:
-    """Return whether these are all: whether no rank writes other files after those that follow from
-    the size of the world. `found` are those that are there. IncompleteError if one is missing."""
+    """Check that no rank's file is missing; IncompleteError if one is.
+
+    `found` are the names of the files that are there. Return whether they are known to be complete:
+    the size of the world is known, and every file is of a known kind.
+    """
     sizes = _first_sizes(folder)
     if sizes is None:
         return False
     unknown = set(found)
-    for name in _of_ranks(*sizes, found):  # up to the first that is missing: the world may be huge
+    for name in _expected_names(*sizes, found):  # lazily: a damaged file may claim a huge world
         if name not in folder.files:
             raise IncompleteError(f"{name} is missing: its rank had not saved yet")
         unknown.discard(name)
@@ -160,8 +163,8 @@ def _check_ranks(folder: Folder, found: list[str]) -> bool:
     return all(any(each.fullmatch(name) for each in known) for name in unknown)
 
 
-def _of_ranks(data: int, model: int, with_optimizer: bool, found: list[str]) -> Iterator[str]:
-    """Yield the names of the files that so many ranks write."""
+def _expected_names(data: int, model: int, with_optimizer: bool, found: list[str]) -> Iterator[str]:
+    """Yield the names of the files that `data` times `model` ranks write."""
     optimizers = [name for name in found if OPTIMIZER.fullmatch(name)]
     others = set(found).difference(optimizers)
     zero3 = any(name.startswith("zero_pp_rank") and MODEL.fullmatch(name) for name in others)
