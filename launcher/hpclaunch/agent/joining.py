@@ -90,7 +90,7 @@ def _addresses_of_head(where: Allocation) -> tuple[list[str], list[str]]:
         if not chosen:
             raise OSError(f"{e}. --rdzv-endpoint ADDRESS:PORT sets that of the first node") from e
         return chosen, []
-    # Some scripts name another host: the agents on it cannot lead, so Slurm's addresses are spare.
+    # The user's address may belong to another host, which only the head could find out.
     return (chosen, [a for a in named if a not in chosen]) if chosen else (named, [])
 
 

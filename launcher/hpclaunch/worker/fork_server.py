@@ -675,7 +675,7 @@ class ForkServer:
             return
         pids = set(children()) - self.others()
         if pids:
-            left = [described(pid) for pid in sorted(pids)]
+            left = [leftover(pid) for pid in sorted(pids)]
             if left != self.left and not pids & self.signalled:
                 self.left = left
                 self.tell_flushed(None, "left", processes=left)
@@ -741,7 +741,8 @@ class ForkServer:
             killed |= living
 
 
-def described(pid):
+def leftover(pid):
+    """Return the entry of a process in "left"; its rank is known from its environment."""
     rank = variable(pid, "RANK")
     known = rank is not None and rank.isdecimal()
     return {"pid": pid, "program": program(pid), "rank": int(rank) if known else None}

@@ -162,7 +162,7 @@ def _become_copier(channel):
 
 
 class Copier:
-    """Copies from streams to files, until neither streams nor the fork server are left."""
+    """The copier, which runs until neither streams nor the fork server are left."""
 
     def __init__(self, channel):
         self._channel: Any = JsonLines(channel)  # None once the fork server is gone

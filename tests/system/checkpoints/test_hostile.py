@@ -325,7 +325,7 @@ def test_a_pipe_in_place_of_a_file_that_was_listed(tmp_path):
     for read in (
         lambda: weights.model(folder),
         lambda: Dcp().recognise(_with_folder(tmp_path, folder)),
-        lambda: archives.whole(str(tmp_path / ".metadata"), 10),
+        lambda: archives.read_whole(str(tmp_path / ".metadata"), 10),
     ):
         with pytest.raises(OSError, match="it is not a regular file"):
             read()

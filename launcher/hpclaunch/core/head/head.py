@@ -473,7 +473,7 @@ class Head:
             case Stage.STOPPING:
                 return self._stopping_step(now)
             case Stage.ENDING:
-                left = self.roster.all_have_left(but_for=self._never_came(now))
+                left = self.roster.all_have_left(but_for=self._never_arrived(now))
                 if left or now >= self._stage_since + self.timing.goodbye:
                     self._enter(Stage.ENDED, now)
             case Stage.ENDED:
@@ -511,7 +511,7 @@ class Head:
         effects = [] if self.lease.will_hold(now) else self._renew(now)
         return self.lease.will_hold(now), effects
 
-    def _never_came(self, now: float) -> set[int]:
+    def _never_arrived(self, now: float) -> set[int]:
         """Return the agents that the job began without; none while they may still be late."""
         if now < self._tenure_since + self.timing.last_call:
             return set()

@@ -47,7 +47,7 @@ class PendingNotice:
     """A notice that the workers are to have, for a reason other than the end of the job."""
 
     signum: int
-    heard_at: float = math.inf  # when an agent received the signal, which workers may have, too
+    heard_at: float = math.inf  # when an agent received the signal; workers may have it, too
 
 
 class Notices:

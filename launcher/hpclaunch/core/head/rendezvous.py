@@ -208,7 +208,7 @@ class Rendezvous:
                 reason = f"the agent on {here} was started anew, and {names} did not answer within "
                 reason += f"{waited:.0f} s: they may go on without it, or the job is over"
                 return Verdict(EXIT_LOST, reason)
-            why = self._started_in_part() or (
+            why = self._describe_partial_start() or (
                 "is hpclaunch running there, and do the hosts see the same secret file?"
             )
             return Verdict(EXIT_LOST, f"no agent came from {names} within {waited:.0f} s: {why}")
@@ -258,11 +258,11 @@ class Rendezvous:
         if not (unheard := self.roster.unheard):
             return []
         here = f"{len(self.roster) - len(unheard)} of {len(self.roster)} agents are here"
-        why = "; ".join(filter(None, [here, self._started_in_part() or diagnosis]))
+        why = "; ".join(filter(None, [here, self._describe_partial_start() or diagnosis]))
         waited = now - self._since
         return [Say(f"waiting for {hosts_of(unheard)} ({waited:.0f} s so far); {why}")]
 
-    def _started_in_part(self) -> str:
+    def _describe_partial_start(self) -> str:
         """Return a line if hpclaunch runs in only some tasks of a node; "" if a node is missing
         altogether, or if all tasks run it.
         """

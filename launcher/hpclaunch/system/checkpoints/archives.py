@@ -99,13 +99,13 @@ def opened(path: str) -> Iterator[Window]:
         os.close(fd)
 
 
-def beginning(path: str, most: int) -> bytes:
+def read_beginning(path: str, most: int) -> bytes:
     """Return the first `most` bytes of a file, or all if it has fewer. Raises OSError."""
     with opened(path) as window:
         return os.pread(window.fd, min(window.length, most), 0)
 
 
-def whole(path: str, most: int) -> bytes:
+def read_whole(path: str, most: int) -> bytes:
     """Return all bytes of a file. Raises OSError, and ValueError if there are more than `most`."""
     with opened(path) as window:
         if window.length > most:

@@ -87,7 +87,7 @@ def _check_job(environ: Mapping[str, str]) -> None:
         )
 
 
-def without_variables() -> list[str]:
+def missing_variables_notes() -> list[str]:
     """Return a warning if this process is a task of a step but has no variables of Slurm."""
     mine = own_step()
     if mine is None or not mine.step.isdigit():

@@ -394,13 +394,13 @@ class _Round:
         names = self._names()
         for name in names:
             if found := FILES.fullmatch(name):
-                is_errors = found[1].endswith("err") or self._is_both(name, names)
+                is_errors = found[1].endswith("err") or self._holds_both_streams(name, names)
                 self._find(found[1], int(found[2]), is_errors, found[3])
         for name in names:
             if INDEXES.fullmatch(name) and name not in self._indexes:
                 self._add(name)
 
-    def _is_both(self, name: str, names: Sequence[str]) -> bool:
+    def _holds_both_streams(self, name: str, names: Sequence[str]) -> bool:
         """Return whether a file of standard output holds standard error as well: there is no other
         file for that, although all files of a rank are made before it writes anything.
         """

@@ -156,7 +156,7 @@ class _Stream:
         return min(way.tap.sink.room for way in self.ways)
 
     @property
-    def is_shorter(self) -> bool:
+    def is_truncated(self) -> bool:
         """Return whether the file has become shorter than what was read of it."""
         return os.fstat(self.fds[0]).st_size < os.lseek(self.fds[0], 0, os.SEEK_CUR)
 
@@ -276,7 +276,7 @@ class Mirror:
         while stream.behind and left > 0 and (room := stream.room) > 0:
             try:
                 data = os.read(stream.fds[0], min(CHUNK, room))
-                if not data and stream.is_shorter:  # a worker has truncated it
+                if not data and stream.is_truncated:  # a worker has truncated it
                     os.lseek(stream.fds[0], 0, os.SEEK_SET)
                     continue
             except OSError:  # the file system has trouble: wait until there is more to read

@@ -75,10 +75,11 @@ def parse(line: bytes) -> IndexLine | None:
         if not 0 <= at < LATEST:
             return None
         if word == "begin":
-            told = bounded_json.loads(rest)
-            if told["format"] != FORMAT:
+            fields = bounded_json.loads(rest)
+            if fields["format"] != FORMAT:
                 return None
-            return IndexBegun(at, str(told["launch"]), str(told["host"]), bool(told["limited"]))
+            launch, host = str(fields["launch"]), str(fields["host"])
+            return IndexBegun(at, launch, host, bool(fields["limited"]))
         name, *numbers = rest.split()
         if word == "cut":
             segment, begin = map(int, numbers)

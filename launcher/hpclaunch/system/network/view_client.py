@@ -118,8 +118,8 @@ def _launch(data: bytes) -> dict[str, Any]:
 
 def unpacked(data: bytes) -> Any:
     """As `shared/packing.py` has packed it. Raises ValueError."""
-    told = bounded_json.loads(data.decode())
-    return bounded_json.loads(told) if isinstance(told, str) else told
+    value = bounded_json.loads(data.decode())
+    return bounded_json.loads(value) if isinstance(value, str) else value
 
 
 def looked_patiently(which: str | int) -> list[tuple[bytes, bytes]]:

@@ -18,7 +18,7 @@ import sys
 KEPT = ("sys", "builtins")  # Python clears these itself, and last
 GROUPS = "torch.distributed"  # its modules hold process groups, which have threads to end
 
-_template = {}  # type: ignore[var-annotated]  # name of a module to leave out: its id
+_template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
 _left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends
 
 
@@ -40,10 +40,10 @@ def freeze():
 def at_exit():
     """Have the modules of the template left out at the right moment: Python drops this attribute of
     `sys` after it has collected garbage, and before it clears the modules."""
-    sys.__interactivehook__ = Parting()  # type: ignore[assignment]
+    sys.__interactivehook__ = TemplateRemover()  # type: ignore[assignment]
 
 
-class Parting:
+class TemplateRemover:
     """An object whose finalizer takes the modules of the template out of `sys.modules`."""
 
     def __del__(self):

@@ -102,11 +102,11 @@ def _named(metadata: Entry) -> dict[str, Parts]:
 @lru_cache(maxsize=1024)
 def _names_optimizer(path: str, _identity: Identity) -> bool:
     """The names of all tensors come first; without one of these it may be a model alone."""
-    data = archives.beginning(path, BEGINNING)
+    data = archives.read_beginning(path, BEGINNING)
     return any(word in data for word in OPTIMIZER)
 
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
 def _pieces(path: str, _identity: Identity) -> dict[str, Parts]:
-    found = pieces(archives.whole(path, MOST_METADATA))
+    found = pieces(archives.read_whole(path, MOST_METADATA))
     return {name: tuple(parts) for name, parts in found.items()}

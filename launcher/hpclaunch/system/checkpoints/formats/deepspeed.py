@@ -81,7 +81,7 @@ def named(root: Folder) -> str:
     if LATEST not in root.files:
         return ""
     try:
-        return os.fsdecode(archives.beginning(root.files[LATEST].path, TAG).strip())
+        return os.fsdecode(archives.read_beginning(root.files[LATEST].path, TAG).strip())
     except OSError:
         return ""
 

@@ -101,7 +101,7 @@ def _paths(root: Folder) -> set[str]:
 
 def _read(root: Folder) -> str | None:
     try:
-        return archives.beginning(root.files[TRACKER].path, 64).decode().strip()
+        return archives.read_beginning(root.files[TRACKER].path, 64).decode().strip()
     except (KeyError, OSError, ValueError):
         return None
 

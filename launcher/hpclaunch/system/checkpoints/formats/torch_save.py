@@ -50,7 +50,7 @@ class TorchSave:
 @lru_cache(maxsize=4096)
 def _is_archive(path: str, _identity: Identity) -> bool:
     try:
-        head = archives.beginning(path, archives.HEAD)
+        head = archives.read_beginning(path, archives.HEAD)
     except OSError:
         return False
     return archives.is_torch(head) or head.startswith(archives.LEGACY)

@@ -38,7 +38,7 @@ def sharded(folder: Folder, index: str) -> Iterator[Part]:
     entry = folder.files[index]
     yield Part(entry, FileKind.JSON, index)
     try:
-        content = bounded_json.loads(archives.whole(entry.path, bounded_json.MOST))
+        content = bounded_json.loads(archives.read_whole(entry.path, bounded_json.MOST))
         named = sorted({str(name) for name in content["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise IncompleteError(f"{index} is cut short or damaged") from e

@@ -215,10 +215,10 @@ def position(core: Control) -> Position:
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        told = bounded_json.loads(line) if line.endswith(b"\n") else None
+        record = bounded_json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
-    return told if isinstance(told, dict) and "now" in told else None
+    return record if isinstance(record, dict) and "now" in record else None
 
 
 def _check(begin: Mapping[str, Any]) -> None:
