@@ -80,8 +80,8 @@ class Channels:
         self._claim = machines.claim(mine.head_public.decode())
         if self._claim is None:
             raise UsageError(
-                f"another hpclaunch is already agent {index} of {self.where.name}: launches at the "
-                "same time need an --rdzv-id each, or an srun each"
+                f"another hpclaunch is already agent {index} of {self.where.name}: give each "
+                "of several launches an --rdzv-id of its own, or an srun of its own"
             )
         death_notices.take_down(mine.death_secret, index, mine.ports)
         server = zmq_channel.HeadChannel(

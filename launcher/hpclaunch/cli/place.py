@@ -46,9 +46,8 @@ def locate(
         return _machines(options, unique)
     if options.node_rank:
         raise UsageError(f"--node-rank {options.node_rank} needs --nnodes, the number of machines")
-    return slurm.allocation(
-        environ, unique=unique
-    ), [] if within else slurm.missing_variables_notes()
+    where = slurm.allocation(environ, unique=unique)
+    return where, [] if within else slurm.missing_variables_notes()
 
 
 def _alone(environ: Mapping[str, str], unique: str, *, step: bool) -> tuple[Allocation, list[str]]:

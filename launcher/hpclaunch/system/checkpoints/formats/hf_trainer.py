@@ -86,9 +86,8 @@ class HfTrainer:
 
 def _step(state: Entry) -> Step | None:
     try:
-        step = int(
-            bounded_json.loads(archives.read_beginning(state.path, MOST_STATE))["global_step"]
-        )
+        text = archives.read_beginning(state.path, MOST_STATE)
+        step = int(bounded_json.loads(text)["global_step"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     return Step(step, "step", STATE) if 0 <= step < HIGHEST_STEP else None
