@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Channels:
         self._say = say
         self._first = (*addresses, *spare)
         self._spare = tuple(spare)
-        self._spare_at = math.inf  # when to try the spare addresses
+        self._spare_at = time.monotonic() + FIRST_CHOICE  # when to try the spare addresses
         self._own = own
         self.context = zmq.Context()
         self._shared = shared
@@ -200,7 +201,8 @@ class Channels:
     # Events
 
     def next_deadline(self) -> float:
-        return math.inf if self._inquiries is None else self._inquiries.next_deadline()
+        inquiries = math.inf if self._inquiries is None else self._inquiries.next_deadline()
+        return min(inquiries, self._spare_at if self._spare else math.inf)
 
     def receive(self, now: float) -> list[events.Event]:
         """Everything that is there."""
@@ -217,7 +219,6 @@ class Channels:
         """Dial the spare addresses if the first head has not been reached within FIRST_CHOICE."""
         if not self._spare:
             return
-        self._spare_at = min(self._spare_at, now + FIRST_CHOICE)
         first = self.ends.get(HEAD)
         if first is None or first.reached:
             self._spare = ()
