@@ -41,7 +41,7 @@ class Output:
         self._launch = launch
         self._label = label
         self._host = harmless(host)
-        self._one_console = _is_same(1, 2)
+        self._one_console = _are_one_place(1, 2)
         self._shown: dict[str, Any] | None = None  # the request of the round that is shown
         self._replaced = 0
 
@@ -144,9 +144,12 @@ class Output:
         self.service.say(text)
 
 
-def _is_same(first: int, second: int) -> bool:
-    """Return whether two descriptors refer to the same file, pipe or terminal."""
+def _are_one_place(first: int, second: int) -> bool:
+    """Return whether two descriptors lead to one file, pipe or terminal that somebody reads."""
     try:
-        return os.path.sameopenfile(first, second)
+        found = os.fstat(first)
+        return os.path.samestat(found, os.fstat(second)) and not os.path.samestat(
+            found, os.stat(os.devnull)
+        )
     except OSError:  # one of them is closed
         return False
