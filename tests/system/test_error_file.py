@@ -119,6 +119,14 @@ def test_the_last_lines_are_left_as_they_are(tmp_path, content):
     assert with_beginning("Traceback\nValueError: no", file) == "Traceback\nValueError: no"
 
 
+def test_an_exception_is_the_last_line_of_a_file_of_both_streams(tmp_path):
+    file = tmp_path / "rank-3.out"
+    file.with_suffix(".error.json").write_text('{"message": {"message": "ValueError: no"}}')
+    last = "Traceback\nValueError: no"
+    assert with_beginning(last, file) == last
+    assert with_beginning(f"{last}\nbye", file) == f"{last}\nbye\nValueError: no"
+
+
 def test_a_message_without_a_traceback(tmp_path):
     file = tmp_path / "rank-3.err"
     file.with_suffix(".error.json").write_text('{"message": {"message": "ValueError: no"}}')

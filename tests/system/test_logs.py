@@ -189,6 +189,7 @@ def test_launches_of_one_name_below_the_working_directory(tmp_path, monkeypatch)
         ("7.batch/round-1 7.batch-2/round-2", "7.batch-3", 3),
         ("7.0/round-x 7.0/other", "7.0.r1", 0),
         ("", "7.0.r1", 0),
+        ("7.0_111/round-2", "7.0_222.r1", 3),  # --rdzv-id $RANDOM
     ],
 )
 def test_the_rounds_of_another_run_are_counted_on(tmp_path, there, launch, first):

@@ -83,6 +83,7 @@ def test_a_file_of_both_streams_counts_as_standard_error(launch):
     launch.write(0, 0, 0, "both\n", 101)
     launch.write(0, 0, 1, "out\n", 102)
     launch.file(0, "rank-1.err").touch()
+    launch.file(0, "rank-1.out.0001").write_text("an earlier segment\n")
     assert words(lines(launch, errors_only=True)) == ["both"]
 
 

@@ -673,6 +673,10 @@ class ForkServer:
         """End the round once its workers and all their leftovers have ended."""
         if not self.running or self.request is not None or self.workers:
             return
+        self.watch_notice()
+        if self.given and self.notices.was_last(self.given):
+            self.tell("taken", number=self.given, last=True)
+            self.given = 0
         pids = set(children()) - self.others()
         if pids:
             left = [leftover(pid) for pid in sorted(pids)]
@@ -680,9 +684,6 @@ class ForkServer:
                 self.left = left
                 self.tell_flushed(None, "left", processes=left)
             return
-        self.watch_notice()
-        if self.given and self.notices.was_last(self.given):
-            self.tell("taken", number=self.given, last=True)
         self.running = self.held = False
         self.commands, self.signalled, self.left = {}, set(), []
         self.gathering, self.given, self.untaken = None, 0, 0

@@ -750,7 +750,20 @@ def test_a_search_that_takes_too_long():
 
 
 def test_a_search_that_outlasts_the_round():
-    """Its answer is not taken for that of the search for the next one."""
+    """The answer to the search for the next one is not taken for its own."""
+    crew = training()
+    crew.until(951.0)
+    take(crew)
+    crew.checkpoint = None
+    leave(crew)
+    crew.until(952.0)
+    crew.checkpoint = ""
+    crew.tell(0, Requested(Request.RESTART))
+    crew.until(970.0)
+    assert sorted(crew.parts) == [0, 1]
+
+
+def test_a_node_that_comes_back_does_not_repeat_a_training_that_is_over():
     crew = training(loss=3.0, fewest=1)
     crew.until(951.0)
     take(crew)
@@ -759,9 +772,9 @@ def test_a_search_that_outlasts_the_round():
     crew.cut([0], [1])
     crew.until(958.0)
     crew.mend()
-    crew.checkpoint = ""
     crew.until(970.0)
-    assert sorted(crew.parts) == [0, 1]
+    assert verdict(crew).code == 0
+    assert sorted(crew.parts) == [0]
 
 
 # Nodes that Slurm drains

@@ -642,6 +642,9 @@ class Head:
         """Collect the reasons to end the round, and end it if there is one that matters."""
         current = self._current_round
         done = all_in(Phase.DONE, current.number, current.participants)
+        # Nobody waits any longer for what they have left behind, and the training is not repeated.
+        hurried = End.LOSS in current.ends or self.notices.is_over(now)
+        done = done or (hurried and current.has_ended_well)
         if current.has_failed and not done:  # if all are done, only a store failed: nobody needs it
             current.ends.add(End.FAILURE)
         if self.verdict is None and not done:
@@ -718,7 +721,7 @@ class Head:
         with a spare in place of a straggler.
         """
         current = self._current_round
-        if current.is_preflight or current.ends:
+        if current.is_preflight or current.ends or current.has_ended_well:
             return []
         hosts = self.growth.newcomers(current.groups, current.number)
         slow, drained = self._replaceable_straggler(current), self._relievable(current)

@@ -470,15 +470,19 @@ def _last_answers(peers: Sequence[Peer]) -> list[NoticeAnswer | None]:
 
 
 def _answers(current: Round, number: int) -> list[NoticeAnswer] | None:
-    """Of all agents that have workers left; None while one has not answered."""
+    """Return those of all agents that have workers left; None while one has not answered, or there
+    is none.
+    """
     found = []
     for answer in _last_answers(_with_workers(current)):
         if answer is None or answer.number != number:
             return None
         found.append(answer)
-    return found
+    return found or None
 
 
 def _with_workers(current: Round) -> list[Peer]:
     """The agents that have workers left, as far as is known."""
-    return [p for p in current.participants if p.report and p.report.phase is not Phase.DONE]
+    number = current.number
+    running = (p for p in current.participants if p.report and p.report.phase is not Phase.DONE)
+    return [p for p in running if not p.workers_have_ended(number)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 
 from ..consensus.presence import Presence
 from ..protocol.messages import Report
-from ..protocol.model import Assignment, Job, Phase, Place
+from ..protocol.model import NO_RANK, Assignment, Job, Phase, Place
 from ..protocol.timing import Timing
 from ..protocol.wording import some
 
@@ -71,6 +71,13 @@ class Peer:
         """Whether the agent has workers, or may have because it was never heard."""
         busy = (Phase.RUNNING, Phase.STOPPING)
         return self.report is None or self.report.phase in busy
+
+    def workers_have_ended(self, number: int) -> bool:
+        """Return whether all workers of this round have ended, whatever they have left behind."""
+        report, part = self.report, self.assignment
+        if report is None or part is None or report.round != number:
+            return False
+        return len({e.rank for e in report.exits if e.rank != NO_RANK}) == part.nproc
 
     @property
     def can_come_back(self) -> bool:

@@ -55,6 +55,12 @@ class Round:
         return any(not f.stopped for f in self.failures.values())
 
     @property
+    def has_ended_well(self) -> bool:
+        """Whether all workers have ended with 0. They may have left processes behind."""
+        ended = all(peer.workers_have_ended(self.number) for peer in self.participants)
+        return ended and not self.failures
+
+    @property
     def cause(self) -> Failure:
         return restarts.in_order(self.failures.values())[0]
 

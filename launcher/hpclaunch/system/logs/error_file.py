@@ -51,8 +51,12 @@ def with_beginning(last: str, file: Path) -> str:
     error = (_read(file.with_suffix(".error.json")) or {}).get("message")
     message = error.get("message") if isinstance(error, dict) else None
     lines = message.splitlines() if isinstance(message, str) else []
-    if not lines or lines[0] in last:
+    if not lines:
         return last
+    if lines[0] in last:
+        # In a file of both streams, output may follow: the exception is the last line all the same.
+        is_last = file.suffix == ".err" or last.endswith(lines[-1])
+        return last if is_last else f"{last}\n{lines[-1]}"
     more = error.get("extraInfo") if isinstance(error, dict) else None
     trace = str(more.get("py_callstack")) if isinstance(more, dict) else ""
     frames = FRAME.findall(trace.partition(str(message))[0])[-MOST_FRAMES:]

@@ -35,7 +35,8 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 _ROUND = re.compile(r"round-(\d{1,6})")
 EVIDENCE = "evidence"  # of a hang, in the directory of a round
-_NUMBERED = re.compile(r"(\.r\d+)?(-\d+)?$")  # the end of a name: the number of the run
+# The end of a name: the --rdzv-id, which may be another in each run, and the number of the run.
+_NUMBERED = re.compile(r"(_\w+)?(\.r\d+)?(-\d+)?$")
 _COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # and other commands of this form
 
 

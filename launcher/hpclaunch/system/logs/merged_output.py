@@ -392,19 +392,21 @@ class _Round:
 
     def _look(self) -> None:
         names = self._names()
-        for name in names:
-            if found := FILES.fullmatch(name):
-                is_errors = found[1].endswith("err") or self._holds_both_streams(name, names)
-                self._find(found[1], int(found[2]), is_errors, found[3])
+        files = [found for name in names if (found := FILES.fullmatch(name))]
+        streams = {found[1] for found in files}
+        for found in files:
+            is_errors = found[1].endswith("err") or self._holds_both_streams(found, streams)
+            self._find(found[1], int(found[2]), is_errors, found[3])
         for name in names:
             if INDEXES.fullmatch(name) and name not in self._indexes:
                 self._add(name)
 
-    def _holds_both_streams(self, name: str, names: Sequence[str]) -> bool:
+    def _holds_both_streams(self, found: re.Match[str], streams: set[str]) -> bool:
         """Return whether a file of standard output holds standard error as well: there is no other
         file for that, although all files of a rank are made before it writes anything.
         """
-        return name.replace(".out", ".err") not in names and size(self._directory / name) > 0
+        has_errors = found[1].replace(".out", ".err") in streams
+        return not has_errors and size(self._directory / found[0]) > 0
 
     def _find(self, name: str, rank: int, is_errors: bool, segment: str | None) -> None:
         self.ranks.add(rank)
