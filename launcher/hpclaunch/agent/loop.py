@@ -349,6 +349,8 @@ class Agent:
             case {"event": "offered", "number": number, "steps": steps, **more}:
                 found = NoticeAnswer(number, more["accepted"], more["busy"], tuple(steps))
                 self._deliver(events.NoticeOffered(found))
+            case {"event": "unheard", "number": number}:
+                self._deliver(events.NoticeUnheard(number))
             case {"event": "taken", "number": number, "last": last}:
                 self._make_notice_file()
                 self._deliver(events.NoticeTaken(number, last))

@@ -32,7 +32,8 @@ blocked.
     {"op": "offer", "number": N, "step": K,        {"event": "offered", "number": N,
         "signum": S}                                   "accepted": BOOL, "busy": BOOL,
     {"op": "withdraw"}                                 "steps": [LEAST, MOST]}
-    {"op": "give", "number": N}                    {"event": "taken", "number": N,
+    {"op": "give", "number": N}                    {"event": "unheard", "number": N}
+                                                   {"event": "taken", "number": N,
                                                        "last": BOOL}
     {"op": "keep", "until": T}                     {"event": "lease-over"}
     {"op": "stop", "signum": S}                    {"event": "left", "processes": [
@@ -308,6 +309,8 @@ class ForkServer:
             deaf = self.notices.give(self.pids(), number)
             if deaf:
                 self.tell("unhandled", signum=self.notices.signum, ranks=deaf)
+            if len(deaf) == len(self.workers):
+                self.tell("unheard", number=number)
             self.given = self.untaken = number
             self.watch_notice()
 

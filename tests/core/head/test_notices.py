@@ -10,6 +10,7 @@ from hpclaunch.core.protocol.events import (
     CheckpointChosen,
     EndFound,
     NoticeTaken,
+    NoticeUnheard,
     Requested,
     Signalled,
     WorkerExited,
@@ -601,6 +602,22 @@ def test_workers_without_an_optimizer_that_leave_for_a_signal(after, code):
     leave(crew)
     crew.until(101.0 + after)
     assert verdict(crew).code == code
+
+
+@pytest.mark.parametrize("steps", [0, 100])
+def test_workers_that_do_not_hear_a_signal_do_not_leave_for_it(steps):
+    crew = training(steps=steps)
+    crew.until(100.0)
+    crew.tell(1, Signalled(USR1))
+    crew.until(101.0)
+    for agent, notices in crew.notices.items():
+        crew.tell(agent, NoticeUnheard(notices[-1].number))
+    take(crew)
+    crew.checkpoint, crew.saved_at = "/c/5.pt", 103.0
+    crew.until(105.0)
+    leave(crew)
+    crew.until(106.0)
+    assert verdict(crew).code == 0
 
 
 def test_workers_that_have_gone_on_after_a_signal_are_finished():

@@ -363,7 +363,7 @@ class Notices:
         notice yet: its SIGTERM, or one that an agent received as well. Infinite if there is none.
         """
         waiting = [p.heard_at for p in self._pending]
-        if self._is_signalled and not self._is_taken:
+        if self._is_signalled and not (self._is_taken or self._is_unheard):
             waiting.append(self._given_at)
         return min([self._sigterm_at, *waiting])
 
@@ -376,7 +376,8 @@ class Notices:
         """
         lasts = max(self.seconds, self.timing.least_notice)
         is_recent = now < self._given_at + lasts
-        noticed = self._is_taken and (self.knows_end or is_recent or self._left_at_once)
+        for_signal = not self._is_unheard and (is_recent or self._left_at_once)
+        noticed = self._is_taken and (self.knows_end or for_signal)
         return noticed or self._signalled_at < math.inf
 
     @property
@@ -396,6 +397,13 @@ class Notices:
         answers = _last_answers(self._given_to)
         number = self._given_number
         return bool(answers) and all(a is not None and a.taken >= number for a in answers)
+
+    @property
+    def _is_unheard(self) -> bool:
+        """Whether no worker handles the signal of the last notice: none leaves because of it."""
+        answers = _last_answers(self._given_to)
+        number = self._given_number
+        return bool(answers) and all(a is not None and a.unheard == number for a in answers)
 
     def _is_new(self, saved: CheckpointChosen | None, now: float) -> bool:
         """Whether it was saved since the workers were asked to."""

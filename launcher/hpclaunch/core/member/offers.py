@@ -18,6 +18,7 @@ class Offers:
         self._given = 0  # the number of the last notice that was given
         self._taken = 0  # and of the last that was taken
         self._last = False  # the workers have ended at its step
+        self._unheard = 0  # the number of the last notice that no worker hears
 
     def obey(self, notice: StepNotice | None) -> list[Effect]:
         """Do what an order says; None: there is no offer."""
@@ -30,16 +31,22 @@ class Offers:
             return [OfferNotice(replace(notice, given=False))]
         if notice.given and notice.number == self._newest != self._given:
             self._given = notice.number
-            if self.answer is not None:
-                self.answer = replace(self.answer, given=notice.number)
+            self.answer = self.answer and self._complete(self.answer)
             return [GiveNotice(notice.number)]
         return []
 
     def hear(self, answer: NoticeAnswer) -> None:
         if answer.number == self._newest:
-            self.answer = replace(answer, taken=self._taken, given=self._given, last=self._last)
+            self.answer = self._complete(answer)
 
     def taken(self, number: int, *, last: bool) -> None:
         self._taken, self._last = number, last
-        if self.answer is not None:
-            self.answer = replace(self.answer, taken=number, last=last)
+        self.answer = self.answer and self._complete(self.answer)
+
+    def unheard(self, number: int) -> None:
+        self._unheard = number
+        self.answer = self.answer and self._complete(self.answer)
+
+    def _complete(self, answer: NoticeAnswer) -> NoticeAnswer:
+        last, unheard = self._last, self._unheard
+        return replace(answer, taken=self._taken, given=self._given, last=last, unheard=unheard)

@@ -37,6 +37,7 @@ from ..protocol.events import (
     LeftBehind,
     NoticeOffered,
     NoticeTaken,
+    NoticeUnheard,
     SampleTaken,
     StoreEnded,
     StoreListening,
@@ -187,6 +188,8 @@ class WorkerGroup:
                 self._vitals = Vitals(number, event.ranks, event.gpus)
             case NoticeOffered(answer=answer):
                 self._offers.hear(answer)
+            case NoticeUnheard(number=number):
+                self._offers.unheard(number)
             case NoticeTaken(number=number, last=last):
                 self._offers.taken(number, last=last)
             case LeftBehind(leftovers=leftovers):

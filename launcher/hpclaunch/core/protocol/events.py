@@ -234,6 +234,13 @@ class NoticeTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticeUnheard:
+    """No worker handles the signal of a notice that was given, or asks whether there is one."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndFound:
     """When Slurm ends the job; answers an AskForEnd."""
 
@@ -320,6 +327,7 @@ Event = (
     | Requested
     | NoticeOffered
     | NoticeTaken
+    | NoticeUnheard
     | EndFound
     | LeftBehind
     | WorkersGone

@@ -474,6 +474,7 @@ class NoticeAnswer:
     taken: int = 0  # the number of the last one that all of its ranks have taken
     given: int = 0  # the number of the last notice that was given here
     last: bool = False  # they have taken it and ended: none has begun another step
+    unheard: int = 0  # the number of the last notice whose signal none of its workers handles
 
 
 @dataclass(frozen=True, slots=True)
