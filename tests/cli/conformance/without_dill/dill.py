@@ -1,0 +1,9 @@
+"""In the place of dill, which torch imports where it is installed.
+
+The real one refers to `__main__`. Python then sets its names to None one by one, instead of
+collecting all at once what they hold. Workers that have torch from the template collect it.
+"""
+
+
+def extend(*, use_dill):
+    assert not use_dill
