@@ -537,9 +537,9 @@ def error_of(launchers, pattern="hpclaunch/round-0/rank-0.error.json"):
 
 
 def compare_ends(cwd, tmp_path, *words, start="cold"):
-    launchers = Launchers(cwd, tmp_path / "left", start=start)
-    plain = Launchers(cwd, tmp_path / "right", env={"PYTHONPATH": str(FILES / "without_dill")})
-    python, hpclaunch = plain.python(*words), launchers.hpclaunch(*words)
+    env = {"PYTHONPATH": str(FILES / "without_dill")}
+    launchers = Launchers(cwd, tmp_path / "left", start=start, env=env)
+    python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
     assert hpclaunch.code == as_a_shell_has_it(python.code)
     assert_same(python, hpclaunch)
     console = [text(launchers.outside / f"hpclaunch.{name}") for name in ("out", "err")]
