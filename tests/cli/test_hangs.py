@@ -104,7 +104,8 @@ for step in range(8):
 
 
 def test_no_round_is_ended_without_a_timeout(tmp_path):
-    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
+    text = RESTING + "time.sleep(3)  # the workers are looked at once more\n"
+    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, text)]
     done = hpclaunch(*args, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = (logs_of(tmp_path) / "journal.jsonl").read_text().splitlines()
