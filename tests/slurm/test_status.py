@@ -107,7 +107,7 @@ def test_from_the_login_node_and_within_the_job(
     assert re.search(rf"(?m)^{job.id} +running: srun: error: busy$", cluster.on("ctl", asked))
 
     (tmp_path / "look").touch()
-    eventually("what status says within the job", lambda: "ranks  steps" in job.output)
+    eventually("what status says within the job", lambda: f"{name} " in job.output)
     (tmp_path / "over").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
