@@ -47,15 +47,19 @@ class Terminals:
                 file = worker[kind]
                 with contextlib.suppress(OSError):  # no more can be opened: the file remains
                     if file not in streams and kind in wanted.get(str(rank), ()):
-                        streams[file] = self._open_terminal(rank, file, size)
+                        streams[file] = self._open_stream(
+                            rank, file, os.openpty(), lambda fd: _prepare_terminal(fd, size)
+                        )
                     elif file not in streams and pipes:
-                        streams[file] = self._open_pipe(rank, file)
+                        streams[file] = self._open_stream(rank, file, os.pipe(), int)
                 worker[kind] = streams.get(file, file)
 
-    def _open_pipe(self, rank, file):
-        """Return the descriptor of a new pipe to which the worker writes."""
-        ours, theirs = os.pipe()
+    def _open_stream(self, rank, file, ends, prepare):
+        """Have what comes out of one end copied to the file; return what `prepare` makes of the
+        other end: the name or the descriptor to which the worker writes."""
+        ours, theirs = ends
         try:
+            stream = prepare(theirs)
             self._ask([ours], file=file)
         except BaseException:
             os.close(theirs)
@@ -63,28 +67,7 @@ class Terminals:
         finally:
             os.close(ours)
         self._open.setdefault(rank, []).append(theirs)
-        return theirs
-
-    def _open_terminal(self, rank, file, size):
-        """Return the name of a new terminal."""
-        import termios
-
-        ours, theirs = os.openpty()
-        try:
-            name = os.ttyname(theirs)
-            modes = termios.tcgetattr(theirs)
-            modes[1] &= ~termios.OPOST  # what is written is what is read, line ends included
-            modes[3] &= ~termios.ECHO
-            termios.tcsetattr(theirs, termios.TCSANOW, modes)
-            _set_size(theirs, size)
-            self._ask([ours], file=file)
-        except BaseException:
-            os.close(theirs)
-            raise
-        finally:
-            os.close(ours)
-        self._open.setdefault(rank, []).append(theirs)
-        return name
+        return stream
 
     def resize(self, size):
         """Set the size of all terminals. Return the ranks that have one."""
@@ -137,6 +120,18 @@ class Terminals:
             finally:
                 os._exit(0)
         theirs.close()
+
+
+def _prepare_terminal(fd, size):
+    """Return its name."""
+    import termios
+
+    modes = termios.tcgetattr(fd)
+    modes[1] &= ~termios.OPOST  # what is written is what is read, line ends included
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, modes)
+    _set_size(fd, size)
+    return os.ttyname(fd)
 
 
 def _set_size(fd, size):
