@@ -116,7 +116,7 @@ def test_no_number_is_drawn_twice(client):
 
 # Stops once Python has finalized, before C++ libraries do: the exit code is the signal to raise.
 STOPS = """import atexit, ctypes, os, signal, sys
-c = ctypes.CDLL(None)
+c, library = ctypes.CDLL(None), ctypes.CDLL("libcrypt.so.1")
 c.on_exit(getattr(c, "raise"), None)
 atexit._run_exitfuncs()  # those of torch, which copy as much in a new interpreter
 print(os.getpid(), open("/proc/self/smaps_rollup").read())
@@ -138,6 +138,28 @@ def test_a_worker_that_ends_copies_little_of_the_template(client):
 
 def kilobytes(rollup, name):
     return int(rollup.partition(f"{name}:")[2].split()[0])
+
+
+AT_EXIT = """import ctypes, sys, torch
+c = ctypes.CDLL(None)
+c.strdup.restype = ctypes.c_void_p
+c.__cxa_atexit(c.puts, ctypes.c_void_p(c.strdup(b"exit handler")), None)
+c.printf(b"not flushed\\n")
+if sys.argv[1:]: ctypes.CDLL(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "preloaded", "said"),
+    [
+        ([], "", "not flushed\n"),
+        (["libcrypt.so.1"], "", "not flushed\nexit handler\n"),
+        ([], "libcrypt.so.1", "not flushed\nexit handler\n"),
+    ],
+)
+def test_exit_handlers_of_c_where_a_library_may_need_them(client, words, preloaded, said):
+    client.prepare(AT_EXIT, env={"LD_PRELOAD": preloaded})
+    assert client.ready().round(*words) == [said]
 
 
 REGISTERED = """import logging, os, sys, torch

@@ -7,19 +7,54 @@ traverse them three times. So they are left to the end of the process.
 
 The objects of the script are not frozen, nor is `__main__`. They are finalized as usual: threads
 are joined, exit handlers run, garbage is collected, `__main__` and the modules that the worker has
-imported itself are cleared, and C and C++ libraries run their own exit handlers. torch.distributed
-is cleared as well, which destroys process groups.
+imported itself are cleared, and streams of C are flushed. torch.distributed is cleared as well,
+which destroys process groups.
+
+After that, torch's static destructors would take all of its operators out of the dispatcher, one by
+one, which takes longer than all before. A process runs the exit handlers of all libraries or of
+none. A worker runs none if all libraries that are loaded are known to need none. It runs them if a
+library was preloaded, or is CUDA's, or of an extension: profilers, coverage and files of HDF5 rely
+on them.
 """
 
+import contextlib
 import ctypes
 import gc
+import os
 import sys
 
 KEPT = ("sys", "builtins")  # Python clears these itself, and last
 GROUPS = "torch.distributed"  # its modules hold process groups, which have threads to end
+PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
+# Their exit handlers have no effect beyond the process.
+HARMLESS = ("/lib-dynload/", "-packages/numpy/", "-packages/torch/")
 
 _template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
 _left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends
+_of_torch = frozenset()  # type: ignore[var-annotated]  # libraries that come with torch
+
+
+def torch_is_imported():
+    """Remember the libraries that are loaded once torch is, and before anything else."""
+    global _of_torch
+    if not any(map(os.environ.get, PRELOADS)) and not os.path.exists("/etc/ld.so.preload"):
+        with contextlib.suppress(OSError):
+            _of_torch = libraries()
+
+
+def libraries():
+    """Paths of the files whose code is loaded, except those that are known to be harmless."""
+    with open("/proc/self/maps") as maps:
+        mappings = [line.rstrip().split(None, 5) for line in maps]
+    code = (path[0] for _, mode, _, _, _, *path in mappings if path and "x" in mode)
+    return frozenset(path for path in code if not any(part in path for part in HARMLESS))
+
+
+def leave_out_exit_handlers():
+    """Have C's exit() flush the streams of C, and then end the process."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # it gets the exit status
+    libc.on_exit(libc.fcloseall, None)  # the last one registered is called first
 
 
 def freeze():
@@ -53,6 +88,9 @@ class TemplateRemover:
         main = sys.modules.get("__main__")
         if isinstance(main, type(sys)):
             unwind(main)
+        with contextlib.suppress(OSError):
+            if libraries() <= _of_torch:
+                leave_out_exit_handlers()
 
 
 def unwind(main):

@@ -163,6 +163,7 @@ class Template:
             self.check_state(STARTUP)
             self.unseeded = Unseeded()
             import_torch()
+            finalizing().torch_is_imported()
             self.take_name()
             self.check("torch")
         except Unfit as e:
