@@ -103,18 +103,20 @@ def test_no_worker_dies_of_a_question(server, tmp_path, trains, pause):
 
 def test_forked_processes_come_after_the_worker(server, tmp_path):
     text = """
-import torch, time
+import os, torch, time
 class Samples(torch.utils.data.Dataset):
     def __len__(self):
         return 4
     def __getitem__(self, index):
         if index == 0:
-            time.sleep(1000)
+            os.write(begun, b"1"), time.sleep(1000)
         return index
 def waits():
     print("there", flush=True)
     next(batches)
+loads, begun = os.pipe()
 batches = iter(torch.utils.data.DataLoader(Samples(), num_workers=2))
+os.read(loads, 1)
 waits()
 """
     found = stacks_of(server, python(tmp_path, text), tmp_path)
@@ -133,14 +135,13 @@ import threading
 def pool():
     threading.Event().wait()
 def waits():
-    print("there", flush=True)
-    threading.Event().wait()
+    print("there", flush=True), threading.Event().wait()
 for _ in range(120):
     threading.Thread(target=pool, daemon=True).start()
 waits()
 """
     found = stacks_of(server, python(tmp_path, HEARS + text), tmp_path)
-    assert state_of(found).place == "train.py:9, waits"
+    assert state_of(found).place == "train.py:8, waits"
 
 
 def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):
