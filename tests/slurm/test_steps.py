@@ -192,13 +192,14 @@ def test_what_is_typed_in_a_shell_of_several_tasks(
         assert hosts == ["n1"] * 4 + ["n2"] * 4, str(ended)
 
 
-def test_srun_in_a_worker(launch: Launch) -> None:
-    """By default it starts a task for each worker."""
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_srun_in_a_worker(launch: Launch, cpus: int) -> None:
+    """By default it starts a task for each worker, also where these share a CPU."""
     each = "--nodes=$SLURM_NNODES --ntasks=$SLURM_NNODES"
     body = f'test $RANK = 1 || exit 0; for n in "" "{each}"; do '
     body += "eval echo in all: $(srun --overlap $(eval echo $n) hostname | sort); done"
     args = ["--nproc", 2, "--no-python", "bash", "-c", body]
-    job = launch(*args, srun="srun hpclaunch", nodes=2, options=["--cpus-per-task=2"])
+    job = launch(*args, srun="srun hpclaunch", nodes=2, options=[f"--cpus-per-task={cpus}"])
     ended = job.wait()
     assert ended.code == 0, str(ended)
     lines = [line for line in ended.output.splitlines() if line.startswith("in all")]

@@ -130,6 +130,12 @@ def test_slurms_variables_describe_the_worker_as_a_task():
     }
 
 
+@pytest.mark.parametrize(("cpus", "found"), [("1", "1"), ("2", None), ("", None)])
+def test_tasks_share_cpus_where_workers_do(cpus, found):
+    there = STEP | {"SLURM_CPUS_ON_NODE": cpus}
+    assert worker_environment.of_slurm(a_part(), 0, there, cpus=1).get("SLURM_OVERCOMMIT") == found
+
+
 def test_what_only_some_steps_have_is_rewritten_where_it_is():
     names = ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"]
     names += ["SLURM_GTIDS", "SRUN_CPUS_PER_TASK", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"]

@@ -172,7 +172,8 @@ def of_slurm(
     was given. It is always set here, because many scripts read it in any case.
 
     srun reads several of these variables as options. It refuses to start if the number of nodes
-    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK.
+    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK, or if the
+    tasks need more CPUs than there are and must not share any.
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}
@@ -190,6 +191,9 @@ def of_slurm(
         "SLURM_TASKS_PER_NODE": part.layout,
         "SLURM_CPUS_PER_TASK": str(cpus),
     }
+    on_node = inherited.get("SLURM_CPUS_ON_NODE", "")
+    if on_node.isdecimal() and int(on_node) < part.local_world_size:
+        env["SLURM_OVERCOMMIT"] = "1"
     also = {
         "SLURM_STEP_NUM_TASKS": str(part.world_size),
         "SLURM_STEP_TASKS_PER_NODE": part.layout,
