@@ -26,7 +26,7 @@ def watch(tmp_path, monkeypatch, poller):
     (tmp_path / "scontrol").write_text(SCONTROL.format(tmp_path))
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    watch = EndWatch(Job((Place(0, 0, "n0"),), slurm_id="7"), {}, poller)
+    watch = EndWatch(Job((Place(0, 0, "n0"),), slurm_id="7"), {}, poller, lambda _: True)
     yield watch
     watch.close()
 

@@ -31,7 +31,7 @@ def native(tmp_path, monkeypatch, poller):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(py_spy, "LIMIT", 60.0)  # this machine may be busy
-    native = NativeStacks(poller)
+    native = NativeStacks(poller, lambda _: True)
     yield native
     native.close()
 

@@ -50,7 +50,10 @@ RULES = {
     "core.ledger",
 }
 # The agent's side and the worker's.
-OF_BOTH = ("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag")
+OF_BOTH = (
+    *("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag"),
+    "worker.stopped_children",
+)
 ALLOWED = {
     "core.protocol": set(),
     "core.consensus": NOUNS,

@@ -143,11 +143,37 @@ def test_a_full_disk_is_said_once(tmp_path):
     assert journal.complaint() == ""
 
 
-def test_the_writer_may_end_at_any_time(tmp_path):
-    journal = Journal(tmp_path, "0")
-    tell(journal, Started())
+def end_writer(journal):
     journal._writer._process.kill()
     journal._writer._process.wait()
+
+
+def test_a_writer_that_was_killed_is_replaced(tmp_path):
+    """What comes after the gap begins with a state."""
+    ended = []
+    journal = Journal(tmp_path, "0", lambda writer: not ended.append(writer))
+    core, now = Control(**MADE), 1.0
+    journal.began(MADE)
+    for number in range(4):
+        if number in (1, 3):
+            end_writer(journal)
+            if number == 3:  # as an agent that has nothing to write
+                journal.replace_writer()
+        now += 0.5
+        journal.event(order(number), now, core)
+        journal.effects(core.handle(order(number), now))
+        journal.flush()
+    journal.close()
+    assert (len(ended), journal.complaint()) == (2, "")
+    with (tmp_path / "journal.jsonl").open("rb") as file:
+        decisions = [each for each in replay(file) if isinstance(each, Decision)]
+    assert decisions[-1].event == order(3)
+
+
+def test_without_a_successor_of_the_writer_the_journal_ends(tmp_path):
+    journal = Journal(tmp_path, "0", lambda _: False)
+    tell(journal, Started())
+    end_writer(journal)
     tell(journal, *STORY)
     assert journal.complaint() == "the journal ends here: the process that writes it was killed"
     assert not journal.wanting

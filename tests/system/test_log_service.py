@@ -1,5 +1,6 @@
 """The process that reads and writes the log files, and its client."""
 
+import math
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ from serving import LIMIT, gone
 
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
+from hpclaunch.worker import stopped_children
 
 
 @pytest.fixture
@@ -87,13 +89,29 @@ def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):
     assert client._unsaid == 0
 
 
-def test_a_process_that_is_killed_is_noticed(client):
+def test_at_the_end_one_that_is_stopped_shows_all(tmp_path, capfd):
+    client = LogServiceClient()
+    file = prepare(client, tmp_path)
+    until(client, "prepared")
+    os.kill(client._process.pid, signal.SIGSTOP)
+    file.write_text("of a worker\n")
+    client.say("of the agent")
+    client.close()
+    shown = capfd.readouterr()
+    assert shown.out == "of a worker\n"
+    assert "was stopped by a signal, and continues\n" in shown.err
+    assert "hpclaunch: of the agent\n" in shown.err
+
+
+def test_the_successor_of_one_that_was_killed_says_what_it_could_not(client, capfd):
     os.kill(client._process.pid, signal.SIGKILL)
     limit = time.monotonic() + LIMIT
     while not client.lost and time.monotonic() < limit:
         client.receive()
     assert client.lost
-    client.say("to nobody")
+    client.say("to nobody, at first")
+    client.successor().close()
+    assert capfd.readouterr().err == "hpclaunch: to nobody, at first\n"
 
 
 AGENT = """
@@ -122,11 +140,15 @@ def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
     assert gone(pid)
 
 
-def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch):
+def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch, capfd):
+    monkeypatch.setattr(log_client, "NOTED", 0.1)
     monkeypatch.setattr(log_client, "END_LIMIT", 0.3)
+    monkeypatch.setattr(stopped_children, "PATIENCE", math.inf)  # it is a hanging one's stand-in
     client = LogServiceClient()
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)
     client.close()
     assert gone(pid)
+    waits = "waiting up to 0.3 s for the process that shows the workers' output"
+    assert capfd.readouterr().err == f"hpclaunch: {waits}\n"
     assert not Path(f"/proc/{pid}/exe").exists()

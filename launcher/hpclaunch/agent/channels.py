@@ -6,7 +6,7 @@ import dataclasses
 import math
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -23,6 +23,7 @@ from ..system.network.secret import VARIABLE
 if TYPE_CHECKING:
     from ..system.network.lookup import LookupClient
     from ..system.processes.fork_server_client import ForkServerClient
+    from ..system.shared.helper import Helper
 
 
 FIRST_CHOICE = 3.0  # seconds in which only the user's address of the first head is tried
@@ -137,8 +138,11 @@ class Channels:
     def _all(self) -> list[zmq_channel.Channel]:
         return [*([self.server] if self.server else []), *self.ends.values()]
 
-    def watch(self, poller: zmq.Poller) -> None:
-        self._poller = poller
+    def watch(
+        self, poller: zmq.Poller, is_replaced: Callable[[Helper], bool] = lambda _: True
+    ) -> None:
+        """`is_replaced` is called with a helper that was killed."""
+        self._poller, self._is_replaced = poller, is_replaced
         for channel in self._all():
             for each in channel.sockets:
                 poller.register(each, zmq.POLLIN)
@@ -164,8 +168,12 @@ class Channels:
             elif address := known[agent]:
                 self._dial(agent, [address])
             else:
-                self._looked_up.add(agent)
-                self._ask_lookup().resolve(agent, place.host)
+                self._resolve([agent])
+
+    def _resolve(self, agents: Iterable[int]) -> None:
+        for agent in agents:
+            self._looked_up.add(agent)
+            self._ask_lookup().resolve(agent, self.where.places[agent].host)
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.has_place else None
@@ -244,7 +252,9 @@ class Channels:
             self._poller.unregister(lookup.fileno())
             lookup.close()
             self._lookup = None
-            self._looked_up.clear()
+            pending, self._looked_up = self._looked_up, set()
+            if self._is_replaced(lookup):
+                self._resolve(pending)
         return found
 
     def explain(self, host: str, addresses: Collection[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
@@ -18,7 +18,14 @@ class EndWatch:
     question is late, but of use: Slurm may take longer for each than there is between two.
     """
 
-    def __init__(self, job: Job, environ: Mapping[str, str], poller: zmq.Poller) -> None:
+    def __init__(
+        self,
+        job: Job,
+        environ: Mapping[str, str],
+        poller: zmq.Poller,
+        is_replaced: Callable[[JobEndClient], bool],
+    ) -> None:
+        self._is_replaced = is_replaced
         self._job = job.slurm_id
         in_step = slurm.in_step(environ)
         self._step = f"{job.slurm_id}.{environ['SLURM_STEP_ID']}" if in_step else ""
@@ -57,7 +64,7 @@ class EndWatch:
         replies = client.receive()
         if client.lost:
             self.close()
-            return [events.EndFound(None)]
+            return self.ask() if self._is_replaced(client) else [events.EndFound(None)]
         self.began = next((r["began"] for r in reversed(replies) if r["began"]), self.began)
         return [self._found(reply["number"], reply["found"]) for reply in replies]
 

@@ -15,6 +15,7 @@ from .config import Config
 if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.placement.mps_shares import Plan
     from ..system.gpus.mps import MpsKeeperClient
+    from ..system.shared.helper import Helper
 
 UNVERIFIED = (
     "use the GPU without MPS, so that they take turns on it: does the script change "
@@ -37,7 +38,9 @@ class GpuSharing:
         poller: zmq.Poller,
         say: Callable[[str], None],
         note: Callable[[str, Any], None],
+        is_replaced: Callable[[Helper], bool],
     ) -> None:
+        self._is_replaced = is_replaced
         self._config = config
         self._environ = environ
         self._poller = poller
@@ -137,12 +140,13 @@ class GpuSharing:
         """The daemons have ended with their keeper, so their clients, if any, will fail."""
         self._poller.unregister(keeper.fileno())
         keeper.close()
-        self._keeper = keeper.successor()
-        self._poller.register(self._keeper.fileno(), zmq.POLLIN)
-        self._say(f"the process that keeps MPS on {self._host} was killed and replaced")
+        self._keeper = None
+        if self._is_replaced(keeper):
+            self._keeper = keeper.successor()
+            self._poller.register(self._keeper.fileno(), zmq.POLLIN)
         if not self._waits:
             return []
-        if self._tries > 1:
+        if self._tries > 1 or self._keeper is None:
             self._waits = False
             return self._without("the process that keeps it was killed again")
         self._ask()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what only a node with GPUs has to load
     from ..core.health.gpu_rules import XidSeen
     from ..core.protocol.model import GpuUse
     from ..system.gpus.gpu_watcher_client import GpuReport, GpuWatcherClient
+    from ..system.shared.helper import Helper
 
 
 class HealthWatch:
@@ -29,7 +30,9 @@ class HealthWatch:
         poller: zmq.Poller,
         say: Callable[[str], None],
         note: Callable[[str, Any], None],
+        is_replaced: Callable[[Helper], bool],
     ) -> None:
+        self._is_replaced = is_replaced
         self._config = config
         self._poller = poller
         self._say = say
@@ -108,8 +111,10 @@ class HealthWatch:
         if watcher is None or watcher.fileno() not in ready:
             return []
         reports = list(watcher.reports())
-        if watcher.lost:  # until the next check
+        if watcher.lost:
             self._poller.unregister(watcher.fileno())
+            if self._is_replaced(watcher):
+                self._open_watcher()
         return [event for report in reports for event in self._on_report(report)]
 
     def expire(self, now: float) -> list[events.Event]:

@@ -43,6 +43,7 @@ from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
+from ..system.shared.helper import StoppedHelpers
 from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
@@ -58,6 +59,7 @@ from .native_stacks import NativeStacks
 from .notifying import Notifying
 from .output import Output
 from .resuming import Resuming
+from .successors import Successors
 from .viewing import Viewing
 from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
@@ -92,6 +94,8 @@ class Agent:
             label=label,
             host=host,
         )
+        self._is_replaced = Successors(host, self.output.say)
+        self.stopped_helpers = StoppedHelpers(self.output.say)
         self.joined = join(config, environ, self.output.say)
         self.channels = self.joined.channels
         self._poller = zmq.Poller()
@@ -105,20 +109,25 @@ class Agent:
         made |= {"networks": self.joined.networks, "anew": config.anew}
         made |= {"task": config.allocation.task, "has_place": config.allocation.has_place}
         self.control = Control(**made)
-        self.journal = Journal(None if config.logs is None else config.logs.path, label)
-        self.journal.began(made)
         logs_at = None if config.logs is None else config.logs.path
+        self.journal = Journal(logs_at, label, self._is_replaced)
+        self.journal.began(made)
         self.ledger = Ledger(logs_at, label, config.allocation.name)
-        self.health = HealthWatch(config, self._poller, self.output.say, self._note)
-        self.sharing = GpuSharing(config, environ, self._poller, self.output.say, self._note)
-        self.resuming = Resuming(config, self._poller, self._look_at_disk, self.output.say)
-        self.end_watch = EndWatch(config.job, environ, self._poller)
-        self.native_stacks = NativeStacks(self._poller)
+        says = (self.output.say, self._note, self._is_replaced)
+        self.health = HealthWatch(config, self._poller, *says)
+        self.sharing = GpuSharing(config, environ, self._poller, *says)
+        self.resuming = Resuming(
+            config, self._poller, self._look_at_disk, self.output.say, self._is_replaced
+        )
+        self.end_watch = EndWatch(config.job, environ, self._poller, self._is_replaced)
+        self.native_stacks = NativeStacks(self._poller, self._is_replaced)
         seen = (self.output, self.ledger, self.health, self._deliver)
         self.viewing = Viewing(config, self.control, self._poller, *seen)
         self.waiting = WaitOnTerminal(self.control, self.output, environ, self._deliver)
-        self.metrics = Metrics(config, self.viewing.name, self._poller, self.output.say)
-        self.notifying = Notifying(config, self._poller, self.output.say)
+        self.metrics = Metrics(
+            config, self.viewing.name, self._poller, self.output.say, self._is_replaced
+        )
+        self.notifying = Notifying(config, self._poller, self.output.say, self._is_replaced)
         self.history = HistoryKeeping(config, self.control, self._look_for_history)
         self.later_imports = LaterImports()
         self.last_words = LastWords()
@@ -138,7 +147,7 @@ class Agent:
             for source in (self.signals, self.forkserver, self.output.service):
                 self._poller.register(source.fileno(), zmq.POLLIN)
             if self.channels is not None:
-                self.channels.watch(self._poller)
+                self.channels.watch(self._poller, self._is_replaced)
             for note in self.config.notes:
                 self.output.say(note)
             self._deliver(events.Started())
@@ -173,9 +182,10 @@ class Agent:
         service = self.output.service
         more = zmq.POLLOUT if service.wanting else 0
         self._poller.register(service.fileno(), zmq.POLLIN | more)
-        journal = self.journal.fileno() if self.journal.wanting else -1
+        journal = self.journal.fileno()
         if journal >= 0:
-            self._poller.register(journal, zmq.POLLOUT)
+            more = zmq.POLLOUT if self.journal.wanting else 0
+            self._poller.register(journal, zmq.POLLIN | more)
         parts = (
             self.control,
             self.last_words,
@@ -187,6 +197,7 @@ class Agent:
             self.ledger,
             self.history,
             self.later_imports,
+            self.stopped_helpers,
         )
         deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
         if self.channels is not None:
@@ -198,6 +209,8 @@ class Agent:
             service.flush()
         if journal >= 0:
             self._poller.unregister(journal)
+            if ready.get(journal, 0) & zmq.POLLIN:  # it never says anything
+                self.journal.replace_writer()
         # Messages are read before deadlines are checked: after a pause of this process, those of
         # the others are there, and prove that they were never silent.
         self._read_all(ready)
@@ -206,6 +219,8 @@ class Agent:
         self._deliver(*self.last_words.expire(now))
         for found in self.native_stacks.expire(now):
             self._take_evidence(found)
+        if now >= self.stopped_helpers.next_deadline():
+            self.stopped_helpers.look(now)
         self.viewing.expire(now)
         self.later_imports.expire(now)
         if now >= self._disk_until:
@@ -224,7 +239,9 @@ class Agent:
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
             for signum in self.signals.receive():
-                if signum == signal.SIGWINCH:
+                if signum == signal.SIGCHLD:
+                    self.stopped_helpers.look(time.monotonic())
+                elif signum == signal.SIGWINCH:
                     self.forkserver.resize(self.output.size)
                 else:
                     self._deliver(events.Signalled(signum))
@@ -420,6 +437,8 @@ class Agent:
             self._poller.unregister(service.fileno())
             service.close()
             self.output.replace_service()
+            if not self._is_replaced(service):
+                raise RuntimeError("the workers' output cannot be shown")
             if self._disk_until < math.inf:
                 self._ask_for_disk()
 

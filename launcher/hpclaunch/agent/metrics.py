@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from ..system.metrics_target import MetricsTarget
 
 END_LIMIT = 5.0  # seconds for the last file; a file system may stall
-MOST_LOST = 3  # processes that were killed, and replaced
 LIBRARIES = ("msgspec", "prometheus_client")
 
 
 class MetricsServiceClient(Helper):
+    does = "serves the metrics"
+
     def __init__(self, asked: bytes, target: MetricsTarget, name: str, *, ranks: bool) -> None:
         """`asked`: the socket at which the agent answers. `name`: of its file, if the target is a
         directory. `ranks`: also tell of each rank. Raises OSError.
@@ -45,9 +47,10 @@ class MetricsServiceClient(Helper):
         """
         self._lines.send({"op": "finish"}, [look, ledger])
         self._socket.shutdown(socket.SHUT_WR)  # it ends then
-        self._socket.settimeout(limit)
         said = []
         while not self.lost:
+            if not self._is_ready(select.POLLIN, limit):
+                raise TimeoutError
             said += self.receive()
         return said
 
@@ -56,11 +59,16 @@ class Metrics:
     """Nothing without --metrics, and then the process that tells them."""
 
     def __init__(
-        self, config: Config, asked: bytes, poller: zmq.Poller, say: Callable[[str], None]
+        self,
+        config: Config,
+        asked: bytes,
+        poller: zmq.Poller,
+        say: Callable[[str], None],
+        is_replaced: Callable[[Helper], bool],
     ) -> None:
         self._config, self._asked, self._poller, self._say = config, asked, poller, say
+        self._is_replaced = is_replaced
         self._client: MetricsServiceClient | None = None
-        self._lost = 0
         if config.metrics is not None:
             self._target = self._of_this_agent(config.metrics)
             self._start()
@@ -96,10 +104,7 @@ class Metrics:
             self._poller.unregister(client.fileno())
             client.end(0.0)
             self._client = None
-            self._lost += 1
-            if self._lost > MOST_LOST:
-                self._complain("the process that tells them ends again and again")
-            else:
+            if self._is_replaced(client):
                 self._start()
 
     def finish(self, last: Callable[[], tuple[int, int]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import zmq
@@ -27,8 +27,8 @@ class AwaitsStacks(NamedTuple):
 
 
 class NativeStacks:
-    def __init__(self, poller: zmq.Poller) -> None:
-        self._poller = poller
+    def __init__(self, poller: zmq.Poller, is_replaced: Callable[[PySpyClient], bool]) -> None:
+        self._poller, self._is_replaced = poller, is_replaced
         self._py_spy = path_of_py_spy()  # now: later, a file system may have stalled
         self._client: PySpyClient | None = None
         self._waiting: deque[AwaitsStacks] = deque()
@@ -45,17 +45,23 @@ class NativeStacks:
         if self._py_spy is None or not found.ranks:
             return False
         if self._client is None:
-            try:
-                self._client = PySpyClient(self._py_spy)
-            except OSError:
-                return False
-            self._poller.register(self._client.fileno(), zmq.POLLIN)
+            self._client = self._start(self._py_spy)
+        if self._client is None:
+            return False
         # The time may not be enough for all: those at fault are rarely among those that wait.
         asked = sorted(found.ranks, key=lambda rank: state_of(rank).waits is not None)
         self._client.request([rank["pid"] for rank in asked])
         ranks = [rank["rank"] for rank in asked]
         self._waiting.append(AwaitsStacks(found, ranks, time.monotonic() + LIMIT))
         return True
+
+    def _start(self, py_spy: str) -> PySpyClient | None:
+        try:
+            client = PySpyClient(py_spy)
+        except OSError:
+            return None
+        self._poller.register(client.fileno(), zmq.POLLIN)
+        return client
 
     def next_deadline(self) -> float:
         return self._waiting[0].until if self._waiting else math.inf
@@ -78,6 +84,8 @@ class NativeStacks:
         answers = answers[late:]
         if client.lost:
             self.close()
+            if self._is_replaced(client) and self._py_spy is not None:
+                self._client = self._start(self._py_spy)
             answers = [[]] * len(self._waiting)
         complete = []
         for texts in answers:

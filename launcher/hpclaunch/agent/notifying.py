@@ -24,8 +24,15 @@ END_LIMIT = 10.0  # seconds for what is left at the end
 
 
 class Notifying:
-    def __init__(self, config: Config, poller: zmq.Poller, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        poller: zmq.Poller,
+        say: Callable[[str], None],
+        is_replaced: Callable[[NotifierClient], bool],
+    ) -> None:
         self._config, self._poller, self._say = config, poller, say
+        self._is_replaced = is_replaced
         self._client: NotifierClient | None = None
         self._waiting: deque[dict[str, Any]] = deque()
         self._is_busy = False
@@ -58,15 +65,19 @@ class Notifying:
         if self._is_busy or not self._waiting:
             return
         if self._client is None:
-            try:
-                self._client = NotifierClient(self._config.notify)
-            except OSError as e:
-                self._waiting.clear()
-                self._fail(f"cannot be run: {e.strerror}")
-                return
-            self._poller.register(self._client.fileno(), zmq.POLLIN)
-        self._client.ask(event=self._waiting.popleft())
-        self._is_busy = True
+            self._start()
+        if self._client is not None:
+            self._client.ask(event=self._waiting.popleft())
+            self._is_busy = True
+
+    def _start(self) -> None:
+        try:
+            self._client = NotifierClient(self._config.notify)
+        except OSError as e:
+            self._waiting.clear()
+            self._fail(f"cannot be run: {e.strerror}")
+            return
+        self._poller.register(self._client.fileno(), zmq.POLLIN)
 
     def receive(self, ready: Mapping[Any, int]) -> None:
         client = self._client
@@ -78,9 +89,10 @@ class Notifying:
             self._is_busy = False
             if reply["why"]:
                 self._fail(reply["why"])
-        if client.lost:  # another one runs it for the next event
+        if client.lost:
             self._end()
-            self._fail("was killed")
+            if self._is_replaced(client):
+                self._start()
         self._hand_over()
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from ..system.logs.log_directory import index_of
 from ..system.processes.fork_server_client import Worker
 
 CONSOLES = {Std.OUT: ("out", 1), Std.ERR: ("err", 2)}  # a stream's name, and its console
-MOST_REPLACED = 20  # processes that were killed
 
 
 class Output:
@@ -43,7 +42,6 @@ class Output:
         self._host = harmless(host)
         self._one_console = _are_one_place(1, 2)
         self._shown: dict[str, Any] | None = None  # the request of the round that is shown
-        self._replaced = 0
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
         """For each rank of this agent, the streams that the user watches on a terminal."""
@@ -125,17 +123,8 @@ class Output:
         self.service.prepare(**self._shown)
 
     def replace_service(self) -> None:
-        """The process was killed: another one goes on where the files end by now. RuntimeError if
-        none can live.
-        """
-        self._replaced += 1
-        if self._replaced > MOST_REPLACED:
-            raise RuntimeError("the process that shows the workers' output ends again and again")
+        """The process was killed: another one continues where the files end by now."""
         self.service = self.service.successor()
-        self.say(
-            "the process that shows the workers' output was killed: lines may be missing here, and "
-            "are in the files"
-        )
         if self._shown is not None:
             self.service.prepare(**self._shown | {"errors": ()})
 

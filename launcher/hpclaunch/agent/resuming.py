@@ -52,8 +52,10 @@ class Resuming:
         poller: zmq.Poller,
         look_at_disk: Callable[[dict[str, Any]], None],
         say: Callable[[str], None],
+        is_replaced: Callable[[CheckpointServiceClient], bool],
     ) -> None:
         self._settings = config.checkpoints
+        self._is_replaced = is_replaced
         self._command = config.command
         self._say = say
         self._suggests = config.checkpoints is None  # at the first restart
@@ -67,6 +69,7 @@ class Resuming:
         self._ended_well = False  # of that search
         self._search_tries = 0  # that are left
         self._chose = False  # this agent leads, so it reads checkpoints ahead of need
+        self._watches = False  # the process reads what the workers save as soon as it is there
         self._look: Look | None = None  # what this agent is to see
         self._look_number = 0  # of that request while it is waited for, or 0
         self._look_tries = 0
@@ -102,6 +105,7 @@ class Resuming:
 
     def _watch(self, *, on: bool) -> None:
         """Whether to read what the workers save as soon as it is there."""
+        self._watches = on
         if self._service is not None and self._settings and self._settings.verify in READS:
             self._service.watch(self._rounds, on=on)
 
@@ -178,6 +182,8 @@ class Resuming:
                 settings.where, settings.exclude, settings.complete, settings.verify
             )
             self._poller.register(self._service.fileno(), zmq.POLLIN)
+            if self._watches:
+                self._watch(on=True)
         return self._service
 
     # Time
@@ -222,6 +228,9 @@ class Resuming:
             told += self._on_reply(reply)
         if service.lost:
             self.close()
+            if self._is_replaced(service):
+                with contextlib.suppress(OSError):
+                    self._served()
             if self._search_number and not self._search_tries:
                 told.append(self._failed("the process that looks for them was ended"))
             told += self._ask_again()

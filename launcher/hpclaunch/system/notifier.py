@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Collection, Mapping
@@ -30,19 +31,15 @@ class NotifierClient(Helper):
     """`ask`, and then `receive` once it is readable."""
 
     has_children = True
+    does = "runs the command of --notify"
+    costs = "an event may be lost"
 
     def __init__(self, command: str) -> None:
         super().__init__("hpclaunch.system.notifier", str(os.getpid()), command)
 
     def wait(self, limit: float) -> list[dict[str, Any]]:
         """As `receive`, but for an answer that is yet to come; [] if none has come in time."""
-        self._socket.settimeout(limit)
-        try:
-            return self.receive()
-        except TimeoutError:
-            return []
-        finally:
-            self._socket.settimeout(None)
+        return self.receive() if self._is_ready(select.POLLIN, limit) else []
 
 
 def main(fd: str, blocked: str, agent: str, command: str) -> None:

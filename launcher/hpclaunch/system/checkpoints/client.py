@@ -78,6 +78,8 @@ class CheckpointServiceClient(Helper):
     """Requests out, replies in. The descriptor is readable when a reply is there, or the process
     has ended."""
 
+    does = "searches for checkpoints"
+
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
         settings = {"where": where, "exclude": tuple(exclude)}
         settings |= {"complete": complete, "verify": verify}

@@ -41,6 +41,9 @@ class GpuWatcherClient(Helper):
     `next_deadline` has come or the watcher is gone. `lost` is set when it can answer no more.
     """
 
+    does = "reads NVML"
+    costs = "if nobody has killed it, NVML crashes; look at nvidia-smi on this host"
+
     def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
         self.gpus = tuple(gpus)
         self.period = period
@@ -90,10 +93,9 @@ class GpuWatcherClient(Helper):
             if report.round is not None and report.round == self._round:
                 self._round, self._deadline, self._limit = None, math.inf, ANSWER_LIMIT
             yield report
-        if self.lost:
-            why = "the process that reads NVML has ended: the GPUs of this host are not watched"
-            advice = "NVML crashes; look at nvidia-smi on this host"
-            yield self._answer(Finding("NVML", why, Grade.WARN, advice))
+        if self.lost and self._round is not None:
+            why = "the process that reads NVML has ended: the GPUs of this host were not checked"
+            yield self._answer(Finding("NVML", why, Grade.WARN))
 
     def expire(self) -> GpuReport:
         """Call it when `next_deadline` has come: the answer is that NVML hangs."""

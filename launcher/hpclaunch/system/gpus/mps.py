@@ -140,6 +140,7 @@ class MpsKeeperClient(Helper):
     """Once the keeper is lost, its daemons are gone too."""
 
     has_children = True
+    does = "keeps MPS"
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 class JobEndClient(Helper):
     """`ask`, and then `receive` once it is readable."""
 
+    does = "asks Slurm when the job ends"
+
     def __init__(self, job: str, step: str, end: str, restarts: str, nodes: str) -> None:
         """`step` is the step of the agents, such as "7.0"; `end` is SLURM_JOB_END_TIME, `restarts`
         is SLURM_RESTART_COUNT; each is "" if there is none.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,10 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpclaunch.system.shared.helper import GONE_LIMIT, Helper
+from hpclaunch.system.shared.helper import GONE_LIMIT, Helper, say_now
 
 MOST = 1 << 20  # bytes that wait for the process; what is said beyond that is dropped, and counted
 END_LIMIT = 60.0  # seconds without a sign of life at the end; a file system may stall for long
+NOTED = 5.0  # seconds after which the user learns what is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class IndexFile:
 class LogServiceClient(Helper):
     """Requests out, replies in. Nothing here waits for the process, until the end."""
 
+    does = "shows the workers' output"
+    costs = "lines may be missing here, and are in the files"
+
     def __init__(self) -> None:
         found = find_spec("inotify_simple")
         assert found is not None, "hpclaunch depends on it"
@@ -52,10 +58,15 @@ class LogServiceClient(Helper):
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
+        self._is_cut = False  # it begins in the middle of a request
         self._unsaid = 0  # lines that were dropped
 
     def successor(self) -> LogServiceClient:
-        return LogServiceClient()
+        """Another one, which gets what this one could not be sent."""
+        another = LogServiceClient()
+        begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0
+        another._waiting += self._waiting[begin:]
+        return another
 
     def ask(self, **request: Any) -> None:
         self._waiting += json.dumps(request).encode() + b"\n"
@@ -74,15 +85,18 @@ class LogServiceClient(Helper):
 
     def flush(self) -> None:
         try:
-            while self._waiting:
-                del self._waiting[: self._socket.send(self._waiting)]
-        except BlockingIOError:
+            self._send()
+        except OSError:  # the process is gone, as receive() will notice, or takes no more
             return
-        except OSError:  # it is gone: receive() tells
-            self._waiting.clear()
         if self._unsaid:
             lines, self._unsaid = self._unsaid, 0
             self.say(f"{lines} lines that were to be here are lost: the log directory has stalled")
+
+    def _send(self) -> None:
+        while self._waiting:
+            sent = self._socket.send(self._waiting)
+            self._is_cut = self._waiting[sent - 1 : sent] != b"\n"
+            del self._waiting[:sent]
 
     def prepare(
         self,
@@ -164,13 +178,22 @@ class LogServiceClient(Helper):
 
     def close(self) -> None:
         """Returns once everything is shown, or nobody reads, or the file system hangs."""
-        self._socket.settimeout(END_LIMIT)
         try:
-            self._socket.sendall(self._waiting)
+            while self._waiting and self._is_alive(select.POLLOUT):
+                with contextlib.suppress(BlockingIOError):
+                    self._send()
             self._socket.shutdown(socket.SHUT_WR)
-            while self._socket.recv(1 << 16):  # it shows what is left, and says so
-                pass
+            while self._is_alive(select.POLLIN) and self._socket.recv(1 << 16):
+                pass  # it shows what is left, and says so
         except OSError:  # it hangs, or was killed
             self.abandon()
         else:
             self.end(GONE_LIMIT)
+
+    def _is_alive(self, event: int) -> bool:
+        """Wait for a sign of life. Raises TimeoutError without one."""
+        if not self._is_ready(event, NOTED):
+            say_now(f"waiting up to {END_LIMIT:g} s for the process that {self.does}")
+            if not self._is_ready(event, END_LIMIT - NOTED):
+                raise TimeoutError
+        return True

@@ -20,6 +20,8 @@ from . import reachability, route
 
 
 class LookupClient(Helper):
+    does = "looks up names"
+
     def __init__(self) -> None:
         super().__init__("hpclaunch.system.network.lookup")
 

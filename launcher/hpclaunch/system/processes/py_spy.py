@@ -30,6 +30,7 @@ class PySpyClient(Helper):
     """`request`, and then `receive` once it is readable."""
 
     has_children = True
+    does = "runs py-spy"
 
     def __init__(self, py_spy: str) -> None:
         super().__init__("hpclaunch.system.processes.py_spy", str(os.getpid()), py_spy)

@@ -23,6 +23,7 @@ class Signals:
             # A signal that was ignored when we were started (nohup) stays ignored.
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a helper has ended, or was stopped
 
     def ignore(self) -> None:
         """From the verdict on nothing may change the exit code, the interpreter's own end included.

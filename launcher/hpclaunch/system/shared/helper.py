@@ -17,16 +17,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from hpclaunch.worker.json_lines import JsonLines
+from hpclaunch.worker.stopped_children import PAUSE, StoppedChildren
 
 from . import open_file_limit
 from .prctl import adopt_orphans
@@ -41,7 +43,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: set[int] = set()  # the pids of all helpers of this process, and of those that they spare
+_own: dict[int, str] = {}  # the pids of all helpers and of those that they spare: what they do
 
 
 class Helper:
@@ -52,6 +54,8 @@ class Helper:
     """
 
     has_children = False  # they become ours when it is gone, and are killed
+    does = ""  # "shows the workers' output": for messages; "" to be left alone if it is stopped
+    costs = ""  # what may be lost with it, if it is killed
 
     def __init__(
         self,
@@ -76,7 +80,7 @@ class Helper:
         open_file_limit.restore(self._process.pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
-        _own.add(self._process.pid)
+        _own[self._process.pid] = self.does
         self.heard = False  # it has come up
         self.lost = False
         self.survivors = False
@@ -96,23 +100,22 @@ class Helper:
             self.lost = True
             if self.has_children:
                 self._end_orphans()
-            _own.discard(self._process.pid)
+            _own.pop(self._process.pid, None)
             return []
         self.heard = True
         return replies
 
     def spare(self, pid: int) -> None:
         """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
-        _own.add(pid)
+        _own[pid] = ""
 
     def end(self, limit: float) -> None:
         """Close the socket, at which it ends; after `limit` seconds kill it and all below it."""
-        self._leave()
-        try:
-            self._process.wait(limit)
-        except subprocess.TimeoutExpired:
+        self._lines.close()
+        if not self._ends_within(limit):
             self._process.kill()
             self._end_orphans()
+        self._leave()
 
     def abandon(self) -> None:
         """Kill it at once, which has nothing below it. If it hangs in a driver or a file system, it
@@ -123,9 +126,33 @@ class Helper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
 
+    # Waits at the end of the agent, whose loop is over. Helpers that are stopped continue.
+
+    def _is_ready(self, event: int, limit: float) -> bool:
+        """Wait for POLLIN or POLLOUT of the socket."""
+        poll = select.poll()
+        poll.register(self, event)
+        return self._waits(lambda seconds: bool(poll.poll(seconds * 1000)), limit)
+
+    def _ends_within(self, limit: float) -> bool:
+        def ends(seconds: float) -> bool:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+            return self._process.returncode is not None
+
+        return self._waits(ends, limit)
+
+    def _waits(self, wait: Callable[[float], bool], limit: float) -> bool:
+        stopped, until = StoppedHelpers(say_now), time.monotonic() + limit
+        while (now := time.monotonic()) < until:
+            stopped.look(now)
+            if wait(min(PAUSE, until - now)):
+                return True
+        return wait(0.0)
+
     def _leave(self) -> None:
         self._lines.close()
-        _own.discard(self._process.pid)
+        _own.pop(self._process.pid, None)
 
     def _end_orphans(self) -> None:
         """After its death: its children died with it, and their children are ours now."""
@@ -140,6 +167,31 @@ class Helper:
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(AGAIN)
         self.survivors = bool(left)
+
+
+class StoppedHelpers:
+    """Makes helpers continue that somebody has stopped, and says so."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._children = StoppedChildren()
+
+    def next_deadline(self) -> float:
+        return self._children.next_deadline()
+
+    def look(self, now: float) -> None:
+        """Call it after a SIGCHLD, and once `next_deadline` has come."""
+        pids = [pid for pid, does in _own.items() if does]
+        for pid in self._children.look(pids, now):
+            who = f"the process that {_own[pid]} on {socket.gethostname()}"
+            self._say(f"{who} was stopped by a signal, and continues")
+
+
+def say_now(text: str) -> None:
+    """Say something without the log service, if the console takes it at once."""
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"hpclaunch: {text}\n".encode(errors="replace"))
 
 
 def numbers(signums: Iterable[int]) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,9 @@ ENDED_LIMIT = 1.0  # seconds from the end of its socket to its own
 
 
 class Writer(Helper):
+    does = "writes the journal"
+    costs = "the journal has a gap"
+
     def __init__(self, path: Path) -> None:
         super().__init__("hpclaunch.system.logs.journal.writer", str(path))
         self._socket.setblocking(False)
@@ -47,19 +49,25 @@ class Writer(Helper):
         self._socket.settimeout(limit)
         with contextlib.suppress(OSError):  # it is gone, or takes no more
             self._socket.sendall(data)
+        self._lines.close()
+        has_ended = self._ends_within(limit)
         self._leave()
-        try:
-            return self._process.wait(limit)
-        except subprocess.TimeoutExpired:
-            return 0
+        return self._process.returncode if has_ended else 0
 
 
 class Journal:
     """Without a directory there is none. A full disk ends the journal, never the job; a file
-    system that hangs costs some of its lines, never time.
+    system that hangs, or the end of the writer, costs some of its lines, never time.
     """
 
-    def __init__(self, directory: Path | None, label: str) -> None:
+    def __init__(
+        self,
+        directory: Path | None,
+        label: str,
+        is_replaced: Callable[[Helper], bool] = lambda _: True,
+    ) -> None:
+        """`is_replaced` is called with a writer that was killed."""
+        self._is_replaced = is_replaced
         self._writer: Writer | None = None
         self._waiting = bytearray()
         self._lost = False  # some of what waited
@@ -68,8 +76,12 @@ class Journal:
         if directory is None:
             return
         name = "journal.jsonl" if label == str(HEAD) else f"journal-agent-{label}.jsonl"
+        self._path = directory / name
+        self._start()
+
+    def _start(self) -> None:
         try:
-            self._writer = Writer(directory / name)
+            self._writer = Writer(self._path)
         except OSError as e:
             self._give_up(e.strerror or str(e))
 
@@ -116,7 +128,7 @@ class Journal:
             while self._waiting and (sent := self._writer.send(self._waiting)):
                 del self._waiting[:sent]
         except OSError:
-            self._give_up(_why(self._writer.finish(bytearray(), ENDED_LIMIT)))
+            self.replace_writer()
             return
         if len(self._waiting) > MOST:
             # The rest of the line that the writer has begun to read has to come.
@@ -125,6 +137,20 @@ class Journal:
         elif self._lost and not self._waiting:
             self._lost = False
             self._recorder.interrupted()
+
+    def replace_writer(self) -> None:
+        """It has ended: call this once the descriptor is readable. What was on its way is lost."""
+        if self._writer is None:
+            return
+        dead, self._writer = self._writer, None
+        code = dead.finish(bytearray(), ENDED_LIMIT)
+        if code > 0 or not self._is_replaced(dead):
+            self._give_up(_why(code))
+            return
+        self._waiting.clear()
+        self._lost = False
+        self._recorder.interrupted()
+        self._start()
 
     def complaint(self) -> str:
         """Why there is no journal any more: said once, "" otherwise."""

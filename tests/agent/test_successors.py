@@ -1,0 +1,47 @@
+"""A helper that was killed has a successor at once, unless that ends again and again."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpclaunch.agent import successors
+from hpclaunch.agent.successors import MOST, WITHIN, Successors
+
+
+class Knitting:
+    does = "knits"
+    costs = ""
+
+
+class Weaving:
+    does = "weaves"
+    costs = "a thread is lost"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    times = [0.0]
+    monkeypatch.setattr(successors.time, "monotonic", lambda: times[0])
+    return times
+
+
+def test_the_user_learns_which_one_it_was_and_what_it_costs(clock):
+    said = []
+    is_replaced = Successors("n1", said.append)
+    assert is_replaced(Knitting())
+    assert is_replaced(Weaving())
+    assert said == [
+        "the process that knits on n1 was killed and replaced",
+        "the process that weaves on n1 was killed and replaced: a thread is lost",
+    ]
+
+
+def test_one_that_ends_again_and_again_has_none(clock):
+    said = []
+    is_replaced = Successors("n1", said.append)
+    assert all(is_replaced(Knitting()) for _ in range(MOST))
+    assert not is_replaced(Knitting())
+    assert said[-1] == "the process that knits on n1 is killed again and again"
+    assert is_replaced(Weaving())
+    clock[0] += WITHIN
+    assert is_replaced(Knitting())

@@ -1,0 +1,155 @@
+"""The processes beside an agent and its fork server: if they are stopped or killed, the training
+continues and ends as if nothing had happened. Each is named.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import psutil
+from launching import LIMIT, hpclaunch, living, script, start, until
+
+LINES = 20
+OPTIONS = (
+    *("--cold", "--log-dir", "logs", "--checkpoint-dir", "checkpoints"),
+    *("--notify", "cat >> events", "--metrics", "job.prom"),
+)
+STOPPED = "was stopped by a signal, and continues\n"
+KILLED = "was killed and replaced"
+TRAINING = f"""\
+import os, signal, sys, time
+import psutil
+
+when, signum = sys.argv[1], int(sys.argv[2])
+server = psutil.Process().parent()
+agent = server.parent()
+
+def helpers():
+    return [child for child in agent.children() if child != server]
+
+def send(wait=lambda helper: False):
+    found = helpers()
+    with open("hit", "w") as file:
+        print(*[helper.pid for helper in found], file=file)
+    for helper in found:
+        helper.send_signal(signum)
+        while wait(helper):
+            time.sleep(0.02)
+    return found
+
+def lacks_successor(helper):
+    return signum == signal.SIGKILL and (helper in helpers() or len(helpers()) < count)
+
+def on_sigterm(*_):
+    send()
+    sys.exit(print("saved"))
+
+signal.signal(signal.SIGTERM, on_sigterm)
+for number in range({LINES}):
+    print("line", number)
+    while not os.path.exists("events"):  # so all helpers are there
+        time.sleep(0.05)
+    if number == 1 and when == "training":
+        count = len(helpers())
+        hit = send(lacks_successor)
+        while any(h.is_running() and h.status() == psutil.STATUS_STOPPED for h in hit):
+            time.sleep(0.02)
+if when == "ending":
+    open("ready", "w").close()
+    time.sleep(1000)
+if when == "the end":
+    send()
+"""
+OUTPUT = "".join(f"line {number}\n" for number in range(LINES))
+
+
+class Launch:
+    """A launch with helpers of all kinds that one machine without GPUs has."""
+
+    def __init__(self, directory, when, signum):
+        (directory / "checkpoints").mkdir()
+        words = (*OPTIONS, script(directory, TRAINING), when, int(signum))
+        self.directory = directory
+        self.process = start(*words, cwd=directory)
+
+    def ends(self):
+        out, err = self.process.communicate(timeout=LIMIT)
+        assert not living(self.hit)
+        return self.process.returncode, out, err
+
+    @property
+    def hit(self):
+        """The helpers to which the worker has sent the signal."""
+        return [int(pid) for pid in (self.directory / "hit").read_text().split()]
+
+    @property
+    def events(self):
+        lines = (self.directory / "events").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines]
+
+
+def test_helpers_that_are_stopped_continue(tmp_path):
+    """No line, event or number is lost."""
+    launch = Launch(tmp_path, "training", signal.SIGSTOP)
+    code, out, err = launch.ends()
+    assert (code, out) == (0, OUTPUT), err
+    assert err.count(STOPPED) == len(launch.hit) > 0
+    assert launch.events == ["round_began", "job_over"]
+    assert 'stage="ended"' in (tmp_path / "job.prom").read_text()
+
+
+def test_helpers_that_are_stopped_before_the_first_round(tmp_path):
+    launch = Launch(tmp_path, "never", signal.SIGSTOP)
+    agent = psutil.Process(launch.process.pid)
+    until(lambda: [stop(child) for child in agent.children() if is_helper(child)])
+    (tmp_path / "hit").touch()
+    code, out, err = launch.ends()
+    assert (code, out) == (0, OUTPUT), err
+    assert STOPPED in err
+
+
+def test_helpers_that_are_stopped_while_the_workers_end(tmp_path):
+    launch = Launch(tmp_path, "ending", signal.SIGSTOP)
+    until((tmp_path / "ready").exists)
+    launch.process.send_signal(signal.SIGTERM)
+    code, out, err = launch.ends()
+    assert (code, out) == (128 + signal.SIGTERM, OUTPUT + "saved\n"), err
+    assert STOPPED in err
+
+
+def test_helpers_that_are_stopped_at_the_end(tmp_path):
+    launch = Launch(tmp_path, "the end", signal.SIGSTOP)
+    code, out, err = launch.ends()
+    assert (code, out) == (0, OUTPUT), err
+    assert STOPPED in err
+    assert launch.events[-1] == "job_over"
+
+
+def test_helpers_that_are_killed_are_replaced(tmp_path):
+    """At once, and not when they are needed: the worker waits for each successor."""
+    launch = Launch(tmp_path, "training", signal.SIGKILL)
+    code, _, err = launch.ends()
+    assert code == 0, err
+    assert err.count(KILLED) == len(launch.hit) > 0
+    assert (tmp_path / "logs/round-0/rank-0.out").read_text() == OUTPUT
+    assert launch.events[-1] == "job_over"
+    told = hpclaunch("replay", "logs", cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "WorkerExited" in (tmp_path / "logs/journal.jsonl").read_text()
+
+
+def test_helpers_that_are_killed_at_the_end(tmp_path):
+    launch = Launch(tmp_path, "the end", signal.SIGKILL)
+    code, _, err = launch.ends()
+    assert code == 0, err
+    assert (tmp_path / "logs/round-0/rank-0.out").read_text() == OUTPUT
+
+
+def is_helper(process):
+    return "hpclaunch.worker.fork_server" not in process.cmdline()
+
+
+def stop(process):
+    process.suspend()
+    return True
