@@ -1,9 +1,10 @@
-"""File systems and name servers that do not answer for a while: nobody is lost for that."""
+"""File systems, name servers and helpers that do not answer for a while: no node is lost."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,14 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 from .conftest import AGENT, SCRIPTS, Launch
 from .training import EPOCHS, assert_right, progress, train, writers
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
+HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
+TELL = SCRIPTS / "tell.py"
 STALL = 7.0  # seconds; longer than any lease
 STEPS = 150
+LAST = f"step {STEPS - 1}"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
@@ -105,6 +109,53 @@ def test_a_checkpoint_directory_that_stalls(
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
     assert_right(ended)
     assert_nobody_waited(logs)
+
+
+@pytest.mark.parametrize("when", ["step 0", "step 20", LAST])
+def test_helpers_that_are_stopped(
+    when: str, cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    """Stop everything beside the agents and their fork servers, on all nodes. No line is lost."""
+    logs, saved = tmp_path / "logs", tmp_path / "saved"
+    saved.mkdir()
+    options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
+    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--steps", STEPS)
+    job.says(when)
+    for helper in cluster.processes(HELPER):
+        helper.kill(signal.SIGSTOP)
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert "was lost" not in ended.output
+    if when != LAST:  # they may have ended by then
+        assert "was stopped by a signal, and continues" in ended.output
+    for rank in range(3):
+        lines = "".join(f"rank {rank} step {step}\n" for step in range(STEPS))
+        shown = re.findall(rf"^rank {rank} .*\n", ended.output, re.MULTILINE)
+        assert "".join(shown) == lines
+
+
+def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """Each has a successor at once, and is named."""
+    logs, saved = tmp_path / "logs", tmp_path / "saved"
+    saved.mkdir()
+    options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
+    job = launch("--nproc", 1, *options, TELL, "--until", "enough")
+    job.until_all_run(3)
+    first = [p for p in cluster.processes(HELPER) if "log_service" not in p.command]
+    for helper in first:
+        helper.kill()
+    pids = {p.pid for p in first}
+
+    def are_replaced() -> bool:
+        others = [p for p in cluster.processes(HELPER) if p.pid not in pids]
+        return len([p for p in others if "log_service" not in p.command]) == len(first)
+
+    eventually("successors", are_replaced)
+    (tmp_path / "enough").touch()
+    ended = job.wait()
+    assert ended.code == 0, str(ended)
+    assert ended.output.count(" was killed and replaced") == len(first), str(ended)
+    assert len(list(logs.glob("round-*"))) == 1
 
 
 SILENT = (

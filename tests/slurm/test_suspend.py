@@ -32,3 +32,4 @@ def test_it_goes_on_in_the_same_round(cluster: Cluster, launch: Launch, nnodes: 
     assert ended.code == 0, str(ended)
     assert "lost" not in ended.output
     assert "going on" not in ended.output
+    assert "stopped" not in ended.output
