@@ -52,7 +52,7 @@ RULES = {
 # The agent's side and the worker's.
 OF_BOTH = (
     *("worker.json_lines", "worker.private_files", "worker.processes", "worker.sock_diag"),
-    "worker.stopped_children",
+    "worker.stop_watch",
 )
 ALLOWED = {
     "core.protocol": set(),

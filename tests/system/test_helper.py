@@ -2,11 +2,13 @@
 
 import os
 import resource
+import signal
 import time
 
+import psutil
 import pytest
 
-from hpclaunch.system.shared.helper import Helper
+from hpclaunch.system.shared.helper import STOPPED_LIMIT, Helper, StoppedHelpers, is_stopped
 from surroundings import entered
 
 LIMIT = 20  # seconds
@@ -44,3 +46,47 @@ def test_an_agent_with_many_open_files(tmp_path, many_files):
         time.sleep(0.01)
     helper.end(LIMIT)
     assert replies == [{"word": "hello"}]
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """A helper that answers, once it has been asked."""
+    (tmp_path / "echo.py").write_text(ECHO)
+    helper = Echo("echo", paths=[str(tmp_path)])
+    yield helper
+    helper.abandon()
+
+
+class Echo(Helper):
+    does = "repeats it"
+
+
+def test_one_that_stays_stopped_continues_and_is_named(waiting):
+    said = []
+    stopped = StoppedHelpers(said.append)
+    pid = waiting._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    while not is_stopped(pid):
+        pass
+    stopped.look(0.0)
+    stopped.look(STOPPED_LIMIT / 2)
+    assert is_stopped(pid)
+    assert said == []
+    stopped.look(STOPPED_LIMIT)
+    assert not is_stopped(pid)
+    (line,) = said
+    assert line.startswith("the process that repeats it on ")
+    assert line.endswith(" was stopped by a signal, and continues")
+    waiting.ask(word="hello")
+    assert waiting.receive() == [{"word": "hello"}]
+
+
+def test_one_that_has_ended_is_not_stopped(waiting):
+    pid = waiting._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert not is_stopped(pid)
+    waiting._process.wait()
+    assert not is_stopped(pid)

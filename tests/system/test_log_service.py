@@ -14,7 +14,7 @@ from serving import LIMIT, gone
 
 from hpclaunch.system.logs import log_client
 from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
-from hpclaunch.worker import stopped_children
+from hpclaunch.system.shared import helper
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_what_is_left_is_shown_when_the_agent_is_killed(tmp_path):
 def test_at_the_end_a_file_system_that_hangs_is_not_waited_for_for_ever(monkeypatch, capfd):
     monkeypatch.setattr(log_client, "NOTED", 0.1)
     monkeypatch.setattr(log_client, "END_LIMIT", 0.3)
-    monkeypatch.setattr(stopped_children, "PATIENCE", math.inf)  # it is a hanging one's stand-in
+    monkeypatch.setattr(helper, "STOPPED_LIMIT", math.inf)  # it is a hanging one's stand-in
     client = LogServiceClient()
     pid = client._process.pid
     os.kill(pid, signal.SIGSTOP)

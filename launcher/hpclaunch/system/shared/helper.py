@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.worker.json_lines import JsonLines
-from hpclaunch.worker.stopped_children import PAUSE, StoppedChildren
+from hpclaunch.worker.stop_watch import PERIOD, StopWatch
 
 from . import open_file_limit
 from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
+STOPPED_LIMIT = 2.0  # seconds for which a helper may be stopped: less than any wait for an answer
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 AGAIN = 0.01  # seconds between two checks whether that has ended
 ROOT = str(Path(__file__).parents[3])  # where this package lies
@@ -146,7 +147,7 @@ class Helper:
         stopped, until = StoppedHelpers(say_now), time.monotonic() + limit
         while (now := time.monotonic()) < until:
             stopped.look(now)
-            if wait(min(PAUSE, until - now)):
+            if wait(min(PERIOD, until - now)):
                 return True
         return wait(0.0)
 
@@ -174,17 +175,29 @@ class StoppedHelpers:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._children = StoppedChildren()
+        self._watch = StopWatch(STOPPED_LIMIT)
 
     def next_deadline(self) -> float:
-        return self._children.next_deadline()
+        return self._watch.due
 
     def look(self, now: float) -> None:
-        """Call it after a SIGCHLD, and once `next_deadline` has come."""
-        pids = [pid for pid, does in _own.items() if does]
-        for pid in self._children.look(pids, now):
+        """Call it after a SIGCHLD, and once `next_deadline` has come. SIGCONT loses nothing, unlike
+        the replacement of a helper.
+        """
+        stopped = [pid for pid, does in _own.items() if does and is_stopped(pid)]
+        for pid in self._watch.look(stopped, now):
+            os.kill(pid, signal.SIGCONT)
             who = f"the process that {_own[pid]} on {socket.gethostname()}"
             self._say(f"{who} was stopped by a signal, and continues")
+
+
+def is_stopped(child: int) -> bool:
+    """Return whether a signal, such as SIGSTOP, has stopped a child of this process."""
+    try:
+        found = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None
 
 
 def say_now(text: str) -> None:
