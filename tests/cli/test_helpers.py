@@ -12,7 +12,7 @@ from launching import LIMIT, hpclaunch, living, script, start, until
 
 LINES = 20
 OPTIONS = (
-    *("--cold", "--log-dir", "logs", "--checkpoint-dir", "checkpoints"),
+    *("--cold", "--max-restarts", "0", "--log-dir", "logs", "--checkpoint-dir", "checkpoints"),
     *("--notify", "cat >> events", "--metrics", "job.prom"),
 )
 STOPPED = "was stopped by a signal, and continues\n"
@@ -58,6 +58,9 @@ for number in range({LINES}):
 if when == "ending":
     open("ready", "w").close()
     time.sleep(1000)
+if when == "a failure":
+    send()
+    raise ValueError("a bad batch")
 if when == "the end":
     send()
 """
@@ -124,6 +127,15 @@ def test_helpers_that_are_stopped_at_the_end(tmp_path):
     assert (code, out) == (0, OUTPUT), err
     assert STOPPED in err
     assert launch.events[-1] == "job_over"
+
+
+def test_helpers_that_are_stopped_when_a_worker_fails(tmp_path):
+    """The account of the failure has what the worker wrote last."""
+    launch = Launch(tmp_path, "a failure", signal.SIGSTOP)
+    code, out, err = launch.ends()
+    assert (code, out) == (1, OUTPUT), err
+    assert STOPPED in err
+    assert "    | ValueError: a bad batch\n" in err
 
 
 def test_helpers_that_are_killed_are_replaced(tmp_path):

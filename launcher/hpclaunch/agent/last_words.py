@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..core.protocol import events
 
-LIMIT = 1.0  # seconds
+LIMIT = 3.0  # seconds; one that somebody has stopped answers in less
 
 Make = Callable[[str], Iterable[events.Event]]  # the events, of the last lines
 

@@ -64,7 +64,7 @@ from .viewing import Viewing
 from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
-DISK_LIMIT = 2.0  # seconds
+DISK_LIMIT = 3.0  # seconds; a log service that somebody has stopped answers in less
 
 
 class Agent:
