@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import psutil
 from launching import LIMIT, hpclaunch, living, script, start, until
 
 LINES = 20
+SUSPENDED = 7.0  # seconds; longer than a helper has to answer
 OPTIONS = (
     *("--cold", "--max-restarts", "0", "--log-dir", "logs", "--checkpoint-dir", "checkpoints"),
     *("--notify", "cat >> events", "--metrics", "job.prom"),
@@ -21,12 +23,13 @@ TRAINING = f"""\
 import os, signal, sys, time
 import psutil
 
-when, signum = sys.argv[1], int(sys.argv[2])
+when, signum, which = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 server = psutil.Process().parent()
 agent = server.parent()
 
 def helpers():
-    return [child for child in agent.children() if child != server]
+    found = [child for child in agent.children() if child != server]
+    return [helper for helper in found if which in " ".join(helper.cmdline())]
 
 def send(wait=lambda helper: False):
     found = helpers()
@@ -61,6 +64,9 @@ if when == "ending":
 if when == "a failure":
     send()
     raise ValueError("a bad batch")
+if when == "a restart" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    send()
+    raise ValueError("a bad batch")
 if when == "the end":
     send()
 """
@@ -70,9 +76,10 @@ OUTPUT = "".join(f"line {number}\n" for number in range(LINES))
 class Launch:
     """A launch with helpers of all kinds that one machine without GPUs has."""
 
-    def __init__(self, directory, when, signum):
+    def __init__(self, directory, when, signum, *options, which=""):
+        """`when` the worker sends a signal to the helpers with this word in their commands."""
         (directory / "checkpoints").mkdir()
-        words = (*OPTIONS, script(directory, TRAINING), when, int(signum))
+        words = (*OPTIONS, *options, script(directory, TRAINING), when, int(signum), which)
         self.directory = directory
         self.process = start(*words, cwd=directory)
 
@@ -136,6 +143,20 @@ def test_helpers_that_are_stopped_when_a_worker_fails(tmp_path):
     assert (code, out) == (1, OUTPUT), err
     assert STOPPED in err
     assert "    | ValueError: a bad batch\n" in err
+
+
+def test_the_time_in_which_the_launcher_does_not_run_does_not_count(tmp_path):
+    """After a suspension, a search that was stopped as well is given time to answer."""
+    options = ("--max-restarts", 1)
+    launch = Launch(tmp_path, "a restart", signal.SIGSTOP, *options, which="checkpoints.service")
+    journal = tmp_path / "logs" / "journal.jsonl"
+    until(lambda: journal.exists() and journal.read_text().count("ChooseCheckpoint") == 2)
+    launch.process.send_signal(signal.SIGSTOP)
+    time.sleep(SUSPENDED)
+    launch.process.send_signal(signal.SIGCONT)
+    code, out, err = launch.ends()
+    assert (code, out) == (0, 2 * OUTPUT), err
+    assert STOPPED in err  # nobody has ended it
 
 
 def test_helpers_that_are_killed_are_replaced(tmp_path):

@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from ..core.consensus.awake_clock import LATE
 from ..core.control import Control
 from ..core.health.host_rules import Disk
 from ..core.protocol import effects, events
@@ -64,6 +65,7 @@ from .viewing import Viewing
 from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
+PATIENCE = 3.0  # seconds for helpers to answer after a suspension of this process, and of them
 DISK_LIMIT = 3.0  # seconds; a log service that somebody has stopped answers in less
 
 
@@ -135,6 +137,7 @@ class Agent:
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
         self._disk_until = math.inf  # when to go on without knowing the disk of the logs
+        self._patient_until = -math.inf  # when to continue without the answers of helpers at all
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._in_order = False  # nobody has to be told that this agent is gone
@@ -186,12 +189,10 @@ class Agent:
         if journal >= 0:
             more = zmq.POLLOUT if self.journal.wanting else 0
             self._poller.register(journal, zmq.POLLIN | more)
+        helped = (self.last_words, self.health, self.resuming, self.native_stacks)
+        answers_due = min(self._disk_until, *(part.next_deadline() for part in helped))
         parts = (
             self.control,
-            self.last_words,
-            self.health,
-            self.resuming,
-            self.native_stacks,
             self.viewing,
             self.waiting,
             self.ledger,
@@ -199,7 +200,8 @@ class Agent:
             self.later_imports,
             self.stopped_helpers,
         )
-        deadline = min(self._disk_until, *(part.next_deadline() for part in parts))
+        deadline = min(part.next_deadline() for part in parts)
+        deadline = min(deadline, max(answers_due, self._patient_until))
         if self.channels is not None:
             deadline = min(deadline, self.channels.next_deadline())
         wait = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
@@ -215,16 +217,14 @@ class Agent:
         # the others are there, and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
-        self._deliver(*self.health.expire(now), *self.resuming.expire(now))
-        self._deliver(*self.last_words.expire(now))
-        for found in self.native_stacks.expire(now):
-            self._take_evidence(found)
+        if now >= deadline + LATE:
+            self._patient_until = now + PATIENCE
+        if now >= self._patient_until:
+            self._expire_answers(now)
         if now >= self.stopped_helpers.next_deadline():
             self.stopped_helpers.look(now)
         self.viewing.expire(now)
         self.later_imports.expire(now)
-        if now >= self._disk_until:
-            self._deliver(*self._check_health({"silent": True}))
         if now >= self.control.next_deadline():
             self._deliver(events.Tick())
         self.ledger.allocated = self.end_watch.began
@@ -235,6 +235,15 @@ class Agent:
         self.journal.flush()
         if complaint := self.journal.complaint():
             self.output.say(complaint)
+
+    def _expire_answers(self, now: float) -> None:
+        """Continue without the answers of helpers that are too late."""
+        self._deliver(*self.health.expire(now), *self.resuming.expire(now))
+        self._deliver(*self.last_words.expire(now))
+        for found in self.native_stacks.expire(now):
+            self._take_evidence(found)
+        if now >= self._disk_until:
+            self._deliver(*self._check_health({"silent": True}))
 
     def _read_all(self, ready: Mapping[Any, int]) -> None:
         if self.signals.fileno() in ready:
