@@ -63,6 +63,7 @@ class Resuming:
         self._look_at_disk = look_at_disk
         self._service: CheckpointServiceClient | None = None
         self._local = config.job.local
+        self._host = config.job.places[config.allocation.index].host
         self._number = 0  # of the newest request
         self._search_number = 0  # of the search that is waited for, or 0
         self._avoid: dict[int, str] = {}  # in that search
@@ -204,6 +205,11 @@ class Resuming:
             service.deadline = math.inf  # another would hang as well, so wait for this one
             return told
         self.close()
+        where = "" if self._settings is None else self._settings.where
+        self._say(
+            f"the process that {service.does} on {self._host} does not answer and is replaced: "
+            f"does the file system of {where} answer?"
+        )
         return [*told, *self._ask_again()]
 
     def _ask_again(self) -> list[events.Event]:

@@ -1,0 +1,74 @@
+"""The search for checkpoints as an agent asks for it, of a process that may be killed or hang."""
+
+from __future__ import annotations
+
+import math
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import zmq
+
+from hpclaunch.agent.config import Checkpoints
+from hpclaunch.agent.resuming import Resuming
+from hpclaunch.core.protocol import events
+from hpclaunch.core.protocol.model import Job, Place
+
+ANSWER_LIMIT = 60_000  # ms
+
+
+@pytest.fixture
+def poller():
+    return zmq.Poller()
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def resuming(tmp_path, poller, said):
+    config = SimpleNamespace(
+        checkpoints=Checkpoints(str(tmp_path), (), "", "structure"),
+        command=(),
+        job=Job((Place(0, 0, "n0"),)),
+        allocation=SimpleNamespace(index=0),
+    )
+    resuming = Resuming(config, poller, lambda _: None, said.append, lambda _: True)
+    yield resuming
+    resuming.close()
+
+
+def answer(resuming, poller):
+    found = []
+    while not found:
+        found = resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
+    return found
+
+
+def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, said, tmp_path):
+    assert resuming.choose({}, ended_well=False) == []
+    (helper,) = psutil.Process().children()
+    helper.suspend()
+    assert resuming.expire(time.monotonic()) == []
+    assert resuming.expire(resuming.next_deadline()) == []
+    assert not helper.is_running()
+    assert said == [
+        "the process that searches for checkpoints on n0 does not answer and is replaced: does the "
+        f"file system of {tmp_path} answer?"
+    ]
+    assert answer(resuming, poller) == [events.CheckpointChosen("")]
+
+
+def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming, poller):
+    resuming.choose({}, ended_well=False)
+    answer(resuming, poller)
+    (helper,) = psutil.Process().children()
+    helper.kill()
+    while helper.is_running():
+        resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
+    (another,) = psutil.Process().children()
+    assert another.pid != helper.pid
+    assert resuming.next_deadline() == math.inf
