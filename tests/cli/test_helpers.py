@@ -9,7 +9,7 @@ import signal
 import time
 
 import psutil
-from launching import LIMIT, hpclaunch, living, script, start, until
+from launching import LIMIT, fork_server, hpclaunch, living, script, start, until
 
 LINES = 20
 SUSPENDED = 7.0  # seconds; longer than a helper has to answer
@@ -28,8 +28,13 @@ server = psutil.Process().parent()
 agent = server.parent()
 
 def helpers():
-    found = [child for child in agent.children() if child != server]
-    return [helper for helper in found if which in " ".join(helper.cmdline())]
+    return [child for child in agent.children() if child != server and is_meant(child)]
+
+def is_meant(helper):
+    try:
+        return which in " ".join(helper.cmdline())
+    except psutil.Error:  # it is being replaced
+        return False
 
 def send(wait=lambda helper: False):
     found = helpers()
@@ -186,3 +191,29 @@ def is_helper(process):
 def stop(process):
     process.suspend()
     return True
+
+
+SHELL = f"""\
+n=0
+while [ $n -lt {LINES} ]; do
+    echo line $n
+    n=$((n + 1))
+    while [ $n = 2 ] && [ ! -e go ]; do sleep 0.05; done
+done
+"""
+
+
+def test_the_copier_of_pipes_is_stopped(tmp_path):
+    """It is a process of the fork server's, and workers that are no Python write to it."""
+    (tmp_path / "train.sh").write_text(SHELL)
+    job = start("--no-python", "--log-dir", "logs", "sh", "train.sh", cwd=tmp_path)
+    file = tmp_path / "logs/round-0/rank-0.out"
+    until(lambda: file.exists() and "line 1\n" in file.read_text())
+    server, *below = map(psutil.Process, fork_server(job))
+    (copier,) = [child for child in below if child.cmdline() == server.cmdline()]
+    copier.suspend()
+    (tmp_path / "go").touch()
+    out, err = job.communicate(timeout=LIMIT)
+    assert (job.returncode, out) == (0, OUTPUT), err
+    assert STOPPED in err
+    assert not living([copier.pid])

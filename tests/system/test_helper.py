@@ -8,7 +8,8 @@ import time
 import psutil
 import pytest
 
-from hpclaunch.system.shared.helper import STOPPED_LIMIT, Helper, StoppedHelpers, is_stopped
+from hpclaunch.system.shared.helper import STOPPED_LIMIT, Helper, StoppedHelpers
+from hpclaunch.worker.processes import is_stopped
 from surroundings import entered
 
 LIMIT = 20  # seconds

@@ -44,7 +44,7 @@ from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
 from ..system.processes.signals import Signals
-from ..system.shared.helper import StoppedHelpers
+from ..system.shared.helper import CONTINUES, StoppedHelpers
 from . import evidence, post_mortem, sampling
 from .config import Config
 from .end_watch import EndWatch
@@ -353,6 +353,9 @@ class Agent:
                     self.output.say(f"--preload {module}: passed over, {why}")
             case {"event": "copier", "pid": pid}:
                 self.forkserver.spare(pid)
+            case {"event": "copier-continued"}:
+                what = f"the process that copies the workers' output on {self.place.host}"
+                self.output.say(f"{what} {CONTINUES}")
             case {"event": "progress", **seen}:
                 seen.pop("event", None)
                 lists = {"steps": tuple(seen["steps"]), "spent": tuple(seen["spent"])}

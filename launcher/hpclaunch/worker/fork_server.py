@@ -19,6 +19,7 @@ blocked.
         "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
         "size": [ROWS, COLUMNS], "pipes": BOOL}
     {"op": "resize", "size": [ROWS, COLUMNS]}
+                                                   {"event": "copier-continued"}
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
@@ -106,6 +107,7 @@ from .processes import (
     exit_code,
     foreground,
     group_of,
+    is_stopped,
     numbers,
     prctl,
     program,
@@ -117,6 +119,7 @@ from .processes import (
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
+from .stop_watch import StopWatch
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -126,6 +129,7 @@ SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
+COPIER_LIMIT = 2.0  # seconds for which the copier of terminals may be stopped
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
 
@@ -167,6 +171,7 @@ class ForkServer:
         self.activity = Activity()
         self.store = Store()
         self.terminals = Terminals()
+        self.copier_watch = StopWatch(COPIER_LIMIT)
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         self.progress = ProgressWatch()
@@ -204,6 +209,7 @@ class ForkServer:
                 if awaited is not None and awaited.fileno() >= 0:
                     poll.register(awaited, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self.time_left())}
+            self.continue_copier()
             if self.terminals.fileno() in ready:
                 self.hear_terminals()
             while self.kept and time.monotonic() >= self.kept[0][0]:
@@ -231,6 +237,8 @@ class ForkServer:
         """Milliseconds for poll(), None without an end."""
         ends = [self.lease.left()] if self.running else []
         ends += [1000 * HOLD] if self.held else []
+        if self.copier_watch.due < math.inf:
+            ends += [max(0, 1000 * (self.copier_watch.due - time.monotonic()))]
         if self.gathering is not None:
             ends += [max(0, 1000 * (self.gathering[0] - time.monotonic()))]
         elif not (self.held or self.stopping):
@@ -611,6 +619,16 @@ class ForkServer:
         if done is None:
             self.terminals.close()
         self.release(len(self.kept) if done is None else done)
+
+    def continue_copier(self):
+        """Workers wait for the copier, and it has what they wrote: if somebody stops it, it is made
+        to continue.
+        """
+        pid = self.terminals.pid
+        stopped = [pid] if pid and is_stopped(pid) else []
+        if self.copier_watch.look(stopped, time.monotonic()):
+            os.kill(pid, signal.SIGCONT)
+            self.tell("copier-continued")
 
     def release(self, number):
         for _ in range(min(number, len(self.kept))):

@@ -123,6 +123,12 @@ def stat(process):
         return []
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal, such as SIGSTOP."""
+    fields = stat(pid)
+    return bool(fields) and fields[STATE] == b"T"
+
+
 def status_of(process):
     """/proc/PID/status by name, or /proc/PID/task/TID/status; {} without it."""
     try:

@@ -21,7 +21,7 @@ import time
 from typing import Any, NamedTuple
 
 from .connections import connections_of
-from .processes import NS, STATE, VIRTUAL_MEMORY, io_of, queued, stat, status_of
+from .processes import NS, STATE, VIRTUAL_MEMORY, io_of, is_stopped, queued, stat, status_of
 from .site import _hpclaunch_progress as page
 from .stack_questions import (
     APART,
@@ -30,7 +30,6 @@ from .stack_questions import (
     Questioned,
     heard,
     is_answering,
-    is_stopped,
     prints,
     unheard,
 )

@@ -13,7 +13,7 @@ import re
 import time
 from typing import NamedTuple
 
-from .processes import STATE, catches, ran, stat, status_of, threads_of
+from .processes import catches, ran, stat, status_of, threads_of
 from .site import _hpclaunch_progress as page
 
 PATIENCE = 0.3  # seconds until a request is answered, unless something holds Python's lock
@@ -108,12 +108,6 @@ class Questioned:
         except OSError:
             return False  # it has ended, or is another user's
         return True
-
-
-def is_stopped(pid):
-    """By a signal. It would answer once it goes on, when nobody waits for that."""
-    fields = stat(pid)
-    return bool(fields) and fields[STATE] == b"T"
 
 
 def is_answering(pid):

@@ -35,6 +35,7 @@ from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
 STOPPED_LIMIT = 2.0  # seconds for which a helper may be stopped: less than any wait for an answer
+CONTINUES = "was stopped by a signal, and continues"  # what the user learns of it
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 AGAIN = 0.01  # seconds between two checks whether that has ended
 ROOT = str(Path(__file__).parents[3])  # where this package lies
@@ -184,20 +185,12 @@ class StoppedHelpers:
         """Call it after a SIGCHLD, and once `next_deadline` has come. SIGCONT loses nothing, unlike
         the replacement of a helper.
         """
+        from hpclaunch.worker.processes import is_stopped
+
         stopped = [pid for pid, does in _own.items() if does and is_stopped(pid)]
         for pid in self._watch.look(stopped, now):
             os.kill(pid, signal.SIGCONT)
-            who = f"the process that {_own[pid]} on {socket.gethostname()}"
-            self._say(f"{who} was stopped by a signal, and continues")
-
-
-def is_stopped(child: int) -> bool:
-    """Return whether a signal, such as SIGSTOP, has stopped a child of this process."""
-    try:
-        found = os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return found is not None
+            self._say(f"the process that {_own[pid]} on {socket.gethostname()} {CONTINUES}")
 
 
 def say_now(text: str) -> None:
