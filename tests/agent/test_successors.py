@@ -41,7 +41,9 @@ def test_one_that_ends_again_and_again_has_none(clock):
     is_replaced = Successors("n1", said.append)
     assert all(is_replaced(Knitting()) for _ in range(MOST))
     assert not is_replaced(Knitting())
-    assert said[-1] == "the process that knits on n1 is killed again and again"
+    assert (
+        said[-1] == "the process that knits on n1 was killed again and again, and is not replaced"
+    )
     assert is_replaced(Weaving())
     clock[0] += WITHIN
     assert is_replaced(Knitting())

@@ -23,7 +23,11 @@ class Successors:
         ends, now = self._ends[type(ended)], time.monotonic()
         is_replaced = len(ends) < MOST or now >= ends[0] + WITHIN
         ends.append(now)
-        how = "was killed and replaced" if is_replaced else "is killed again and again"
+        how = (
+            "was killed and replaced"
+            if is_replaced
+            else "was killed again and again, and is not replaced"
+        )
         costs = f": {ended.costs}" if ended.costs else ""
         self._say(f"the process that {ended.does} on {self._host} {how}{costs}")
         return is_replaced
