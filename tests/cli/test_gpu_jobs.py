@@ -123,15 +123,31 @@ def test_a_killed_fork_server_costs_neither_the_daemons_nor_the_watcher(machine)
     assert "the fork server on" in said
 
 
-def test_a_killed_watcher_is_replaced_at_the_next_start(machine):
+def test_a_killed_watcher_is_replaced_at_once(machine):
     machine.launch("--nproc=1")
     (told,) = machine.workers(1)
     machine.helper("hpclaunch.system.gpus.gpu_watcher").kill()
-    assert "are not watched" in machine.process.stderr.readline()
+    until(lambda: "the process that reads NVML on" in machine.process.stderr.readline())
+    successor = machine.helper("hpclaunch.system.gpus.gpu_watcher")
     os.kill(told["pid"], signal.SIGKILL)
     machine.workers(1, number=1)
-    assert machine.helper("hpclaunch.system.gpus.gpu_watcher").is_running()
+    assert successor.is_running()
     assert machine.end()[0] == 0
+
+
+@pytest.mark.parametrize("module", ["worker.mps_keeper", "system.gpus.gpu_watcher"])
+def test_a_stopped_keeper_or_watcher_continues(machine, module):
+    """Also before the next round, which waits for their answers."""
+    machine.launch("--nproc=2")
+    workers = machine.workers(2)
+    daemons = set(machine.of_mps())
+    machine.helper(f"hpclaunch.{module}").suspend()
+    os.kill(workers[0]["pid"], signal.SIGKILL)
+    assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
+    assert daemons & set(machine.of_mps())
+    code, said = machine.end()
+    assert code == 0, said
+    assert "was stopped by a signal, and continues" in said
 
 
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--")
