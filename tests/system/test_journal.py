@@ -179,6 +179,18 @@ def test_without_a_successor_of_the_writer_the_journal_ends(tmp_path):
     assert not journal.wanting
 
 
+def test_a_writer_that_is_stopped_at_the_end_writes_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setattr(agents_end, "END_LIMIT", 0.1)
+    journal = Journal(tmp_path, "0")
+    tell(journal, Started())
+    process = journal._writer._process
+    os.kill(process.pid, signal.SIGSTOP)
+    journal.note("last", {})
+    journal.close()
+    assert process.wait(60) == 0
+    assert lines(tmp_path / "journal.jsonl")[-1]["note"] == "last"
+
+
 def test_without_a_directory_there_is_none():
     journal = Journal(None, "0")
     tell(journal, *STORY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ class Writer(Helper):
             self._socket.sendall(data)
         self._lines.close()
         has_ended = self._ends_within(limit)
+        self._process.send_signal(signal.SIGCONT)  # nobody else would continue one that is stopped
         self._leave()
         return self._process.returncode if has_ended else 0
 
