@@ -13,7 +13,9 @@ WITHIN = 600.0  # seconds; else something ends them again and again
 
 
 class Successors:
-    """Call it with a helper that has ended: it says so, and returns whether to replace it."""
+    """The record of helpers that have ended. Called with one, it says so, and returns whether to
+    replace it.
+    """
 
     def __init__(self, host: str, say: Callable[[str], None]) -> None:
         self._host, self._say = host, say

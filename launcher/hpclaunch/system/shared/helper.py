@@ -172,7 +172,7 @@ class Helper:
 
 
 class StoppedHelpers:
-    """Makes helpers continue that somebody has stopped, and says so."""
+    """A watch over helpers: one that somebody has stopped is made to continue, and named."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
