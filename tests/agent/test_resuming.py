@@ -41,6 +41,10 @@ def resuming(tmp_path, poller, said):
     resuming.close()
 
 
+def process_of(resuming):
+    return psutil.Process(resuming._service._process.pid)
+
+
 def answer(resuming, poller):
     found = []
     while not found:
@@ -50,7 +54,7 @@ def answer(resuming, poller):
 
 def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, said, tmp_path):
     assert resuming.choose({}, ended_well=False) == []
-    (helper,) = psutil.Process().children()
+    helper = process_of(resuming)
     helper.suspend()
     assert resuming.expire(time.monotonic()) == []
     assert resuming.expire(resuming.next_deadline()) == []
@@ -65,10 +69,9 @@ def test_a_process_that_does_not_answer_is_replaced_and_named(resuming, poller, 
 def test_one_that_is_killed_is_replaced_before_it_is_needed(resuming, poller):
     resuming.choose({}, ended_well=False)
     answer(resuming, poller)
-    (helper,) = psutil.Process().children()
+    helper = process_of(resuming)
     helper.kill()
     while helper.is_running():
         resuming.receive(dict(poller.poll(ANSWER_LIMIT)))
-    (another,) = psutil.Process().children()
-    assert another.pid != helper.pid
+    assert process_of(resuming) != helper
     assert resuming.next_deadline() == math.inf
