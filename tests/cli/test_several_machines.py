@@ -116,6 +116,8 @@ def test_a_stranger_takes_the_port_of_a_dead_machine(tmp_path, words):
     server = fork_server(agents[0])[0]
     os.kill(server, signal.SIGSTOP)  # so that the stranger comes first
     agents[0].kill()
+    agents[0].wait()
+    os.kill(server, signal.SIGSTOP)  # the end of its launcher has let it continue
     with talker(words, port) as same:
         assert same == port
         os.kill(server, signal.SIGCONT)

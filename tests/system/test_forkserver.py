@@ -464,6 +464,12 @@ def test_nothing_outlives_a_killed_fork_server(client):
     assert all(gone(pid) for pid in pids)
 
 
+def test_one_that_is_stopped_ends_with_its_agent(client):
+    os.kill(client.pid, signal.SIGSTOP)
+    client.server.close()
+    assert client.server._process.returncode == 0
+
+
 def test_nothing_outlives_a_killed_agent(tmp_path):
     """The agent is a process of its own here, and really killed."""
     agent = subprocess.Popen(

@@ -353,9 +353,8 @@ class Agent:
                     self.output.say(f"--preload {module}: passed over, {why}")
             case {"event": "copier", "pid": pid}:
                 self.forkserver.spare(pid)
-            case {"event": "copier-continued"}:
-                what = f"the process that copies the workers' output on {self.place.host}"
-                self.output.say(f"{what} {CONTINUES}")
+            case {"event": "continued", "what": what}:
+                self.output.say(f"the {what} on {self.place.host} {CONTINUES}")
             case {"event": "progress", **seen}:
                 seen.pop("event", None)
                 lists = {"steps": tuple(seen["steps"]), "spent": tuple(seen["spent"])}

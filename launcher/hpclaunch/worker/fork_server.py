@@ -19,7 +19,7 @@ blocked.
         "terminals": {RANK: ["out", "err"]},       {"event": "gone", "spent": [...]}
         "size": [ROWS, COLUMNS], "pipes": BOOL}
     {"op": "resize", "size": [ROWS, COLUMNS]}
-                                                   {"event": "copier-continued"}
+                                                   {"event": "continued", "what": NAME}
                                                    {"event": "cannot-start", "why": W}
                                                    {"event": "store-exit", "port": P,
                                                        "code": C, "signal": S, "why": W}
@@ -51,6 +51,10 @@ then everything is killed; if the agent has died, this process alone stays for a
 so. Should it be killed itself, its children die by their parent-death signal. It is a subreaper, so
 that a grandchild whose parent is gone becomes its own child, whatever session that has moved to:
 "no children" means that nothing is left.
+
+If somebody stops this process (SIGSTOP), the agent has it continue. If the agent has died, SIGCONT
+is the parent-death signal of this process. A template, store or copier that is stopped continues as
+well; "continued" names it.
 
 Workers are forked from the template (`template_client.py`) when they start warm, and are fresh
 interpreters otherwise. "store" is where the process that holds the round's TCPStore writes its
@@ -94,6 +98,7 @@ from .memory_kills import MemoryKills
 from .notice_board import NoticeBoard
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
     SPARED,
     Spawner,
     Wakeup,
@@ -129,7 +134,7 @@ SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
-COPIER_LIMIT = 2.0  # seconds for which the copier of terminals may be stopped
+STOPPED_LIMIT = 2.0  # seconds for which a process of its own may be stopped
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 
 
@@ -171,7 +176,7 @@ class ForkServer:
         self.activity = Activity()
         self.store = Store()
         self.terminals = Terminals()
-        self.copier_watch = StopWatch(COPIER_LIMIT)
+        self.stop_watch = StopWatch(STOPPED_LIMIT)
         self.kept: Any = collections.deque()  # (limit, event, fields), waiting for a flush
         self.lessons = Lessons()
         self.progress = ProgressWatch()
@@ -194,6 +199,7 @@ class ForkServer:
         os.setpgid(0, 0)
         self.wakeup = Wakeup()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
     def run(self):
         while True:
@@ -209,7 +215,7 @@ class ForkServer:
                 if awaited is not None and awaited.fileno() >= 0:
                     poll.register(awaited, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self.time_left())}
-            self.continue_copier()
+            self.continue_stopped()
             if self.terminals.fileno() in ready:
                 self.hear_terminals()
             while self.kept and time.monotonic() >= self.kept[0][0]:
@@ -237,8 +243,8 @@ class ForkServer:
         """Milliseconds for poll(), None without an end."""
         ends = [self.lease.left()] if self.running else []
         ends += [1000 * HOLD] if self.held else []
-        if self.copier_watch.due < math.inf:
-            ends += [max(0, 1000 * (self.copier_watch.due - time.monotonic()))]
+        if self.stop_watch.due < math.inf:
+            ends += [max(0, 1000 * (self.stop_watch.due - time.monotonic()))]
         if self.gathering is not None:
             ends += [max(0, 1000 * (self.gathering[0] - time.monotonic()))]
         elif not (self.held or self.stopping):
@@ -620,16 +626,6 @@ class ForkServer:
             self.terminals.close()
         self.release(len(self.kept) if done is None else done)
 
-    def continue_copier(self):
-        """Workers wait for the copier, and it has what they wrote: if somebody stops it, it is made
-        to continue.
-        """
-        pid = self.terminals.pid
-        stopped = [pid] if pid and is_stopped(pid) else []
-        if self.copier_watch.look(stopped, time.monotonic()):
-            os.kill(pid, signal.SIGCONT)
-            self.tell("copier-continued")
-
     def release(self, number):
         for _ in range(min(number, len(self.kept))):
             _, event, fields = self.kept.popleft()
@@ -668,6 +664,15 @@ class ForkServer:
         self.proceed()
 
     # Processes
+
+    def continue_stopped(self):
+        """Have the template, the store and the copier continue if somebody has stopped them."""
+        known = {self.terminals.pid: "process that copies the workers' output"}
+        known |= {self.store.pid: "store process"}
+        stopped = filter(is_stopped, self.others() - {0})
+        for pid in self.stop_watch.look(stopped, time.monotonic()):
+            os.kill(pid, signal.SIGCONT)
+            self.tell("continued", what=known.get(pid, "template process"))
 
     def reap(self):
         """Wait for whatever has ended. All children of this process are its own, so for -1."""

@@ -28,6 +28,7 @@ class Worker:
 
 class ForkServerClient(Helper):
     has_children = True
+    does = "starts the workers"
 
     def __init__(self, handled: Iterable[int] = ()) -> None:
         """`handled` are signals beyond the usual ones on which the agent acts."""

@@ -1,0 +1,150 @@
+"""A fork server that somebody stops (SIGSTOP) continues soon, and so do the processes that it has
+beside the workers. Nothing is lost.
+"""
+
+import os
+import signal
+
+import psutil
+import pytest
+from launching import LIMIT, family, fork_server, free_port, living, script, start, until
+
+from hpclaunch.system.shared.prctl import adopt_orphans
+
+pytestmark = pytest.mark.torch
+
+# The workers meet in every round, and wait in the first one until a file lets them end.
+TRAIN = """
+import os, pathlib, signal, sys, time, torch.distributed as dist
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
+dist.init_process_group("gloo")
+dist.barrier()
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+pathlib.Path(f"up-{dist.get_rank()}").write_text(str(os.getpid()))
+while first and not os.path.exists("go"):
+    time.sleep(0.05)
+if sys.argv[1:]:
+    os.kill(os.getppid(), signal.SIGSTOP)
+"""
+SERVER = "the process that starts the workers on"
+TEMPLATE = "the template process on"
+STORE = "the store process on"
+
+
+def launch(cwd, *arguments, options=("--nproc", 2)):
+    return start(*options, script(cwd, TRAIN), *arguments, cwd=cwd)
+
+
+def server(job):
+    """Return the pid of the fork server, which is the first process that a launcher starts."""
+    children = psutil.Process(job.pid).children
+    return until(lambda: [p.pid for p in children() if "worker.fork_server" in str(p.cmdline())])[0]
+
+
+def until_up(cwd):
+    """Return the pid of a worker once both of them train."""
+    files = until(lambda: len(found := list(cwd.glob("up-*"))) == 2 and found)
+    return int(until(files[0].read_text))
+
+
+def stop(pid):
+    """Stop a process; return once it has continued."""
+    process = psutil.Process(pid)
+    process.suspend()
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
+    until(lambda: process.status() != psutil.STATUS_STOPPED)
+
+
+def of_torch(server):
+    """Return the pids of the template and, in a round, of the store, in this order."""
+    children = psutil.Process(server).children
+    return until(lambda: [p.pid for p in children() if p.name() == "hpclaunch-torch"])
+
+
+def ended_well(job, *lines):
+    """Let a job end; assert that it names these processes, and that no round was lost."""
+    _, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, err
+    said = [line for line in err.splitlines() if "was stopped by a signal, and continues" in line]
+    assert len(said) == len(lines), err
+    assert all(part in line for part, line in zip(lines, said, strict=True)), err
+    assert "restart" not in err
+
+
+def test_at_the_start(tmp_path):
+    (tmp_path / "go").touch()
+    job = launch(tmp_path)
+    stop(server(job))
+    ended_well(job, SERVER)
+
+
+def test_while_it_waits_for_other_machines(tmp_path):
+    (tmp_path / "go").touch()
+    options = ["--nnodes=2", "--nproc=1", f"--rdzv-endpoint=localhost:{free_port()}"]
+    options += ["--rdzv-backend=c10d"]
+    first = launch(tmp_path, options=options)
+    of_torch(server(first))
+    stop(server(first))
+    second = launch(tmp_path, options=options)
+    ended_well(first, SERVER)
+    ended_well(second)
+
+
+def test_while_workers_train(tmp_path):
+    job = launch(tmp_path)
+    until_up(tmp_path)
+    _, store = of_torch(server(job))
+    stop(server(job))
+    stop(store)
+    (tmp_path / "go").touch()
+    ended_well(job, SERVER, STORE)
+
+
+def test_while_workers_end(tmp_path):
+    (tmp_path / "go").touch()
+    ended_well(launch(tmp_path, "stop"), SERVER)
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_while_workers_have_grace(tmp_path, asked):
+    job = launch(tmp_path)
+    until_up(tmp_path)
+    started = fork_server(job)
+    signals = [(job.pid, signal.SIGTERM), (started[0], signal.SIGSTOP)]
+    for pid, signum in signals if asked == "before" else signals[::-1]:
+        os.kill(pid, signum)
+    out, err = job.communicate(timeout=LIMIT)
+    assert (job.returncode, out) == (128 + signal.SIGTERM, "saved\nsaved\n"), err
+    assert not living(started)
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path):
+    """Also if whoever adopts the fork server has its session, as process 1 of a container may: else
+    the kernel lets a stopped process go on whose process group is orphaned."""
+    adopt_orphans()
+    job = launch(tmp_path)
+    until_up(tmp_path)
+    everybody = family(job)
+    os.kill(server(job), signal.SIGSTOP)
+    job.kill()
+    job.communicate(timeout=LIMIT)
+    until(lambda: not living(everybody))
+
+
+def test_the_template_while_it_imports_torch(tmp_path):
+    (tmp_path / "go").touch()
+    job = launch(tmp_path)
+    stop(of_torch(server(job))[0])
+    ended_well(job, TEMPLATE)
+
+
+def test_the_template_while_it_is_to_start_workers(tmp_path):
+    job = launch(tmp_path)
+    worker = until_up(tmp_path)
+    template = of_torch(server(job))[0]
+    os.kill(template, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    _, err = job.communicate(timeout=LIMIT)
+    assert job.returncode == 0, err
+    assert TEMPLATE in err
+    assert "restart 1 of 3" in err
