@@ -13,6 +13,7 @@ from hpclaunch.worker.private_files import check_directory, make_directory, open
 
 NOBODY = 65534
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 with_others = pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
 
 
@@ -115,7 +116,7 @@ def test_what_is_no_directory_is_refused(tmp_path):
         make_directory(tmp_path / "nowhere" / "further")
 
 
-@pytest.mark.parametrize("flags", [APPEND, os.O_RDONLY, os.O_RDONLY | os.O_CREAT])
+@pytest.mark.parametrize("flags", [APPEND, ANEW, os.O_RDONLY, os.O_RDONLY | os.O_CREAT])
 @pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "pipe", "socket", "full"])
 def test_what_is_no_file_of_ones_own_is_refused(tmp_path, kind, flags):
     """At once: whoever opens a pipe waits for its other end."""
@@ -160,3 +161,5 @@ def test_a_file_of_ones_own(tmp_path):
         assert not os.get_inheritable(fd)
         os.close(fd)
     assert path.read_text() == "line\n" * 2
+    os.close(open_file(path, ANEW))
+    assert path.read_text() == ""

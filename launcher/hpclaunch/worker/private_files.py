@@ -51,11 +51,14 @@ def check_directory(path: Path) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """A descriptor of a regular file that has no other name; a new one gets mode 0600."""
+    """Return a descriptor of a regular file that has no other name; a new one gets mode 0600.
+
+    A file that is refused stays as it is: with O_TRUNC, a file is emptied once it is accepted.
+    """
     # Without O_NONBLOCK, a pipe in its place could make this wait.
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    more = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, flags, 0o600)
+        fd = os.open(path, flags & ~os.O_TRUNC | more, 0o600)
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link", path) from None
@@ -68,6 +71,8 @@ def open_file(path: Path, flags: int) -> int:
             raise OSError(errno.EPERM, ANOTHERS, path)
         if found.st_nlink > 1:
             raise OSError(errno.EPERM, "it has another name too (a hard link)", path)
+        if flags & os.O_TRUNC:
+            os.ftruncate(fd, 0)
         os.set_blocking(fd, True)
     except OSError:
         os.close(fd)
