@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import struct
@@ -13,8 +15,9 @@ import time
 import pytest
 
 from hpclaunch.worker import progress_watch
-from hpclaunch.worker.progress_watch import ProgressWatch, saves, tree
+from hpclaunch.worker.progress_watch import ProgressWatch, SharedFiles, saves, tree
 from hpclaunch.worker.site import _hpclaunch_progress as page
+from hpclaunch.worker.step_notices import StepNotices
 
 QUIET = "import time; time.sleep(600)"
 STARTED = "print('up', flush=True)"
@@ -295,3 +298,32 @@ def test_evidence_of_programs_that_are_not_python(watch):
     assert [p["name"] for p in found["processes"]] == ["sleep"]
     process.kill()
     process.wait()
+
+
+@pytest.mark.parametrize("number", [-1, -(1 << 63), 1 << 62, (1 << 63) - 1])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds):
+    process = worker(QUIET)
+    looks(watch, process, pause=0.0)
+    doubles = (page.TIME, page.SINCE, *(page.SPENT + i for i in range(len(page.SPENDING))))
+    with open(watch._files._page, "r+b", closefd=False, buffering=0) as slot:
+        for field in range(page.SLOT // 8):
+            slot.seek(8 * field)
+            value = ("d", seconds) if field in doubles else ("q", number)
+            slot.write(struct.pack(*value))
+    told = watch.look({0: process.pid}, at_once=True)
+    json.dumps(told, allow_nan=False)
+    assert told["steps"] == [0]
+    assert max(told["spent"]) < 1e12
+    json.dumps(watch.evidence({0: process.pid}), allow_nan=False)
+    notices = StepNotices(watch)
+    assert notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": []}
+    assert notices.give({0: 1 << 30}, 1) == []
+
+
+def test_a_slot_that_changes_all_the_time_is_read_nevertheless(monkeypatch):
+    files = SharedFiles([0])
+    times = itertools.count(1.0)
+    monkeypatch.setattr(files, "_time", lambda *_: next(times))
+    files.spent(0)
+    files.close()

@@ -50,6 +50,9 @@ SPUN = 0.25  # of that time; to answer takes less
 FORKED = 1.0  # seconds for the processes that workers have forked
 MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
+LARGEST = 1 << 60  # number in a slot; sums of some of them still fit into 64 bits
+LATEST = 1e9  # seconds, on the monotonic clock
+MOST_READS = 100  # of a slot that changes while it is read
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
 SAMPLER = b"py-spy"
 
@@ -437,7 +440,10 @@ class ProgressWatch:
 
 
 class SharedFiles:
-    """Memory that only this process keeps open; the workers open it by its descriptors."""
+    """Memory that only this process keeps open; the workers open it by its descriptors.
+
+    A broken worker may write anything there, so what is read is checked here.
+    """
 
     def __init__(self, ranks):
         with contextlib.ExitStack() as stack:
@@ -475,12 +481,12 @@ class SharedFiles:
 
     def spent(self, slot):
         """(seconds spent on each of page.SPENDING, what the worker spends its time on now)"""
-        begin, fields = slot * page.SLOT, len(page.SPENDING)
-        since = None
-        while since is None or since != self._time(slot, page.SINCE):  # it changes just now
+        for _ in range(MOST_READS):
             since = self._time(slot, page.SINCE)
-            seconds = list(struct.unpack_from(f"{fields}d", self._memory, begin + 8 * page.SPENT))
-            phase = self.get(slot, page.PHASE)
+            seconds = [self._time(slot, page.SPENT + i) for i in range(len(page.SPENDING))]
+            phase = self._phase(slot)
+            if since == self._time(slot, page.SINCE):  # else it changes just now
+                break
         doing = page.counted_as(phase, seconds[page.MEETING])
         if self.get(slot, page.WORKER) and not self.writer(slot):
             doing = page.TRAINING  # as far as can be told: it is not seen to use torch
@@ -489,11 +495,17 @@ class SharedFiles:
         return seconds, doing
 
     def _time(self, slot, field):
-        return struct.unpack_from("d", self._memory, slot * page.SLOT + 8 * field)[0]
+        """Return a time or a duration, in seconds; 0.0 for what is neither."""
+        value = struct.unpack_from("d", self._memory, slot * page.SLOT + 8 * field)[0]
+        return value if 0 <= value < LATEST else 0.0
+
+    def _phase(self, slot):
+        return min(self.get(slot, page.PHASE), page.OTHER)
 
     def slot(self, number):
         """(steps, the time of the last one, phase, the script's own number of the step)"""
-        return struct.unpack_from("qdq16xq", self._memory, number * page.SLOT)
+        steps, own = self.get(number, page.STEP), self.get(number, page.NUMBER)
+        return steps, self._time(number, page.TIME), self._phase(number), own
 
     def answerer(self, slot):
         return self.get(slot, page.ANSWERER)
@@ -505,7 +517,9 @@ class SharedFiles:
         return self.get(slot, page.WRITER)
 
     def get(self, slot, field):
-        return struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
+        """Return a number that is never negative; 0 for what no number of ours can be."""
+        value = struct.unpack_from("q", self._memory, slot * page.SLOT + 8 * field)[0]
+        return value if 0 <= value < LARGEST else 0
 
     def empty_stacks(self):
         for fd in self._stacks:

@@ -66,7 +66,7 @@ class Found:
             "rank": self.rank,
             "pid": self.pid,
             "step": self.fields[page.NUMBER] or self.fields[page.STEP],
-            "phase": page.PHASES[phase] if phase < page.OTHER else "other",
+            "phase": page.PHASES[phase] if 0 <= phase < page.OTHER else "other",
             "processes": self.processes,
         }
 
