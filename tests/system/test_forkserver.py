@@ -412,6 +412,15 @@ def test_what_the_workers_leave_behind_is_told_and_can_be_ended(client):
     assert psutil.Process(client.pid).children(recursive=True) == []
 
 
+def test_what_is_left_behind_may_have_any_rank_in_its_environment(client):
+    there = client.tmp_path / "there"
+    child = f"RANK={'9' * 5000} setsid sh -c 'echo > {there}; exec sleep 600'"
+    client.start(sh(f"{child} & until [ -e {there} ]; do sleep 0.01; done"))
+    (process,) = client.until("left")["processes"]
+    assert process["rank"] is None
+    client.end_round()
+
+
 CLEANING = """
 import os, signal, sys
 from multiprocessing.shared_memory import SharedMemory

@@ -288,6 +288,16 @@ def test_a_collective_that_has_begun_is_a_sign_of_life(watch, worker, ago, moved
         assert (after > before) == moved
 
 
+def test_an_answer_that_nobody_could_pass_on_is_none(watch):
+    watch.begin([{"rank": 0, "env": {}}], told=True)
+    nested = "[" * 500 + "]" * 500
+    with open(watch._files._records[0], "ab", closefd=False) as records:
+        records.write(f'{{"arrivals": {nested}}}\n{{"entries": {nested}}}\n'.encode())
+    (found,) = watch.evidence({0: os.getpid()})
+    assert found["records"] is None
+    assert watch.arrivals_of(0) == ({}, False)
+
+
 def test_evidence_of_programs_that_are_not_python(watch):
     request = {"rank": 3, "env": {}}
     watch.begin([request], told=True)

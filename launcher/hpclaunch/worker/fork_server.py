@@ -87,6 +87,7 @@ import collections
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import time
@@ -136,6 +137,7 @@ SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
 STOPPED_LIMIT = 2.0  # seconds for which a process of its own may be stopped
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
+RANK = re.compile(r"[0-9]{1,9}")  # in an environment, which anybody may have set
 
 
 class WorkerLease:
@@ -770,8 +772,8 @@ class ForkServer:
 
 def leftover(pid):
     """Return the entry of a process in "left"; its rank is known from its environment."""
-    rank = variable(pid, "RANK")
-    known = rank is not None and rank.isdecimal()
+    rank = variable(pid, "RANK") or ""
+    known = RANK.fullmatch(rank)
     return {"pid": pid, "program": program(pid), "rank": int(rank) if known else None}
 
 

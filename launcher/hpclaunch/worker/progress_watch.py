@@ -52,6 +52,7 @@ MOST = 1 << 20  # bytes of a worker's stacks, or of its recorder
 MOST_PROCESSES = 32  # of one worker
 LARGEST = 1 << 60  # number in a slot; sums of some of them still fit into 64 bits
 LATEST = 1e9  # seconds, on the monotonic clock
+LEVELS = 10  # of lists and objects in each other; torch's recorder has 5
 MOST_READS = 100  # of a slot that changes while it is read
 CPU_TIMES = slice(11, 13)  # fields of /proc/PID/stat after the name
 SAMPLER = b"py-spy"
@@ -555,9 +556,15 @@ class SharedFiles:
                 found = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(found, dict) and name in found:
+            if isinstance(found, dict) and name in found and is_shallow(found):
                 return found
         return None
+
+
+def is_shallow(value, levels=LEVELS):
+    """Whether everybody who passes it on can write it as JSON, and read it again."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(is_shallow(part, levels - 1) for part in parts)
 
 
 def last_begun(records):

@@ -15,6 +15,7 @@ MOST_ENDS = 10  # of templates, which only fork: then something keeps killing th
 MOST_RENEWALS = 6  # attempts to import a lesson, each without what the one before came to grief on
 LIMIT = 15.0  # seconds that a start waits for a successor: workers would take no less themselves
 IDLE_LIMIT = 600.0  # seconds for one for which nobody waits: it stands back behind the workers
+MOST_BYTES = 1 << 20  # of a lesson
 UNSAFE = "exit code 0"  # it asks for a successor without the module that it has named
 NO_TORCH = "exit code 3"
 
@@ -274,15 +275,31 @@ class Pipe:
         return self._reading
 
     def read(self):
-        self._data += os.read(self._reading, 1 << 16)
+        self._data = (self._data + os.read(self._reading, 1 << 16))[: MOST_BYTES + 1]
 
     @property
     def lesson(self):
-        return json.loads(self._data) if self._data.endswith(b"\n") else None
+        """Return its steps once all of them have come, else None. A broken worker may write
+        anything: it has done nothing then.
+        """
+        if not self._data.endswith(b"\n") and len(self._data) <= MOST_BYTES:
+            return None
+        try:
+            steps = json.loads(self._data)
+        except (ValueError, RecursionError):
+            return []
+        return steps if isinstance(steps, list) and all(map(is_step, steps)) else []
 
     def close(self):
         os.close(self._reading)
         os.close(self.writing)
+
+
+def is_step(step):
+    """Return whether it has the form of a step: ["import", MODULE, FILE], ["set", NAME, None]."""
+    if not isinstance(step, list) or len(step) != 3:
+        return False
+    return all(isinstance(part, str) for part in step[:2]) and isinstance(step[2], str | None)
 
 
 class Lessons:

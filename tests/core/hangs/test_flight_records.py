@@ -70,6 +70,7 @@ def test_names_are_short_and_plain():
     [
         *(None, {}, {"entries": []}, {"entries": ["?"]}, {"entries": 3}),
         {"entries": [{"process_group": 5, "collective_seq_id": None}]},
+        *({"entries": [entry(number, retired=False)]} for number in (1 << 63, -1, "3")),
     ],
 )
 def test_nothing_that_makes_sense_is_recorded(records):

@@ -33,6 +33,11 @@ Current thread 0x00007f34359bbb81 (most recent call first):
 """
 
 
+def test_a_line_that_no_file_has():
+    odd = LOADING.replace("line 88 in", f"line {'8' * 5000} in")
+    assert tracebacks.place(tracebacks.main_thread(odd)) == "train.py:12, <module>"
+
+
 def test_the_place_is_the_innermost_line_of_the_script():
     assert tracebacks.place(tracebacks.main_thread(LOADING)) == "loader.py:88, next_batch"
     assert tracebacks.place(tracebacks.main_thread(REDUCING)) == "train.py:30, main"

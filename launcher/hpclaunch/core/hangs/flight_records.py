@@ -14,6 +14,7 @@ from typing import Any
 from ..protocol.wording import plain
 
 LONGEST = 60  # characters of a name
+LARGEST = 1 << 62  # number of a collective; messages to other agents have no larger ones
 
 Collective = tuple[str, int, str]  # (process group as torch names it, number, name)
 
@@ -64,5 +65,5 @@ def _named(entry: Mapping[str, Any]) -> Collective:
     number = entry.get("p2p_seq_id" if _is_message(entry) else "collective_seq_id")
     group = str(groups[0]) if isinstance(groups, list) and groups else "?"
     name = str(entry.get("profiling_name", "")).rpartition(":")[2]
-    known = number if isinstance(number, int) else 0
+    known = number if isinstance(number, int) and 0 <= number < LARGEST else 0
     return group[:LONGEST], known, plain(name[:LONGEST])

@@ -1,0 +1,52 @@
+"""What the fork server makes of the lessons of workers."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from hpclaunch.worker.template_client import MOST_BYTES, Lessons
+
+STEP = ["import", "torch", "torch.py"]
+
+
+@pytest.fixture
+def lessons():
+    lessons = Lessons()
+    yield lessons
+    lessons.begin(0)
+
+
+def write(lessons, number, data):
+    """Write this to one of the pipes, and take what there is after each piece."""
+    for at in range(0, len(data), 1 << 12):
+        pipe = lessons.pipes[number]
+        os.write(pipe.writing, data[at : at + (1 << 12)])
+        if (found := lessons.take({pipe.fileno()})) is not None:
+            return found
+    return None
+
+
+def test_the_steps_that_both_have_done(lessons):
+    lessons.begin(2)
+    other = ["set", "A", None]
+    assert write(lessons, 0, json.dumps([STEP, other]).encode() + b"\n") is None
+    assert write(lessons, 1, json.dumps([STEP]).encode() + b"\n") == ([STEP], ["A"])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(b"what?\n", id="no JSON"),
+        pytest.param(b"[" * 20_000 + b"\n", id="nested too deeply"),
+        pytest.param(b'[[["a"], 2, 3]]\n', id="other steps"),
+        pytest.param(b'{"import": 1}\n', id="no steps"),
+        pytest.param(b"x" * (MOST_BYTES + 1), id="no end"),
+    ],
+)
+def test_a_lesson_of_a_broken_worker_has_no_steps(lessons, written):
+    lessons.begin(2)
+    assert write(lessons, 0, written) is None
+    assert write(lessons, 1, json.dumps([STEP]).encode() + b"\n") == ([], [])
