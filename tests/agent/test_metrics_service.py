@@ -75,11 +75,11 @@ class Agent:
             while not self._over.is_set():
                 if not selector.select(0.05):
                     continue
-                for word, address in self.socket.receive():
+                for word, end in self.socket.receive():
                     self.asked.append(word)
                     ledger = packed(*self.books) if self.books else b""
                     self.socket.answer(
-                        address, file_of(ledger if word == LEDGER else packing.pack(self.launch))
+                        end, file_of(ledger if word == LEDGER else packing.pack(self.launch))
                     )
 
 

@@ -11,7 +11,6 @@ import os
 import resource
 import selectors
 import socket
-import struct
 import sys
 
 NOBODY = 65534
@@ -45,7 +44,8 @@ with selectors.DefaultSelector() as selector:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
                 sys.exit()
-            _, address = key.fileobj.recvfrom(64)
+            _, fds, _, _ = socket.recv_fds(key.fileobj, 64, 1)
             with contextlib.suppress(OSError):  # that one does not take it
-                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
-                key.fileobj.sendmsg([b"."], rights, 0, address)
+                for each in fds:
+                    with socket.socket(fileno=each) as end:
+                        socket.send_fds(end, [b"."], [fd])

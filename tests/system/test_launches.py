@@ -8,6 +8,8 @@ import json
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import closing, contextmanager
 
@@ -34,9 +36,9 @@ def answering(answer):
 
     def serve():
         while reading not in select.select([agent, reading], [], [])[0]:
-            for _, address in agent.receive():
+            for _, end in agent.receive():
                 file = file_of(json.dumps(answer).encode())
-                agent.answer(address, file)
+                agent.answer(end, file)
                 os.close(file)
 
     thread = threading.Thread(target=serve)
@@ -182,7 +184,7 @@ def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
 
 @contextmanager
 def asking():
-    """An agent, the address of somebody who asks it, and the answers that came, once it is over."""
+    """An agent, where its answer to somebody goes, and the answers that came, once it is over."""
     answers = {}
     with closing(ViewSocket()) as agent:
         ask = threading.Thread(
@@ -190,9 +192,9 @@ def asking():
         )
         ask.start()
         select.select([agent], [], [])
-        ((_, address),) = agent.receive()
+        ((_, end),) = agent.receive()
         try:
-            yield agent, address, answers
+            yield agent, end, answers
         finally:
             ask.join()
 
@@ -215,8 +217,8 @@ def unlike(kind):
 def test_only_sealed_files_of_a_limited_size_are_read(kind):
     before = os.listdir("/proc/self/fd")
     file = unlike(kind)
-    with asking() as (agent, address, answers):
-        agent.answer(address, file)
+    with asking() as (agent, end, answers):
+        agent.answer(end, file)
         os.close(file)
     assert answers == {}
     assert os.listdir("/proc/self/fd") == before
@@ -230,15 +232,44 @@ def test_a_file_with_more_seals_is_read():
     assert view_socket.content_of(fd) == b"well"
 
 
-def test_nobody_but_the_agent_can_answer():
-    """Whoever finds the address of the one who asks sends nothing there: the kernel refuses it."""
-    with asking() as (agent, address, answers), socket.socket(socket.AF_UNIX, DATAGRAMS) as other:
-        with pytest.raises(PermissionError):
-            other.sendto(b".", address)
-        file = file_of(b"well")
-        agent.answer(address, file)
-        os.close(file)
-    assert answers == {agent.name: b"well"}
+def test_who_asks_has_no_name_that_others_could_take():
+    """An agent that was stopped may answer when who asked has long gone."""
+    name = b"\0" + name_of(os.geteuid()) + b"0"
+    with socket.socket(socket.AF_UNIX, DATAGRAMS) as agent:
+        agent.bind(name)
+        assert view_client.ask(b"look", [name], 0.1) == {}
+        word, (fd,), _, address = socket.recv_fds(agent, 64, 1)
+    with socket.socket(fileno=fd) as end:
+        assert (word, address, end.getsockname(), end.getpeername()) == (b"look", None, "", "")
+        with pytest.raises(BrokenPipeError):
+            end.send(b".")
+
+
+def test_what_comes_along_with_a_question_is_closed():
+    before = os.listdir("/proc/self/fd")
+    with closing(ViewSocket()) as agent, socket.socket(socket.AF_UNIX, DATAGRAMS) as asker:
+        asker.connect(agent.name)
+        for fds in ([], [0], [0, 1], [asker.fileno()] * 20):
+            socket.send_fds(asker, [b"look"], fds)
+        for _, end in agent.receive():
+            agent.answer(end, 0)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@AS_ROOT
+def test_what_another_user_sends_along_does_not_reach_the_agent():
+    send = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+end.connect(bytes.fromhex(sys.argv[1]))
+socket.send_fds(end, [b"look"], [0])
+"""
+    with closing(ViewSocket()) as agent:
+        subprocess.run([sys.executable, "-c", send, agent.name.hex()], check=True)
+        before = os.listdir("/proc/self/fd")
+        assert agent.receive() == []
+        assert os.listdir("/proc/self/fd") == before
 
 
 @given(st.binary(max_size=64))

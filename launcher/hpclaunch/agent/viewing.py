@@ -25,6 +25,8 @@ from .ledger_keeping import Ledger
 from .output import Output
 
 if TYPE_CHECKING:
+    import socket
+
     from ..system.network.view_socket import ViewSocket
 
 FRESH = 0.25  # seconds for which a snapshot is of use to all who look,
@@ -136,21 +138,21 @@ class Viewing:
         self._read_at = time.monotonic() + PAUSE
         from ..system.network.view_socket import LEDGER
 
-        for word, address in self._socket.receive():
+        for word, end in self._socket.receive():
             if request := REQUESTS.get(word):
-                self._request(request, address)
+                self._request(request, end)
             elif word == LEDGER:
-                self._socket.answer(address, self._ledgers.newest())
+                self._socket.answer(end, self._ledgers.newest())
             else:
-                self._socket.answer(address, self._look())
+                self._socket.answer(end, self._look())
 
-    def _request(self, request: Request, address: bytes) -> None:
+    def _request(self, request: Request, end: socket.socket) -> None:
         from ..system.network.view_socket import file_of
 
         assert self._socket is not None, "somebody has asked"
         why = self._control.refusal(request)
         file = file_of(why.encode())
-        self._socket.answer(address, file)
+        self._socket.answer(end, file)
         os.close(file)
         if not why:
             self._deliver(events.Requested(request))

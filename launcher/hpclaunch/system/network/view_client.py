@@ -10,7 +10,6 @@ import json
 import os
 import selectors
 import socket
-import struct
 import sys
 import time
 from typing import Any
@@ -18,13 +17,12 @@ from typing import Any
 from hpclaunch.worker import sock_diag
 
 from ..shared import bounded_json
-from .view_socket import LOOK, content_of, name_of, uid_of
+from .view_socket import CONNECTION, LOOK, content_of, name_of, receive_own
 
 LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
 PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
 PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 _KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
-_CREDENTIALS, _DESCRIPTOR = socket.CMSG_SPACE(12), socket.CMSG_SPACE(4)  # bytes
 
 
 def sockets() -> list[bytes]:
@@ -46,8 +44,8 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
     """Return the answers that came in time, by name: the bytes of their files. `within` replaces
     LIMIT, in seconds.
 
-    Each name is asked through its own connected socket. So the kernel lets nobody else answer, and
-    a socket that does not read its questions blocks no others.
+    Each answer has a connection of its own. So nobody but who was asked can answer, and nobody but
+    this process gets the answer. A socket that does not read its questions blocks no others.
     """
     limit = time.monotonic() + (LIMIT if within is None else within)
     answers: dict[bytes, bytes] = {}
@@ -56,42 +54,46 @@ def ask(question: bytes, names: list[bytes], within: float | None = None) -> dic
             with contextlib.suppress(OSError):  # it has ended, or no descriptor is left
                 end = ends.enter_context(socket.socket(socket.AF_UNIX, _KIND))
                 end.connect(name)
-                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-                end.bind(b"")  # the kernel chooses a name
                 selector.register(end, selectors.EVENT_WRITE, (name, end))
         while selector.get_map() and (left := limit - time.monotonic()) > 0:
             for key, ready in selector.select(left):
                 name, end = key.data
                 try:
                     if ready == selectors.EVENT_WRITE:
-                        end.send(question)
-                        selector.modify(end, selectors.EVENT_READ, key.data)
-                        continue
-                    if (data := _answer(end)) is not None:
+                        connection = ends.enter_context(_sent(question, end))
+                        selector.register(connection, selectors.EVENT_READ, (name, connection))
+                    elif (data := _answer(end)) is not None:
                         answers[name] = data
                 except BlockingIOError:
                     continue  # its queue was filled by others just now
                 except OSError:
                     pass  # it has ended, or does not read
                 selector.unregister(end)
+                end.close()
     return answers
+
+
+def _sent(question: bytes, end: socket.socket) -> socket.socket:
+    """Send a question. Returns the connection over which its answer comes. Raises OSError."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, CONNECTION)
+    with theirs:
+        try:
+            ours.setblocking(False)
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            socket.send_fds(end, [question], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours
 
 
 def _answer(end: socket.socket) -> bytes | None:
     """Return the content of the file in an answer; None if another user has sent it, or if the file
     is not like those of agents.
-
-    Descriptors from other users never reach this process: the kernel closes them, for lack of room.
     """
-    _, ancillary, _, _ = end.recvmsg(1, _CREDENTIALS, socket.MSG_PEEK)
-    is_own = uid_of(ancillary) == os.geteuid()
-    _, ancillary, _, _ = end.recvmsg(1, _CREDENTIALS + _DESCRIPTOR if is_own else 0)
-    data = None
-    for level, kind, rights in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            for (fd,) in struct.iter_unpack("i", rights[: len(rights) - len(rights) % 4]):
-                data = content_of(fd)
-    return data
+    _, fds = receive_own(end, 1)
+    contents = [content_of(fd) for fd in fds]
+    return contents[-1] if contents else None
 
 
 def looked(which: str | int, names: list[bytes] | None = None) -> list[tuple[bytes, bytes]]:

@@ -2,8 +2,9 @@
 
 It is a socket without a file (`unix(7)`, abstract), whose name begins with the user's number, so
 that `view_client.py` finds it. The kernel tells who has sent a question, and one of anybody else is
-dropped. Each question is one datagram, and so is its answer, which comes with a file in memory: so
-nothing here waits, and nobody who asks keeps anything of the agent's open.
+dropped. A question is one datagram, and brings along one end of a connection. The answer goes
+there, as a file in memory. So nothing here waits, nobody who asks keeps anything of the agent's
+open, and a late answer reaches nobody else: whoever asks has no name that others could take.
 
     a question                    its answer
     look                          the file has a LaunchSnapshot
@@ -19,12 +20,15 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 import struct
 
 LOOK, LEDGER = b"look", b"ledger"
+CONNECTION = socket.SOCK_SEQPACKET
 MOST = 16  # questions at a time
 _QUESTION = 64  # bytes
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_DESCRIPTOR = struct.Struct("i")
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 LARGEST = 1 << 26  # bytes of an answer; that of ten thousand workers has about a million
 
@@ -34,8 +38,27 @@ def name_of(user: int) -> bytes:
     return f"hpclaunch/{user}/".encode()
 
 
-def uid_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
-    """Of the process that has sent a datagram, as the kernel says."""
+def receive_own(end: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """Return a message of this user's, of at most so many bytes, and the descriptors that have come
+    along; (b"", []) for a message of another user. Raises OSError if there is none.
+
+    Another user's descriptors never reach this process: the kernel closes them, for lack of room.
+    """
+    space = socket.CMSG_SPACE(_CREDENTIALS.size)
+    _, ancillary, _, _ = end.recvmsg(1, space, socket.MSG_PEEK)
+    is_own = _uid_of(ancillary) == os.geteuid()
+    space += socket.CMSG_SPACE(_DESCRIPTOR.size) if is_own else 0
+    text, ancillary, _, _ = end.recvmsg(most, space)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(data) - len(data) % _DESCRIPTOR.size
+            fds += [fd for (fd,) in _DESCRIPTOR.iter_unpack(data[:whole])]
+    return text if is_own else b"", fds
+
+
+def _uid_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """Return the user of the process that has sent a message, as the kernel says."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             return int(_CREDENTIALS.unpack(data)[1])
@@ -58,25 +81,27 @@ class ViewSocket:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def receive(self) -> list[tuple[bytes, bytes]]:
-        """Some of the questions that are there, with the addresses of those who ask."""
+    def receive(self) -> list[tuple[bytes, socket.socket]]:
+        """Return some of the questions that are there, each with where its answer goes: `answer`
+        closes that.
+        """
         questions = []
         for _ in range(MOST):
             try:
-                # No room for descriptors: the kernel closes those that somebody sends.
-                space = socket.CMSG_SPACE(_CREDENTIALS.size)
-                word, ancillary, _, address = self._socket.recvmsg(_QUESTION, space)
+                word, fds = receive_own(self._socket, _QUESTION)
             except OSError:
                 break
-            if address and uid_of(ancillary) == os.geteuid():
-                questions.append((word, address))
+            if len(fds) == 1 and stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
+                questions.append((word, socket.socket(fileno=fds[0])))
+            else:
+                for fd in fds:
+                    os.close(fd)
         return questions
 
-    def answer(self, address: bytes, file: int) -> None:
+    def answer(self, end: socket.socket, file: int) -> None:
         """`file` is a descriptor. Who does not take the answer gets none."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", file))]
-        with contextlib.suppress(OSError):
-            self._socket.sendmsg([b"."], rights, socket.MSG_DONTWAIT, address)
+        with end, contextlib.suppress(OSError):
+            socket.send_fds(end, [b"."], [file], socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         self._socket.close()
