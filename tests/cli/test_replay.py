@@ -1,6 +1,7 @@
 """hpclaunch replay: what happened, from the journals of real jobs."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -115,6 +116,42 @@ def test_the_others_are_replayed_beside_one_that_is_no_journal(logs, tmp_path):
     assert done.returncode == 2
     assert "all decided as recorded" in done.stdout
     assert done.stderr == f"hpclaunch: error: {tmp_path}/journal-agent-1.jsonl: it is empty\n"
+
+
+def test_a_pipe_in_the_place_of_one_is_not_waited_for(logs, tmp_path):
+    doctored(logs, tmp_path, lambda lines: lines)
+    path = tmp_path / "journal-agent-1.jsonl"
+    os.mkfifo(path)
+    why = "it is not a regular file"
+    done = replayed(tmp_path)
+    assert "all decided as recorded" in done.stdout
+    assert (done.returncode, done.stderr) == (2, f"hpclaunch: error: {path}: {why}\n")
+    done = replayed(path)
+    assert (done.returncode, done.stderr) == (2, f"hpclaunch: error: cannot read {path}: {why}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        *((word, "now", 1e308) for word in ("core", "event")),
+        *(("core", "time", value) for value in (1e18, -1e18, math.nan)),
+        *(("effect", "effect", value) for value in ({"a": 1}, ["a"], 3)),
+        *(("effect", "with", value) for value in (3, ["a"])),
+    ],
+)
+def test_one_that_somebody_has_made_up(logs, tmp_path, capfd, word, key, value):
+    def change(lines):
+        at = next(at for at, line in enumerate(lines) if f'"{word}"' in line)
+        return [
+            *lines[:at],
+            json.dumps({**json.loads(lines[at]), key: value}),
+            "\n",
+            *lines[at + 1 :],
+        ]
+
+    assert main(["replay", str(doctored(logs, tmp_path, change))]) in (1, 2)
+    err = capfd.readouterr().err
+    assert err == "" or err.startswith("hpclaunch: error: ")
 
 
 def test_nothing_there(tmp_path, capsys):

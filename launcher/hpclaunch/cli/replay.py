@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import errno
 import heapq
+import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -57,10 +60,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
     names: dict[str, int] = {}
     agents = [_Agent(path, names, verbose=options.verbose) for path in files]
     lines = heapq.merge(*(agent.lines() for agent in agents), key=lambda line: line[0])
-    try:
-        write_bytes(for_console(f"{text}\n") for text in _until(lines, options.until))
-    except OSError as e:
-        raise UsageError(f"cannot replay {options.journal}: {e.strerror or e}") from e
+    write_bytes(for_console(f"{text}\n") for text in _until(lines, options.until))
     wrong = [f"{agent.path}: {agent.wrong}" for agent in agents if agent.wrong]
     if len(agents) == 1 and wrong:
         raise UsageError(wrong[0])
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
 def _files(where: Path) -> list[Path]:
     try:
         if not where.is_dir():
-            where.open("rb").close()
+            open(where, "rb", opener=_regular).close()
             return [where]
         files = sorted(where.glob("journal*.jsonl*"))
     except OSError as e:
@@ -85,6 +85,16 @@ def _files(where: Path) -> list[Path]:
             "hpclaunch-logs/<job>.<step> or its --log-dir"
         )
     return files
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a journal, whoever's it is; an opener for `open`."""
+    # Without O_NONBLOCK, a pipe in its place could make this wait.
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    return fd
 
 
 def _until(lines: Iterator[Line], until: str | None) -> Iterator[str]:
@@ -142,12 +152,12 @@ class _Agent:
 
     def lines(self) -> Iterator[Line]:
         from hpclaunch.system.logs.journal.records import JournalError
-        from hpclaunch.system.logs.journal.replaying import replay
+        from hpclaunch.system.logs.journal.replaying import DAMAGED, replay
         from hpclaunch.system.shared.bounded_json import MOST
 
         began = None
         try:
-            with self.path.open("rb") as file:
+            with open(self.path, "rb", opener=_regular) as file:
                 # The file may be no journal: limit the length of a line.
                 for each in replay(iter(partial(file.readline, MOST), b"")):
                     self._time = max(self._time, each.time) if hasattr(each, "time") else self._time
@@ -158,6 +168,10 @@ class _Agent:
                         break
         except JournalError as e:
             self.wrong = str(e)
+        except OSError as e:
+            self.wrong = e.strerror or str(e)
+        except DAMAGED as e:
+            self.wrong = f"what it says makes no sense: {type(e).__name__}: {e}"
         if began is not None:
             yield from ((self._time, text) for text in self._end(self._time - began))
 

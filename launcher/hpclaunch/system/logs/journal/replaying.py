@@ -16,7 +16,12 @@ from ...shared import bounded_json
 from . import records, snapshot
 from .records import JournalError
 
-_DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError)
+LATEST = 1e11  # seconds since the epoch, as of the ledger
+# What reading a damaged journal, or one that somebody has made up, may raise.
+DAMAGED = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(OverflowError, RecursionError, MemoryError),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +117,7 @@ class _Replay:
             if damaged and not begins:
                 raise JournalError(f"line {damaged} is damaged")
             if told is None:
-                yield from self._step(whole=False)
+                yield from _checked(number, self._step(whole=False))
                 self._core, damaged = None, number
                 yield CutOff(number)
                 continue
@@ -122,15 +127,10 @@ class _Replay:
                     "it does not begin with how the core was made: it was written by an older "
                     "version of hpclaunch"
                 )
-            try:
-                yield from self._read(number, told)
-            except _DAMAGED as e:
-                raise JournalError(f"line {number} is damaged: {type(e).__name__}: {e}") from e
-            except JournalError as e:
-                raise JournalError(f"line {number}: {e}") from e
+            yield from _checked(number, self._read(number, told))
         if not number:
             raise JournalError("it is empty")
-        yield from self._step(whole=False)
+        yield from _checked(number, self._step(whole=False))
 
     def _read(self, number: int, told: dict[str, Any]) -> Iterator[Happening]:
         if "effect" in told:
@@ -139,8 +139,8 @@ class _Replay:
             return
         yield from self._step(whole=True)
         if "time" in told:
-            self._offset = told["time"] - told["now"]
-        before, self._now = self._now, told["now"]
+            self._offset = _seconds(told["time"]) - _seconds(told["now"])
+        before, self._now = self._now, _seconds(told["now"])
         time = self._now + self._offset
         if told.get("note") == "core":
             _check(told["with"])
@@ -155,7 +155,7 @@ class _Replay:
             yield Noted(time, told["note"], told["with"])
         elif "beats" in told:
             for now, checksum, *message in told["beats"]:
-                self._now = now
+                self._now = _seconds(now)
                 event = self._repeated(*message) if message else events.Tick()
                 self._told = _Told(number, now + self._offset, now, event, checksum=checksum)
                 yield from self._step(whole=True)
@@ -219,6 +219,22 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and "now" in record else None
+
+
+def _checked(number: int, happenings: Iterator[Happening]) -> Iterator[Happening]:
+    """Pass these on. Raises JournalError, with the number of the line, for whatever they raise."""
+    try:
+        yield from happenings
+    except DAMAGED as e:
+        raise JournalError(f"line {number} is damaged: {type(e).__name__}: {e}") from e
+    except JournalError as e:
+        raise JournalError(f"line {number}: {e}") from e
+
+
+def _seconds(told: float) -> float:
+    if not 0 <= told < LATEST:
+        raise JournalError(f"{told} is no possible time")
+    return told
 
 
 def _check(begin: Mapping[str, Any]) -> None:
