@@ -88,6 +88,20 @@ def test_what_is_not_ours_stays(tmp_path, logs):
     assert (logs / "link" / "journal.jsonl").exists()
 
 
+def test_links_of_others_are_not_followed(tmp_path, logs):
+    """A group may write in the log directory that a user has chosen."""
+    run = made(logs, "7.0", 31)
+    mine = made(tmp_path, "mine", 31)
+    (mine / "round-0" / "evidence").mkdir()
+    for number in (0, 1):
+        (run / f"round-{number + 7}").symlink_to(mine / f"round-{number}")
+    (run / "round-1" / "evidence" / "rank-0.txt").unlink()
+    before = sorted(mine.rglob("*"))
+    prune(tmp_path)
+    assert sorted(mine.rglob("*")) == before
+    assert sorted(path.name for path in run.rglob("*")) == ["round-7", "round-8"]
+
+
 def test_what_somebody_uses_stays(tmp_path, logs):
     read, locked = made(logs, "7.0", 31), made(logs, "8.0", 31)
     command = ["tail", "-f", read / "round-0" / "rank-0.out"]

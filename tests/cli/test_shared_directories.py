@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from launching import LIMIT, hpclaunch, script, start, until
+from test_prune import made, prune
 
 from surroundings import SHORT, environment
 
@@ -81,6 +82,20 @@ def test_the_usual_directory_is_another_users(project):
     assert f"hpclaunch-logs-{os.geteuid()}" in line
     assert by_another("touch hpclaunch-logs/mine", project)
     assert not by_another(f"ls hpclaunch-logs-{os.geteuid()}", project)
+
+
+@with_others
+def test_the_usual_directory_is_another_users_link_to_ones_own(project):
+    """Else another user could choose what prune removes, and which logs are shown."""
+    mine = project / "mine"
+    made(mine, "7.0", 31)
+    before = sorted(mine.rglob("*"))
+    assert by_another("ln -s mine hpclaunch-logs", project)
+    done = hpclaunch("--nproc=1", script(project, "print('ran')"), cwd=project)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert "hpclaunch-logs belongs to another user: the logs are in" in done.stderr
+    assert prune(project).startswith("removed the logs of 0 launches")
+    assert sorted(mine.rglob("*")) == before
 
 
 @with_others

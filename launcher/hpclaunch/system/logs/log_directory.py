@@ -182,10 +182,11 @@ def default(name: str, *, alone: bool) -> Path:
 
 def of_all_launches() -> Path:
     """The directory for those without --log-dir. It is below the working directory, where others
-    may have one of their own: then this user's has another name.
+    may have one of their own, or a link to one of this user's: then this user's has another name.
     """
     usual = Path("hpclaunch-logs")
     own = usual.exists() and usual.stat().st_uid == os.geteuid()
+    own = own and usual.lstat().st_uid in (0, os.geteuid())
     return usual if own or not os.path.lexists(usual) else Path(f"{usual}-{os.geteuid()}")
 
 

@@ -81,11 +81,18 @@ def _run(path: Path, names: list[str], before: float) -> Run | None:
 
 def _ours(directory: Path, names: re.Pattern[str]) -> list[Path]:
     try:
-        if stat.S_ISDIR(os.lstat(directory).st_mode):
+        if _is_of_run(directory):
             return [directory / name for name in os.listdir(directory) if names.fullmatch(name)]
     except FileNotFoundError:
         pass
     return []
+
+
+def _is_of_run(directory: Path) -> bool:
+    """Whether it is a directory where it seems to be: neither it nor the one above it, which may
+    be a round's, is a link. Raises OSError.
+    """
+    return all(stat.S_ISDIR(os.lstat(each).st_mode) for each in (directory, directory.parent))
 
 
 class Removal:
@@ -114,5 +121,5 @@ class Removal:
 
 def _remove_empty(directory: Path) -> None:
     with contextlib.suppress(OSError):  # something else is there
-        if stat.S_ISDIR(os.lstat(directory).st_mode):
+        if _is_of_run(directory):
             directory.rmdir()
