@@ -277,6 +277,22 @@ def test_a_cut_while_it_is_followed(launch):
     assert words(output.lines(final=True)) == ["two", "three"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"102.0 1.0 rank-0.out {n}" for n in ("1 2 0", f"1 {10**30} 1", f"1 2 {10**400}")),
+        *(f"102.0 1.0 rank-0.out {n}" for n in ("1 2 -1", "1 -9 12", f"{10**30} 0 2")),
+        *(f"102.0 cut rank-0.out {n}" for n in (f"{10**30} 0", f"1 {10**30}", "-1 0", "1 -1")),
+    ],
+)
+def test_a_line_of_the_index_about_no_possible_bytes(launch, line):
+    launch.begin(0, 0, 100, limited="true")
+    launch.write(0, 0, 0, "a\n", 101)
+    launch.tell(0, 0, line)
+    launch.write(0, 0, 0, "b\n", 103)
+    assert words(lines(launch)) == ["a", "b"]
+
+
 def test_large_files_are_not_held_in_memory(launch):
     launch.begin(0, 0, 100)
     text = ("x" * 99 + "\n") * 10_000

@@ -25,6 +25,7 @@ from hpclaunch.system.shared import bounded_json
 FORMAT = 1
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
+LARGEST = 1 << 60  # bytes; no file is as long
 JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
 
 
@@ -68,7 +69,7 @@ IndexLine = FileGrowth | SegmentCut | IndexBegun
 
 
 def parse(line: bytes) -> IndexLine | None:
-    """None for a line of another version, or one that is torn or of no possible time."""
+    """None for a line of another version, or one that is torn or of no possible time or place."""
     words = line.decode(errors="replace").split(" ", 2)
     try:
         at, word, rest = float(words[0]), words[1], words[2]
@@ -82,13 +83,22 @@ def parse(line: bytes) -> IndexLine | None:
             return IndexBegun(at, launch, host, bool(fields["limited"]))
         name, *numbers = rest.split()
         if word == "cut":
-            segment, begin = map(int, numbers)
+            segment, begin = map(_number, numbers)
             return SegmentCut(at, name, segment, begin)
-        segment, begin, length = map(int, numbers)
+        segment, begin, length = map(_number, numbers)
         since = at - float(word)
-        return FileGrowth(since, at, name, segment, begin, length) if 0 <= since <= at else None
+        is_sound = 0 <= since <= at and length > 0
+        return FileGrowth(since, at, name, segment, begin, length) if is_sound else None
     except (ValueError, IndexError, KeyError, TypeError):
         return None
+
+
+def _number(word: str) -> int:
+    """Return the number of a segment, or of bytes. Raises ValueError."""
+    number = int(word)
+    if not 0 <= number < LARGEST:
+        raise ValueError(number)
+    return number
 
 
 def written(line: IndexLine) -> str:
