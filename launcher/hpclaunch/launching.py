@@ -11,9 +11,9 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from .core.protocol.model import Request
 from .core.snapshot.job_snapshot import LaunchSnapshot
 from .passed_function import write_script
 from .system.logs import ledger_files, status_file
+from .system.logs.log_directory import make_temporary
 from .system.network import launches, view_client
 from .system.shared.helper import ROOT
 
@@ -85,11 +86,11 @@ def launch(
     directory = Path.cwd() if cwd is None else Path(cwd)
     if not directory.is_dir():
         raise UsageError(f"cwd {directory} is not a directory")
-    own: tempfile.TemporaryDirectory[str] | None = None
+    own: Path | None = None
     try:
         if callable(program):
-            own = tempfile.TemporaryDirectory(prefix="hpclaunch-", ignore_cleanup_errors=True)
-            command = [*words, "--", str(write_script(program, args, Path(own.name)))]
+            own = _private_directory()
+            command = [*words, "--", str(write_script(program, args, own))]
         else:
             command = [*words, "--", os.fspath(program), *map(_text, args)]
         chosen = parser.parse_args(command)
@@ -97,8 +98,18 @@ def launch(
         return LaunchedJob(command, environ, directory, chosen, own)
     except BaseException:
         if own is not None:
-            own.cleanup()
+            shutil.rmtree(own, ignore_errors=True)
         raise
+
+
+def _private_directory() -> Path:
+    """Make a temporary directory in whose place nobody else can put another one: workers run what
+    is in it. Raises UsageError.
+    """
+    try:
+        return make_temporary("hpclaunch-")
+    except OSError as e:
+        raise UsageError(f"cannot launch a function: {e.filename}: {e.strerror}: set TMPDIR") from e
 
 
 def _words(parser: LaunchParser, options: Mapping[str, Option]) -> list[str]:
@@ -145,7 +156,7 @@ class LaunchedJob:
         environ: Mapping[str, str],
         directory: Path,
         chosen: argparse.Namespace,
-        own: tempfile.TemporaryDirectory[str] | None,
+        own: Path | None,
     ) -> None:
         """Raises UsageError if the launcher does. `own`: a directory that is there for the job."""
         self._own = own
@@ -154,7 +165,7 @@ class LaunchedJob:
         self._process: subprocess.Popen[bytes] | None = None
         self._trouble: Exception | None = None
         reading, writing = os.pipe()
-        mine = [str(os.getpid()), str(writing), "" if own is None else own.name]
+        mine = [str(os.getpid()), str(writing), "" if own is None else str(own)]
         child = [sys.executable, "-c", PROGRAM, ROOT, *mine, *command]
         # Not Thread.join: an interrupt of it lets a thread that lives count as ended.
         self._started, self._ended = threading.Event(), threading.Event()
@@ -281,7 +292,9 @@ class LaunchedJob:
                 self._process.kill()  # the workers end with it
             self._ended.wait()
             if self._own is not None:
-                self._own.cleanup()  # the launcher has done so, unless it was killed
+                shutil.rmtree(
+                    self._own, ignore_errors=True
+                )  # the launcher has done so, unless it was killed
 
     def _ask(self, request: Request) -> None:
         answers = view_client.request(request.value, self.pid) if self.running else []

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from launching import LIMIT, living, until
 
 import hpclaunch
-from surroundings import environment
+from surroundings import SHORT, environment
 
 STEPPING = """\
 import os, signal, sys, time
@@ -322,6 +323,17 @@ def test_nobody_else_can_read_what_is_passed(tmp_path):
     directory, *found = (tmp_path / "modes").read_text().split()
     assert found == ["0o600", "0o700"]
     assert not Path(directory).exists()
+
+
+def test_nobody_else_can_replace_what_is_passed(monkeypatch):
+    """Whoever may rename the directory of the function could have the workers run anything."""
+    with tempfile.TemporaryDirectory(dir=SHORT) as shared:
+        monkeypatch.setattr(tempfile, "tempdir", shared)
+        Path(shared).chmod(0o777)
+        why = f"cannot launch a function: {shared}: others can rename what is in it: set TMPDIR"
+        with pytest.raises(hpclaunch.UsageError, match=why):
+            hpclaunch.launch(shout, "a")
+        assert os.listdir(shared) == []
 
 
 def test_what_is_passed_does_not_outlive_a_caller_that_is_killed(tmp_path):
