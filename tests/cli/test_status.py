@@ -236,6 +236,23 @@ def test_a_file_of_that_name_comes_first(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize("how", ["file", "directory", "file in one's own directory", "link"])
+def test_a_file_of_that_name_of_another_user_is_not_run(tmp_path, how):
+    """Anybody can put one into /tmp, or into a directory that a group shares."""
+    file = script(tmp_path, "print('theirs')\n", "status" if how == "file" else "theirs.py")
+    match how:
+        case "directory" | "file in one's own directory":
+            (tmp_path / "status").mkdir()
+            file = file.rename(tmp_path / "status" / "__main__.py")
+        case "link":
+            (tmp_path / "status").symlink_to(file)
+    theirs = file if "own" in how else tmp_path / "status"
+    os.chown(theirs, 65534, 65534, follow_symlinks=False)
+    done = hpclaunch("status", cwd=tmp_path)
+    assert "theirs" not in done.stdout, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_is_not_answered(tmp_path):
     """Neither by the command, nor when it asks the socket itself."""
     asking = f"""

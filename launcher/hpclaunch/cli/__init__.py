@@ -86,7 +86,16 @@ def _speaks(environ: Mapping[str, str]) -> bool:
 
 
 def _is_script(name: str) -> bool:
-    return os.path.isfile(name) or os.path.exists(os.path.join(name, "__main__.py"))
+    """Return whether there is a script of this name that belongs to this user or to root: whoever
+    may write in the working directory can name one after a command.
+    """
+    program = os.path.join(name, "__main__.py") if os.path.isdir(name) else name
+    try:
+        found = (os.lstat(name), os.stat(name), os.stat(program))
+    except OSError:
+        return False
+    own = all(each.st_uid in (0, os.geteuid()) for each in found)
+    return own and os.path.isfile(program)
 
 
 def fill_standard_descriptors() -> None:
