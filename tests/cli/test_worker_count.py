@@ -63,6 +63,16 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
     assert "--nproc xpu, but no XPU is visible here" in done.stderr
 
 
+def test_no_torch_of_the_working_directory_is_imported(tmp_path):
+    """Others may write there. No worker imports from there either, unless its script is there."""
+    for module in ("torch", "json"):
+        script(tmp_path, "open('imported', 'w').close()", f"{module}.py")
+    (tmp_path / "elsewhere").mkdir()
+    hpclaunch("--nproc", "xpu", script(tmp_path / "elsewhere", ""), cwd=tmp_path)
+    hpclaunch("doctor", cwd=tmp_path)
+    assert not (tmp_path / "imported").exists()
+
+
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):
     """What the head says at the start."""
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,9 @@ import msgspec
 from hpclaunch.core.health.findings import Finding, Grade
 
 OLDEST = (2, 4)
-_QUESTION = """
+# Others may write in the working directory: nothing is imported from there.
+WITHOUT_DIRECTORY = "import sys; sys.path = [*filter(None, sys.path)]\n"
+_QUESTION = f"""{WITHOUT_DIRECTORY}
 import json, platform
 import torch
 from torch import distributed
@@ -18,11 +20,11 @@ there = distributed.is_available()
 nccl = there and distributed.is_nccl_available()
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print()
-print(json.dumps({
+print(json.dumps({{
     "python": platform.python_version(), "version": torch.__version__,
     "cuda": torch.version.cuda or torch.version.hip or "", "gpus": gpus, "distributed": there,
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
-}))
+}}))
 """
 
 
