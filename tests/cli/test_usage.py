@@ -240,3 +240,19 @@ def test_a_command_whose_output_has_no_room(cwd, words):
     done = subprocess.run(command, cwd=cwd, env=environment(), stderr=subprocess.PIPE, text=True)
     said = "hpclaunch: error: cannot write to standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+# Another user, since root has no such limit; it may read this Python wherever that is.
+WITHOUT_PROCESSES = (
+    *("setpriv", "--reuid=65533", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+    *("bash", "-c", 'ulimit -u 1; exec "$@"', "bash"),
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_no_further_process_is_allowed(tmp_path):
+    done = hpclaunch("--nproc=1", script(tmp_path, ""), cwd=tmp_path, before=WITHOUT_PROCESSES)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "cannot start the launcher's own processes: Resource temporarily unavailable" in line

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from threading import Thread
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -146,6 +147,21 @@ def test_who_asks_nothing_is_not_waited_for(port, monkeypatch):
 def test_a_port_that_is_taken(port):
     with pytest.raises(OSError, match="in use"):
         Exposition(list).serve("127.0.0.1", port)
+
+
+def test_no_further_thread_is_allowed(monkeypatch):
+    """It is tried again later, at the same port."""
+
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    for start in (refuse, Thread.start):
+        monkeypatch.setattr(Thread, "start", start)
+        with suppress(OSError):
+            Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").close()
 
 
 def test_ipv6():

@@ -100,8 +100,15 @@ def run(
             raise UsageError(f"cannot read the script from standard input: {e.strerror}") from e
     more = beyond_the_usual(options)
     with closing(Signals(more)) as signals:
-        server = ForkServerClient(more)
-        logs = LogServiceClient()
+        try:
+            server = ForkServerClient(more)
+        except OSError as e:
+            raise _cannot_start(e) from e
+        try:
+            logs = LogServiceClient()
+        except OSError as e:
+            server.close()
+            raise _cannot_start(e) from e
         try:
             with _without_collections():
                 from .agent_config import configure
@@ -117,6 +124,13 @@ def run(
             server.close()
             logs.close()
             raise
+
+
+def _cannot_start(error: OSError) -> UsageError:
+    return UsageError(
+        f"cannot start the launcher's own processes: {error.strerror}: see ulimit -u, and whether "
+        "other processes of yours run here"
+    )
 
 
 @contextmanager

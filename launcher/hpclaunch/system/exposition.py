@@ -5,6 +5,7 @@ metrics imports this: the library takes longer to import than an agent takes to 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import ipaddress
 import os
@@ -59,7 +60,11 @@ class Exposition(Collector):
         is_six = ipaddress.ip_address(address).version == 6
         kind = _SixServer if is_six else _Server
         server = make_server(address, port, app, kind, handler_class=_Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        except RuntimeError as e:  # this user may have no further thread
+            server.server_close()
+            raise OSError(errno.EAGAIN, str(e)) from e
 
     def write(self, file: Path) -> None:
         """For node_exporter, which reads the older of the two formats, never half a file, and as

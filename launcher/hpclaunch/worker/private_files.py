@@ -83,10 +83,10 @@ def open_file(path: Path, flags: int) -> int:
 def read_file(path: Path, most: int = MOST) -> bytes:
     """Return the content of a file that `open_file` accepts. OSError if it exceeds `most` bytes."""
     with open(path, "rb", opener=open_file) as f:
-        data = f.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-    return data
+        size = os.fstat(f.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return f.read(size)  # without a size it might grow; with `most`, that would be allocated
 
 
 def _is_ours(found: os.stat_result, directory: Path) -> bool:
