@@ -49,6 +49,14 @@ def test_a_signal_is_a_negative_code_as_torch_has_it(logs, wanted):
     assert json.loads(wanted.read_text())["message"]["errorCode"] == -11
 
 
+@pytest.mark.parametrize("levels", [900, 1500, 50_000])
+def test_one_that_is_nested_too_deeply_does_no_harm(logs, wanted, levels):
+    text = json.dumps(ERROR).replace('"1"', "[" * levels + "]" * levels)
+    (logs / "round-2" / "rank-1.error.json").write_text(text)
+    hand_on([failure(1)], logs, {VARIABLE: str(wanted)})
+    assert not wanted.exists() or json.loads(wanted.read_text())
+
+
 @pytest.mark.parametrize("name", ["", "no/such/directory"])
 def test_nobody_wants_it_or_can_have_it(logs, name):
     before = sorted(logs.rglob("*"))

@@ -36,11 +36,11 @@ def hand_on(failures: Iterable[Failure], logs: Path, environ: Mapping[str, str])
     error = next(filter(None, (_left_by(failure, logs) for failure in failures)), None)
     if error is None:
         return
-    with (
-        contextlib.suppress(OSError),
-        open(wanted, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f,
-    ):
-        json.dump(error, f)
+    # Some versions of Python read what is nested so deeply that they cannot write it.
+    with contextlib.suppress(OSError, RecursionError):
+        text = json.dumps(error)
+        with open(wanted, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+            f.write(text)
 
 
 def with_beginning(last: str, file: Path) -> str:
