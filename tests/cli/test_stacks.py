@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 from contextlib import contextmanager
 
@@ -237,3 +238,48 @@ RUNS = "echo 71 2 RUNNING"
 )
 def test_slurm_says_no(tmp_path, squeue, srun, says):
     assert of_job(tmp_path, squeue, srun) == says
+
+
+# As su, which waits for its child: root's by its effective uid, with descriptors of its caller.
+LIKE_SU = """
+import os, signal, struct, sys, time
+from hpclaunch.worker.site import _hpclaunch_progress as page
+real, file = int(sys.argv[2]), os.open(sys.argv[3], os.O_RDONLY)
+os.setresuid(real, 0, 0)
+ready, done = os.pipe()
+child = os.fork()
+if not child:
+    os.setresuid(real, real, real)
+    os.dup2(file, page.HIGH[0])
+    signal.signal(page.SIGNAL, lambda *_: None)
+    os.write(done, b".")
+    time.sleep(600)
+os.read(ready, 1)
+fields = [0] * (page.SLOT // 8)
+for field in (page.WORKER, page.WRITER, page.ANSWERER, page.HEARER):
+    fields[field] = child
+fields[page.STACKS] = fields[page.ASKED_AT] = file
+os.write(os.memfd_create(page.NAMES[0]), struct.pack(f"{len(fields)}q", *fields))
+print("ready", flush=True)
+sys.stdin.read()
+os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, which has programs that others call")
+@pytest.mark.parametrize("real", [0, 65534], ids=["a program of one's own", "another user's call"])
+@pytest.mark.parametrize("size", [1, 2 << 20])
+def test_no_file_of_ones_own_is_written_to(tmp_path, real, size):
+    """Whoever may read a file could give it to a program that only looks like a fork server."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"x" * size)
+    words = ["hpclaunch.worker.fork_server", str(real), victim]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", LIKE_SU, *words], stdin=pipe, stdout=pipe
+    ) as process:
+        assert process.stdout.readline() == b"ready\n"
+        shown = hpclaunch("stacks", cwd=tmp_path).stdout
+        process.stdin.close()
+    assert victim.read_bytes() == b"x" * size
+    assert real == 0 or f"hpclaunch with pid {os.getpid()}:" not in shown

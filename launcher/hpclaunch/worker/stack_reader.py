@@ -18,7 +18,7 @@ import struct
 import sys
 import time
 
-from .processes import PARENT, all_pids, stat
+from .processes import PARENT, all_pids, stat, status_of
 from .progress_watch import MOST, described, tree
 from .site import _hpclaunch_progress as page
 from .stack_questions import LONGEST, PATIENCE, Questioned, heard, is_answering, prints, unheard
@@ -52,8 +52,8 @@ class Found:
         self.launch = launch
         self.fields = fields
         self.rank, self.pid = fields[page.RANK], fields[page.WORKER]
+        self.server = server
         self.file = f"/proc/{server}/fd/{fields[page.STACKS]}"
-        self.requests = f"/proc/{server}/fd/{fields[page.ASKED_AT]}"
         self.processes = [
             described(pid) | {"tells": prints(pid, self.file), "stacks": None}
             for pid in tree(self.pid)
@@ -81,7 +81,10 @@ class Found:
             process for process in able[: None if every else 1] if process["state"] not in STOPPED
         ]
         try:
-            with open(self.file, "r+b", buffering=0) as file:
+            with (
+                page.Opened(self.server, self.fields[page.STACKS]) as fd,
+                open(fd, "r+b", buffering=0, closefd=False) as file,
+            ):
                 while not locked(file):
                     yield
                 for process in able:
@@ -123,11 +126,10 @@ class Found:
         process["stacks"] = heard(text) or unheard(text)
 
     def _request(self):
-        fd = os.open(self.requests, os.O_WRONLY | os.O_NONBLOCK)
-        try:
+        with page.Opened(
+            self.server, self.fields[page.ASKED_AT], os.O_WRONLY | os.O_NONBLOCK
+        ) as fd:
             os.write(fd, page.STACKS_ONLY)
-        finally:
-            os.close(fd)
 
 
 def locked(file):
@@ -143,7 +145,7 @@ def workers_of(job):
     """This user's; of one job, or of all for None."""
     for server in all_pids():
         try:
-            if os.stat(f"/proc/{server}").st_uid != os.geteuid():
+            if not _is_own(server):
                 continue
             if FORK_SERVER not in _words(server, "cmdline"):
                 continue
@@ -159,6 +161,13 @@ def workers_of(job):
                 yield Found(_launch(server, environ), server, fields)
 
 
+def _is_own(pid):
+    """Whether a process belongs to this user alone. A set-user-ID program, such as su, has only the
+    effective uid of its owner; who has called it may have given it any descriptors.
+    """
+    return {*status_of(pid).get(b"Uid", b"").split()} == {b"%d" % os.geteuid()}
+
+
 def _words(pid, file):
     with open(f"/proc/{pid}/{file}", "rb") as f:
         return f.read().split(b"\0")
@@ -172,7 +181,7 @@ def _slots(server):
         path = f"/proc/{server}/fd/{fd}"
         if os.readlink(path).startswith(f"/memfd:{page.NAMES[0]} "):
             with open(path, "rb") as f:
-                slots = f.read()
+                slots = f.read(MOST)
             return list(struct.iter_unpack(FIELDS, slots)) if len(slots) % page.SLOT == 0 else []
     return []
 
