@@ -112,7 +112,7 @@ class LogDirectory:
         except OSError:
             return False
         with open(fd, "r+b") as f:
-            before, said = f.read(), os.fsencode(launch)
+            before, said = f.read(LONGEST), os.fsencode(launch)
             f.seek(0)
             f.truncate()
             f.write(said)
