@@ -291,10 +291,8 @@ class LaunchedJob:
             if self._process is not None and self.running:
                 self._process.kill()  # the workers end with it
             self._ended.wait()
-            if self._own is not None:
-                shutil.rmtree(
-                    self._own, ignore_errors=True
-                )  # the launcher has done so, unless it was killed
+            if self._own is not None:  # the launcher has removed it, unless it was killed
+                shutil.rmtree(self._own, ignore_errors=True)
 
     def _ask(self, request: Request) -> None:
         answers = view_client.request(request.value, self.pid) if self.running else []

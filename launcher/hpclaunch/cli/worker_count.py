@@ -144,9 +144,9 @@ def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:
 
 def _ask_torch(python: str, device: str) -> int:
     """In a process of its own, since the agent does not import torch."""
-    from hpclaunch.system.hosts.checks_torch import WITHOUT_DIRECTORY
+    from hpclaunch.system.hosts.checks_torch import WITHOUT_CWD
 
-    code = f"{WITHOUT_DIRECTORY}import torch; print(torch.{device}.device_count())"
+    code = f"{WITHOUT_CWD}import torch; print(torch.{device}.device_count())"
     try:
         answer = subprocess.run(
             [python, "-c", code], capture_output=True, timeout=ASK_LIMIT, check=True

@@ -562,7 +562,7 @@ class SharedFiles:
 
 
 def is_shallow(value, levels=LEVELS):
-    """Whether everybody who passes it on can write it as JSON, and read it again."""
+    """Return whether a value has few enough levels to be passed on as JSON."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels > 0 and all(is_shallow(part, levels - 1) for part in parts)
 

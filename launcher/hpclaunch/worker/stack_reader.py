@@ -162,8 +162,10 @@ def workers_of(job):
 
 
 def _is_own(pid):
-    """Whether a process belongs to this user alone. A set-user-ID program, such as su, has only the
-    effective uid of its owner; who has called it may have given it any descriptors.
+    """Return whether a process belongs to this user alone.
+
+    A set-user-ID program, such as su, has only the effective uid of its owner. Whoever has called
+    it may have given it any descriptors.
     """
     return {*status_of(pid).get(b"Uid", b"").split()} == {b"%d" % os.geteuid()}
 

@@ -10,9 +10,10 @@ import msgspec
 from hpclaunch.core.health.findings import Finding, Grade
 
 OLDEST = (2, 4)
-# Others may write in the working directory: nothing is imported from there.
-WITHOUT_DIRECTORY = "import sys; sys.path = [*filter(None, sys.path)]\n"
-_QUESTION = f"""{WITHOUT_DIRECTORY}
+# Begins a program for `python -c` that imports nothing from the working directory, in which others
+# may write.
+WITHOUT_CWD = "import sys; sys.path = [*filter(None, sys.path)]\n"
+_QUESTION = """
 import json, platform
 import torch
 from torch import distributed
@@ -20,11 +21,11 @@ there = distributed.is_available()
 nccl = there and distributed.is_nccl_available()
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print()
-print(json.dumps({{
+print(json.dumps({
     "python": platform.python_version(), "version": torch.__version__,
     "cuda": torch.version.cuda or torch.version.hip or "", "gpus": gpus, "distributed": there,
     "nccl": ".".join(map(str, torch.cuda.nccl.version())) if nccl else "",
-}}))
+}))
 """
 
 
@@ -45,7 +46,7 @@ class Question:
         """OSError when there is no such interpreter."""
         self.python = python
         self._process = subprocess.Popen(
-            [python, "-c", _QUESTION],
+            [python, "-c", WITHOUT_CWD + _QUESTION],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -89,8 +89,8 @@ def _ours(directory: Path, names: re.Pattern[str]) -> list[Path]:
 
 
 def _is_of_run(directory: Path) -> bool:
-    """Whether it is a directory where it seems to be: neither it nor the one above it, which may
-    be a round's, is a link. Raises OSError.
+    """Return whether neither this directory nor the one above it, which may be a round's, is a
+    link. Raises OSError.
     """
     return all(stat.S_ISDIR(os.lstat(each).st_mode) for each in (directory, directory.parent))
 
