@@ -81,7 +81,7 @@ def _speaks(environ: Mapping[str, str]) -> bool:
     since the first may run another program.
     """
     task, tasks = environ.get("SLURM_PROCID", "0"), environ.get("SLURM_STEP_NUM_TASKS", "")
-    is_last = tasks.isdigit() and task == str(int(tasks) - 1)
+    is_last = tasks.isdecimal() and task == str(int(tasks) - 1)
     return task == "0" or is_last or worker_environment.is_within(environ)
 
 

@@ -289,7 +289,9 @@ def _are_shared(cpus: int, where: Allocation, environ: Mapping[str, str]) -> boo
     """Whether the tasks of this node were all given the same CPUs: all that the step has here."""
     on_node = environ.get("SLURM_CPUS_ON_NODE", "")
     there = os.cpu_count() or 1
-    return where.tasks_here > 1 and cpus >= min(int(on_node) if on_node.isdigit() else there, there)
+    return where.tasks_here > 1 and cpus >= min(
+        int(on_node) if on_node.isdecimal() else there, there
+    )
 
 
 def _threads(mode: binding.Mode, cpus: tuple[int, ...], workers: int) -> int:

@@ -39,7 +39,7 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
         wanted = {named, *log_directory.first_jobs(above, named)}
         of = {name: {name, *log_directory.jobs_of(name)} for name in names}
         found = [above / name for name in sorted(names, key=_numbers) if wanted & of[name]]
-        if not found and not named[:1].isdigit():
+        if not found and not named[:1].isdecimal():
             return [Path(named)]
         if not found:
             raise UsageError(

@@ -123,7 +123,7 @@ def _is_over(job: str | None, directories: Sequence[Path]) -> bool:
             name = last.name.partition(".")[0]
             newest[name] = max(last, newest.get(name, last), key=lambda each: each.begin)
     again = any(map(_goes_on, newest.values()))
-    return not (again and job is not None and job.replace("_", "").isdigit())
+    return not (again and job is not None and job.replace("_", "").isdecimal())
 
 
 def _last(directory: Path) -> Launch | None:

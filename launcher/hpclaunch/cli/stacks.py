@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _are(ranks: str) -> str:
-    return f"is rank {ranks}" if ranks.isdigit() else f"are ranks {ranks}"
+    return f"is rank {ranks}" if ranks.isdecimal() else f"are ranks {ranks}"
 
 
 def _nothing(job: str | None, complaint: str) -> str:

@@ -260,7 +260,7 @@ def _size(text: str) -> tuple[int, str]:
     """(amount, unit), as (4, "G"); an amount of 0 for what is no such word."""
     word = text.upper().removesuffix("B")
     amount, unit = word[:-1], word[-1:]
-    return (int(amount) if amount.isascii() and amount.isdigit() else 0), unit
+    return (int(amount) if amount.isascii() and amount.isdecimal() else 0), unit
 
 
 def modules(text: str) -> tuple[str, ...]:

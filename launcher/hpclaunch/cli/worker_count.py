@@ -81,7 +81,7 @@ def count_workers(
         raise UsageError(found.wrong)
     notes: list[str] = []
     tasks, selector = where.tasks_here, CUDA
-    number = int(nproc) if nproc is not None and nproc.isdigit() else 0
+    number = int(nproc) if nproc is not None and nproc.isdecimal() else 0
     matters = nproc not in ("cpu", "xpu") and (tasks > 1 or not number or per_worker > 1)
     if not found.gpus and matters and ROCM.exists():
         # torch too calls them cuda
@@ -131,7 +131,7 @@ def _given(environ: Mapping[str, str]) -> int | None:
     if selection is not None:
         return len(list(filter(None, selection.split(","))))
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(on_node) if on_node.isdigit() else None
+    return int(on_node) if on_node.isdecimal() else None
 
 
 def _found(count: int, kind: str, environ: Mapping[str, str]) -> int:

@@ -22,7 +22,7 @@ class MetricsTarget:
 
 def parse(text: str) -> MetricsTarget:
     """Raises ValueError, which says what is wrong."""
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdecimal():
         return MetricsTarget(port=_port(text))
     if found := re.fullmatch(ADDRESS, text, re.ASCII):
         import ipaddress  # takes time, and is of use here only

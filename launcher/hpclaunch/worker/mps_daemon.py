@@ -136,7 +136,7 @@ def users(directory):
     """The pids of MPS's own processes whose pipes lie in a directory."""
     mark = os.fsencode(f"{PIPES}={directory}/")
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/comm", "rb") as comm:
                 if not comm.read().startswith(NAME):
@@ -215,7 +215,7 @@ class FrontEnd:
 
     def servers(self):
         answer = self.ask("get_server_list")
-        return None if answer is None else [line for line in answer if line.isdigit()]
+        return None if answer is None else [line for line in answer if line.isdecimal()]
 
     def another_user(self):
         """(name, pid of the server) of another user whom the daemon serves now, None for none.
@@ -241,7 +241,7 @@ class FrontEnd:
         if servers is None:
             return None
         answers = [self.ask(f"get_client_list {server}") or () for server in servers]
-        return {int(line) for lines in answers for line in lines if line.isdigit()}
+        return {int(line) for lines in answers for line in lines if line.isdecimal()}
 
 
 class MpsDaemon:

@@ -280,7 +280,7 @@ def session(pid):
 
 def everyone():
     """(pid, session) of every process."""
-    return [(pid, session(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc")))]
+    return [(pid, session(pid)) for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))]
 
 
 def has_open(pid, path):

@@ -78,7 +78,7 @@ def command_line(pid):
 
 def program(pid):
     """Return the name of a process, as ps and top show it."""
-    return _read(f"{pid}/comm").decode(errors="replace").rstrip("\n")
+    return _read(f"{pid}/comm").decode(errors="replace").removesuffix("\n")
 
 
 def variable(pid, name):
@@ -103,7 +103,7 @@ STATE, PARENT, GROUP, SESSION, VIRTUAL_MEMORY, LAST_CPU = 0, 1, 2, 3, 20, 36
 
 
 def all_pids():
-    return map(int, filter(str.isdigit, os.listdir("/proc")))
+    return map(int, filter(str.isdecimal, os.listdir("/proc")))
 
 
 def threads_of(pid):

@@ -122,7 +122,7 @@ def parse_filters(value: str) -> tuple[str, ...]:
 
 def _local_rank(text: str) -> int | None:
     digits = text.strip()
-    if not (digits.isascii() and digits.isdigit()):
+    if not (digits.isascii() and digits.isdecimal()):
         return None
     try:
         return int(digits)

@@ -185,10 +185,13 @@ def operations(source: bytes | BinaryIO) -> Iterator[tuple[OpcodeInfo, Any, int 
     pickle, or too long."""
     import pickletools
 
-    for number, operation in enumerate(pickletools.genops(source)):
-        if number == MOST_OPERATIONS:
-            raise TooLongError(f"its pickle has more than {MOST_OPERATIONS} operations")
-        yield operation
+    try:
+        for number, operation in enumerate(pickletools.genops(source)):
+            if number == MOST_OPERATIONS:
+                raise TooLongError(f"its pickle has more than {MOST_OPERATIONS} operations")
+            yield operation
+    except DeprecationWarning as e:  # an invalid escape, where the user turns warnings into errors
+        raise ValueError(str(e)) from e
 
 
 def _number(text: bytes) -> int:

@@ -164,7 +164,7 @@ def choose(selection: str | None, devices: Sequence[PhysicalGpu]) -> tuple[tuple
 
 def _named(entry: str, devices: Sequence[PhysicalGpu]) -> list[Gpu] | None:
     """None if the entry names nothing, or is ambiguous."""
-    if entry.isdigit():
+    if entry.isdecimal():
         return devices[int(entry)].usable(entry) if int(entry) < len(devices) else None
     if entry.startswith("GPU-"):
         whole = [device for device in devices if device.whole.uuid.startswith(entry)]
@@ -178,7 +178,7 @@ def _named(entry: str, devices: Sequence[PhysicalGpu]) -> list[Gpu] | None:
 
 
 def _kind(entry: str) -> str:
-    return "index" if entry.isdigit() else entry[:4]
+    return "index" if entry.isdecimal() else entry[:4]
 
 
 def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
@@ -187,7 +187,7 @@ def _why_not(entry: str, first: str, count: int, *, more: bool) -> str:
         return ""
     if not entry:
         return "has an empty entry, at which CUDA stops" if more else ""
-    if not entry.isdigit() and not entry.startswith(("GPU-", "MIG-")):
+    if not entry.isdecimal() and not entry.startswith(("GPU-", "MIG-")):
         return ""
     if _kind(entry) != _kind(first):
         return f"mixes indices and UUIDs, and CUDA stops at {entry}"
@@ -206,7 +206,7 @@ def amd(environ: Mapping[str, str], count: int) -> GpuSurvey:
     gpus = []
     for position in range(count):
         entry = hip[position] if position < len(hip) else str(position)
-        known = entry.isdigit() and int(entry) < len(rocr)
+        known = entry.isdecimal() and int(entry) < len(rocr)
         gpus.append(Gpu(entry, rocr[int(entry)] if known else entry, position, "AMD GPU"))
     return GpuSurvey(tuple(gpus), models=f"{count} x AMD GPU" if count else "")
 

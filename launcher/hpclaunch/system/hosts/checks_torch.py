@@ -98,4 +98,4 @@ def _judge(torch: Torch, python: str) -> Finding:
 
 def _number(version: str) -> tuple[int, ...]:
     """2.13.0+cpu -> (2, 13)"""
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

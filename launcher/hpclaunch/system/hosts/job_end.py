@@ -121,7 +121,11 @@ def draining(nodes: str, before: list[str]) -> list[str]:
     if not text:
         return before
     lines = map(fields_of, text.splitlines())
-    return [node["NodeName"] for node in lines if "DRAIN" in node.get("State", "")]
+    return [
+        node["NodeName"]
+        for node in lines
+        if "NodeName" in node and "DRAIN" in node.get("State", "")
+    ]
 
 
 def kill_wait() -> float:
@@ -131,14 +135,14 @@ def kill_wait() -> float:
 
 
 def _digits(text: str) -> str:
-    return text if text.isdigit() else ""
+    return text if text.isdecimal() else ""
 
 
 def seconds(text: str) -> float | None:
     """Since 1970. Some versions of Slurm write times in their own way, whatever they are told."""
-    if text.isdigit():
+    if text.isdecimal():
         return float(text)
     try:
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

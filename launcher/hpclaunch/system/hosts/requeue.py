@@ -82,7 +82,7 @@ def requeue(job: str, environ: Mapping[str, str]) -> None:
 
 def _was_requeued(fields: Mapping[str, str], environ: Mapping[str, str]) -> bool:
     restarts = fields.get("Restarts", "")
-    return restarts.isdigit() and int(restarts) > runs.restarts(environ)
+    return restarts.isdecimal() and int(restarts) > runs.restarts(environ)
 
 
 def release_others(environ: Mapping[str, str]) -> None:
@@ -136,7 +136,7 @@ def _followers(job: str, name: str) -> list[str]:
     which = (f"--user={os.geteuid()}", "--states=PENDING", "--format=%A %E %j")
     lines = (line.split(maxsplit=2) for line in _run("squeue", "-h", *which).splitlines())
     waiting = re.compile(rf"\bafterany:{job}(?![\d_])")
-    known = (w for w in lines if len(w) == 3)
+    known = (w for w in lines if len(w) == 3 and w[0].isdecimal())
     return sorted((w[0] for w in known if waiting.search(w[1]) and w[2] == name), key=int)
 
 

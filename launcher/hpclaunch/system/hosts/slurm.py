@@ -90,7 +90,7 @@ def _check_job(environ: Mapping[str, str]) -> None:
 def missing_variables_notes() -> list[str]:
     """Return a warning if this process is a task of a step but has no variables of Slurm."""
     mine = own_step()
-    if mine is None or not mine.step.isdigit():
+    if mine is None or not mine.step.isdecimal():
         return []
     return [
         f"the task of step {mine.job}.{mine.step} on {socket.gethostname()} has none of Slurm's "

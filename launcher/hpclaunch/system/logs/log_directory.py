@@ -200,7 +200,7 @@ def first_jobs(above: Path, job: str) -> set[str]:
     """The job that the launches of this one have the name of, if its script was submitted again.
     `above` is the directory of all launches.
     """
-    if not job.isdigit():
+    if not job.isdecimal():
         return set()
     return {jobs_of(marker.parent.name)[0] for marker in above.glob(f"*/{JOB.format(job)}")}
 

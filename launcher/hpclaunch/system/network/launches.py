@@ -125,7 +125,7 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     if found := _leading(data for _, data in view_client.looked_patiently(which)):
         return FoundLaunches(which, found)
     number = which.partition(".")[0]
-    if not number[:1].isdigit():
+    if not number[:1].isdecimal():
         raise NoLaunchError(f"no launch {which} is led from this machine")
     env = slurm_steps.environment(environ)
     try:
@@ -150,8 +150,8 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
 def _of_later_job(which: str, number: str, env: Mapping[str, str]) -> FoundLaunches | None:
     """One that has the name of an earlier job, whose script was submitted again."""
     jobs, _ = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
-    first = int(number) if number.isdigit() else 0
-    later = [job for job in jobs if job.id.isdigit() and int(job.id) > first]
+    first = int(number) if number.isdecimal() else 0
+    later = [job for job in jobs if job.id.isdecimal() and int(job.id) > first]
     running = [job for job in later if job.state == slurm_steps.RUNNING]
     for job, found in _each(running, env):
         names = [] if isinstance(found, NoLaunchError) else [x.name for x in found.launches]
@@ -204,7 +204,7 @@ def _in_job(job: SlurmJob, which: str, env: Mapping[str, str]) -> FoundLaunches:
     step = slurm_steps.srun(job.id, "1")
     told = slurm_steps.run([*step, *_reader(which, LOOK)], env)
     launches = _launches(told)
-    if not launches and int(job.nodes) > 1:  # it may be another node that has a step's tasks
+    if not launches and job.nodes != "1":  # it may be another node that has a step's tasks
         everywhere = slurm_steps.srun(job.id, job.nodes)
         told = slurm_steps.run([*everywhere, *_reader(which, LOOK)], env)
         launches = _launches(told)

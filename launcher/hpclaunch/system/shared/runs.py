@@ -26,7 +26,7 @@ def first_job(job: str, environ: Mapping[str, str]) -> str:
 def restarts(environ: Mapping[str, str]) -> int:
     """How often Slurm has started this very job again. Raises UsageError."""
     text = environ.get("SLURM_RESTART_COUNT", "0")
-    if not text.isdigit():
+    if not text.isdecimal():
         raise UsageError(f"SLURM_RESTART_COUNT={text} makes no sense: it is no number of restarts")
     return int(text)
 
@@ -50,10 +50,10 @@ def _before_job(environ: Mapping[str, str]) -> tuple[str, int]:
     """
     first, _, rest = environ.get(RESUBMITTED, "").partition(" ")
     number, _, name = rest.partition(" ")
-    if not number.isdigit() or name != environ.get("SLURM_JOB_NAME", ""):
+    if not number.isdecimal() or name != environ.get("SLURM_JOB_NAME", ""):
         return "", 0
     return first, int(number)
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0

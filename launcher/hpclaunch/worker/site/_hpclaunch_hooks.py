@@ -305,7 +305,7 @@ def with_rank(url):
     query = urlparse(url).query
     given = {pair.partition("=")[0] for pair in query.split("&")}
     ranks = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
-    if not in_round() or given & {"rank", "world_size"} or not all(r.isdigit() for r in ranks):
+    if not in_round() or given & {"rank", "world_size"} or not all(r.isdecimal() for r in ranks):
         return url
     return "{}{}rank={}&world_size={}".format(url, "&" if query else "?", *ranks)
 
@@ -320,7 +320,7 @@ def of_round(url):
 
     parts = urlparse(url)
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    if not (parts.path and in_round() and restarts.isdigit()):
+    if not (parts.path and in_round() and restarts.isdecimal()):
         return url
     run = "." + re.sub(r"[^\w.-]", "_", os.environ.get("TORCHELASTIC_RUN_ID", "")) + "."
     if "rank=0" in parts.query.split("&"):
