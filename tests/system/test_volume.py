@@ -36,6 +36,15 @@ def took(directory):
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
+def test_without_a_limit_nothing_is_removed(tmp_path):
+    """Earlier rounds are forgotten: their names would fill the memory."""
+    found = Volume()
+    for number in range(2):
+        (tmp_path / f"{number}.out").write_text("words")
+        found.follow([tmp_path / f"{number}.out"], 0)
+    assert found.prune() == []
+
+
 def append(file, data):
     with file.open("ab") as f:
         f.write(data)

@@ -72,6 +72,8 @@ class Volume:
             numbers[file] = max(newest, self._numbers.get(file, 0))
         self._numbers = numbers
         self._written, self._uncut = files, [] if index is None else [index]
+        if not limit:
+            self._over.clear()  # nothing is ever removed
 
     def newest_segment(self, file: Path) -> int:
         """The number of a file's newest segment, which may be removed by now; 0 if none was made.
@@ -134,7 +136,7 @@ def segments(file: Path) -> list[Path]:
     except OSError:
         return []
     numbers = (name.removeprefix(f"{file.name}.") for name in names)
-    return [_segment(file, number) for number in sorted(int(n) for n in numbers if n.isdigit())]
+    return [_segment(file, number) for number in sorted(int(n) for n in numbers if n.isdecimal())]
 
 
 def _segment(file: Path, number: int) -> Path:
@@ -191,7 +193,7 @@ def open_files() -> set[str]:
     one of those files may be on one that hangs.
     """
     found = set()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
         directory = f"/proc/{pid}/fd"
         with contextlib.suppress(OSError):  # another user's, or gone
             if int(pid) != os.getpid():
