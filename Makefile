@@ -1,6 +1,7 @@
 # The habits of this project. `make demo` and `make test` need Debian (or the like) and Python only.
 
 PYTHON ?= python3
+MINUTES ?= 60
 VENV := .venv
 VERSIONS := 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.10.0 2.12.0 2.13.0 2.14.0 2.15.0
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ SHORT := not horovod and not compiles and not requeues and not frameworks and no
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
-.PHONY: sim soak chaos test-kills bench test-gpu bench-gpu system clean
+.PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -60,6 +61,12 @@ test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", s
 
 sim: $(VENV)/ready     ## a hundred thousand simulated clusters
 	$(BIN)/python tests/sim/replay.py --seeds 100000
+
+fuzz: $(VENV)/ready     ## any data for every parser of what comes from outside, for so many MINUTES
+	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
+test-leaks: $(VENV)/ready system     ## what 1,000 launches and 1,000 restarts leave behind; 20 minutes
+	$(BIN)/python tests/leaks.py
 
 test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every format; hours
 	cd tests/system/checkpoints && PYTHONPATH=. $(CURDIR)/$(BIN)/python kills.py --kills 200

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
 import string
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launching import hpclaunch, script
 
-from hpclaunch.cli import agent_config, run
+from damaged_data import damaged
+from hpclaunch.cli import agent_config, main, run
 from hpclaunch.cli.options import build_parser
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.messages import Order, Report
@@ -20,10 +25,27 @@ from hpclaunch.system.hosts import slurm
 from hpclaunch.system.network import wire
 from surroundings import environment
 
-many = settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+pytestmark = pytest.mark.fuzz
+many = settings(max_examples=400)
 OPTIONS = sorted(name for a in build_parser({})._actions for name in a.option_strings)
 NUMBERS = st.sampled_from(
-    ["", "0", "1", "-1", "007", "1e3", "٣", "½", "9" * 30, "9" * 400, "0x10", "1_0", " 1", "nan"]
+    [
+        "",
+        "0",
+        "1",
+        "-1",
+        "007",
+        "1e3",
+        "٣",
+        "½",
+        "²",
+        "9" * 30,
+        "9" * 400,
+        "0x10",
+        "1_0",
+        " 1",
+        "nan",
+    ]
 )
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 HOSTLIST = st.text(string.ascii_letters + "019[]-,@!&^{}%*/. \n$(", max_size=24) | st.sampled_from(
@@ -160,3 +182,41 @@ def test_the_whole_command(tmp_path, environ):
     done = hpclaunch(*args, cwd=tmp_path, env=environment(**encodable))
     assert done.returncode in (0, 1, 2)
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@functools.cache
+def log_directory():
+    """Return the files of a job's log directory, by name."""
+    with tempfile.TemporaryDirectory() as directory:
+        script(Path(directory), "import time; print('ran'); time.sleep(0.1); assert 0, 'no'")
+        hpclaunch("--nproc=2", "--max-restarts=1", "--log-dir=logs", "train.py", cwd=directory)
+        logs = Path(directory, "logs")
+        files = {p.relative_to(logs): p.read_bytes() for p in logs.rglob("*") if p.is_file()}
+    kinds = {path.name.partition("-")[0] for path in files}
+    assert {"status.json", "ledger", "history", "journal.jsonl", "index"} <= kinds
+    return files
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_a_log_directory(tmp_path_factory, data):
+    """Whatever is in its files, the commands that read them have a result or one clear error."""
+    here = tmp_path_factory.mktemp("logs")
+    files = log_directory()
+    changed = data.draw(st.sets(st.sampled_from(sorted(files)), min_size=1, max_size=3))
+    for name, content in files.items():
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_bytes(data.draw(damaged([content])) if name in changed else content)
+    journal = here / "journal.jsonl"
+    page = here / "page.html"
+    for words in (
+        ("report", here), ("report", "--json", here), ("report", "--html", page, here),
+        ("logs", here), ("status", here), ("replay", journal),
+    ):  # fmt: skip
+        with (
+            open(os.devnull, "w") as nowhere,
+            contextlib.redirect_stdout(nowhere),
+            contextlib.redirect_stderr(nowhere),
+        ):
+            assert main([*map(str, words)]) in (0, 1, 2)
+    shutil.rmtree(here)

@@ -177,6 +177,16 @@ def test_figures_of_the_readme_are_those_of_the_page() -> None:
     assert not {f"{time} s" for time in seconds} - {cell for row in measured for cell in row}
 
 
+def test_every_parser_is_fuzzed() -> None:
+    """The page on security names the test, beside each thing that is read."""
+    page = DOCS / "security.md"
+    titles = ("What is read from outside", "Files that others may have made")
+    for *row, tests in (row for title in titles for row in rows(section(page, title))[2:]):
+        files = [ROOT / "tests" / name for name in re.findall(r"`(?:tests/)?(\S+\.py)`", tests)]
+        is_fuzzed = any("mark.fuzz" in file.read_text() for file in files)
+        assert is_fuzzed or not tests or tests.endswith("nothing is parsed"), row[0]
+
+
 def test_times_that_the_page_on_faults_states() -> None:
     text = " ".join((DOCS / "faults.md").read_text().split())
     for said in (

@@ -10,12 +10,15 @@ import socket
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from serving import LIMIT, Client, free_port, python
 
-from hpclaunch.worker import activity, connections
+from hpclaunch.worker import activity, connections, processes
 
 UNAVAILABLE = 77  # exit code: this kernel, or a container around it, does not have the system calls
 PIECES = 4  # between two looks; one takes a fifth of a second
@@ -357,3 +360,18 @@ def _seems_idle(fds):
         idle = any(seen.idle([child.pid], others) for _ in range(20) if not time.sleep(0.05))
         child.kill()
     return idle
+
+
+@pytest.mark.fuzz
+@given(st.binary(min_size=1, max_size=15).filter(lambda name: b"\0" not in name))
+def test_whatever_a_process_is_called(name):
+    before = Path("/proc/self/comm").read_bytes()
+    known = processes.stat("self"), processes.status_of("self").keys()
+    Path("/proc/self/comm").write_bytes(name)
+    try:
+        assert processes.stat("self")[:4] == known[0][:4]
+        assert processes.status_of("self").keys() == known[1]
+        assert processes.status_of("self")[b"Pid"] == str(os.getpid()).encode()
+        assert processes.program("self") == name.decode(errors="replace")
+    finally:
+        Path("/proc/self/comm").write_bytes(before)

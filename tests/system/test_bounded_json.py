@@ -76,6 +76,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.fuzz
 @given(st.binary() | values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes(data):
     """Each reader raises its own error, or returns something."""

@@ -147,12 +147,14 @@ def proves_death(answer, agent=3, incarnation=""):
     return death_notices.proves_death(answer, QUESTION, KEY, agent, incarnation)
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=death_notices.LONGEST))
 def test_noise_is_no_notice(noise):
     assert not proves_death(noise)
     assert not proves_death(noise, incarnation="first")
 
 
+@pytest.mark.fuzz
 @given(st.integers(0, len(ANSWER) - 1), st.integers(0, 255))
 def test_one_wrong_byte_makes_an_answer_worthless(position, value):
     answer = bytearray(ANSWER)
@@ -160,6 +162,27 @@ def test_one_wrong_byte_makes_an_answer_worthless(position, value):
     is_whole = bytes(answer) == ANSWER
     assert proves_death(bytes(answer)) == is_whole
     assert proves_death(bytes(answer), incarnation="first") == is_whole
+
+
+@pytest.mark.fuzz
+@given(
+    st.binary(min_size=1, max_size=300) | st.binary(min_size=8, max_size=8).map(b"\xff?".__add__)
+)
+def test_whatever_is_asked(question):
+    """A question is answered; after anything else the connection is closed."""
+    ours, theirs = socket.socketpair()
+    board = NoticeBoard()
+    notice = death_notices.notice(3, "first")
+    secret = death_notices.notice_secret(KEY, notice.encode())
+    board.prepare(0, notice, secret.hex(), death_notices.release_word(KEY, 3))
+    board._asking.append(theirs)
+    with ours, theirs:
+        ours.send(question)
+        board.serve(0.0)
+        is_question = len(question) == 10 and question.startswith(b"\xff?")
+        answer = ours.recv(death_notices.LONGEST)
+        assert death_notices.proves_death(answer, question, KEY, 3) == is_question
+        assert board.notice
 
 
 def test_an_answer_is_of_one_agent_and_one_question_only():

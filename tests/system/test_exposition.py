@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import stat
@@ -12,7 +13,7 @@ from contextlib import ExitStack, suppress
 from threading import Thread
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
@@ -35,8 +36,14 @@ def free_port():
         return listener.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def port():
+    return port_of_server()
+
+
+@functools.cache
+def port_of_server():
+    """Return the port of a server, which runs until this process ends."""
     port = free_port()
     Exposition(lambda: FAMILIES).serve("127.0.0.1", port)
     return port
@@ -124,7 +131,8 @@ def test_a_long_request_is_not_read_to_its_end(port):
             assert answer.readline().startswith(b"HTTP/1.0 200 ")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@pytest.mark.fuzz
+@settings(max_examples=30)
 @given(st.text(max_size=20), st.binary(max_size=40))
 @example("application/openmetrics-text; version=\u00b2", b"name[]=%ff")
 def test_odd_requests_leave_no_word(port, capfd, accept, query):

@@ -3,12 +3,16 @@
 import os
 import resource
 import signal
+import socket
 import time
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpclaunch.system.shared.helper import STOPPED_LIMIT, Helper, StoppedHelpers
+from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.processes import is_stopped
 from surroundings import entered
 
@@ -91,3 +95,24 @@ def test_one_that_has_ended_is_not_stopped(waiting):
     assert not is_stopped(pid)
     waiting._process.wait()
     assert not is_stopped(pid)
+
+
+@pytest.mark.fuzz
+@given(st.lists(st.dictionaries(st.text(), st.integers() | st.text())), st.lists(st.integers(1, 9)))
+def test_messages_arrive_in_whatever_pieces(messages, sizes):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        JsonLines(ours).send({})
+        for message in messages:
+            JsonLines(ours).send(message)
+        ours.shutdown(socket.SHUT_WR)
+        data, pieces, arrived = theirs.recv(1 << 16), [], []
+        for size in [*sizes, 1 << 16]:
+            pieces, data = [*pieces, data[:size]], data[size:]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        lines = JsonLines(theirs)
+        for piece in filter(None, pieces):
+            ours.send(piece)
+            arrived += lines.receive()
+    assert arrived == [{}, *messages]

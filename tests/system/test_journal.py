@@ -428,6 +428,7 @@ def test_a_line_in_the_middle_that_is_damaged():
         list(replay(told))
 
 
+@pytest.mark.fuzz
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_one_wrong_byte_never_does_harm(position, value):

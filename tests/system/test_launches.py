@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from damaged_data import damaged
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client, view_socket
 from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
@@ -27,6 +28,14 @@ DATAGRAMS = socket.SOCK_DGRAM
 F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h; Python has no name for it
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 OTHER = {"name": "newer", "slurm_id": "", "pid": 1, "job": {"is_complete": True, "agents": []}}
+
+SNAPSHOTS = [
+    packing.pack(LaunchSnapshot("mine", "", "n1", 1, "t.py", "/logs", 0.0, 0.0, None, "n2")),
+    json.dumps(
+        OTHER | {"job": {"is_complete": False, "agents": [{"gpus_of": 2, "gpus": []}]}}
+    ).encode(),
+    packing.pack(json.dumps(OTHER)),
+]
 
 
 @contextmanager
@@ -272,11 +281,24 @@ socket.send_fds(end, [b"look"], [0])
         assert os.listdir("/proc/self/fd") == before
 
 
-@given(st.binary(max_size=64))
+@pytest.mark.fuzz
+@given(damaged(SNAPSHOTS))
 def test_an_answer_of_any_bytes_does_no_harm(data):
     with contextlib.suppress(launches.NoLaunchError):
         launches._read(data)
-    assert view_client._launch(data) == {}
+    if view_client._launch(data):
+        view_client._is_complete(data)
+        launches._known([data])
+
+
+@pytest.mark.fuzz
+@given(st.lists(st.binary(min_size=1, max_size=100), max_size=8))
+def test_any_question_is_read_up_to_its_limit(questions):
+    with closing(ViewSocket()) as agent, socket.socket(socket.AF_UNIX, DATAGRAMS) as other:
+        other.bind("")
+        for question in questions:
+            other.sendto(question, agent.name)
+        assert [word for word, _ in agent.receive()] == [question[:64] for question in questions]
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"1" * 5000, "{}".encode("utf-16")])

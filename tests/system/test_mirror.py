@@ -198,6 +198,7 @@ ENDS = st.sampled_from([b"\n", b"\r", b"\r\n", b"[0]:", b"loss", b"\x0b\x85\xe2\
 PARTS = st.lists(st.lists(st.one_of(ENDS, st.binary(max_size=9))).map(b"".join), max_size=8)
 
 
+@pytest.mark.fuzz
 @given(parts=PARTS, pauses=st.lists(st.sampled_from([0.01, 1.0]), min_size=8, max_size=8))
 def test_in_whatever_pieces_it_comes(parts, pauses):
     """Junk too: the plain console is the file byte for byte, a prefixed one has one a line."""

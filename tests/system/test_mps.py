@@ -21,13 +21,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from serving import LIMIT, gone
 
 import surroundings
+from damaged_data import damaged
 from hpclaunch.core.placement.mps_shares import Group
 from hpclaunch.system.gpus import mps
 from hpclaunch.system.gpus.mps import MpsKeeperClient, find, stale
 from hpclaunch.system.shared import helper
+from hpclaunch.worker import mps_daemon
 from surroundings import SHORT
 
 STAND_INS = Path(__file__).parent.parent / "stand_ins"
@@ -907,3 +911,14 @@ def test_a_keeper_of_the_real_daemon(agents, base, tmp_path):
     successor.keeper.close()
     assert not of_mps()
     assert list(base.iterdir()) == []
+
+
+@pytest.mark.fuzz
+@given(st.lists(damaged([b"4711\n815\n", b"ACTIVE\n", b"Unknown command\n"]), max_size=6))
+def test_any_answer_of_a_daemon(answers):
+    front = mps_daemon.FrontEnd("", "")
+    lines = [answer.decode(errors="replace").split("\n")[:-1] for answer in answers]
+    front.ask = lambda _: lines.pop() if lines else None
+    assert front.clients() is None or isinstance(front.clients(), set | None)
+    front.another_user()
+    assert front.tells_our_pids() in (True, False)

@@ -8,6 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.system.network import secret
@@ -136,3 +138,18 @@ def test_without_a_home_it_has_no_place(monkeypatch):
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(UsageError, match=f"set HOME, or {secret.VARIABLE}"):
         secret.secret_path({})
+
+
+@pytest.mark.fuzz
+@given(st.binary(max_size=100))
+def test_any_content(tmp_path, data):
+    path = tmp_path / "secret"
+    path.touch(0o600)
+    path.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(secret, "WRITING", 0.0)
+        if len(data) >= secret.BYTES:
+            assert secret.load_or_create(path) == data
+        else:
+            with pytest.raises(UsageError, match="too short"):
+                secret.load_or_create(path)

@@ -1,12 +1,20 @@
 """What an environment of Slurm means, as tables. Values as a real step has them."""
 
+import contextlib
+import itertools
 import os
+import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from damaged_data import damaged
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import Place
-from hpclaunch.system.hosts import slurm
+from hpclaunch.core.protocol.model import JobState, Place
+from hpclaunch.system.hosts import job_end, requeue, slurm
+from hpclaunch.system.network import launches, view_client
+from hpclaunch.system.shared import scontrol
 
 
 @pytest.fixture(autouse=True)
@@ -235,3 +243,58 @@ def test_the_shell_of_salloc_on_a_login_node(nodes):
     if nodes == "1":
         with pytest.raises(UsageError, match="not a node of job 7"):
             slurm.allocation(shell, unique="x", alone=True)
+
+
+JOB_7 = (
+    b"JobId=7 JobName=my job UserId=me(1) Requeue=1 Restarts=0 BatchFlag=1 JobState=RUNNING "
+    b"StartTime=2026-11-26T12:00:00 EndTime=1800000000 PreemptTime=None TimeLimit=1-02:03:04 "
+    b"Partition=main GraceTime=30 PreemptMode=REQUEUE NumNodes=2 NumTasks=2 CPUs/Task=1 "
+    b"NodeName=n1 NodeAddr=10.0.0.1 State=IDLE+DRAIN TresPerNode=gres:gpu:2 Command=/job.sh a b "
+    b"WorkDir=/home/me StdErr=/e StdOut=/o\n"
+)
+OUTPUTS = (
+    JOB_7,
+    b"n1\nn2\n",
+    b"7 2 RUNNING my job\n",
+    b"8 afterany:7(unfulfilled) my job\n",
+    b"KillWait = 30 sec\n",
+    b"75;cluster\n",
+)
+
+
+@pytest.mark.fuzz
+@given(st.lists(damaged(OUTPUTS), min_size=1, max_size=6), st.sampled_from([0, 0, 1]))
+def test_any_output_of_its_commands(outputs, code):
+    """The readers raise only their own errors. Some outputs come where others are expected."""
+    env = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_RESTART_COUNT": "0"}
+    answers = itertools.cycle(outputs)
+
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, code, next(answers), next(answers))
+
+    def check_run(command, check=False, **_):
+        done = run(command)
+        if check and code:
+            raise subprocess.CalledProcessError(code, command)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "run", check_run)
+        patch.setattr(view_client, "looked_patiently", lambda _: [])
+        patch.setenv("SLURM_JOB_ID", "7")
+        _, found = job_end.ask(scontrol.shown("job", "7"), "1800000000", "0")
+        assert isinstance(found["state"], JobState)
+        assert job_end.end_of_step(scontrol.shown("step", "7.0"), 1.0) >= 0
+        assert job_end.kill_wait() >= 0
+        assert isinstance(job_end.draining("n1", []), list)
+        assert isinstance(scontrol.node_address("n1"), str)
+        for read, error in (
+            (lambda: slurm.expand("n[1-2]"), ValueError),
+            (lambda: requeue.requeue("7", env), requeue.RefusedError),
+            (lambda: requeue.resubmit("7", env), requeue.RefusedError),
+            (lambda: launches.find("7", env), launches.NoLaunchError),
+            (lambda: launches.find("7.0", env), launches.NoLaunchError),
+            (lambda: launches.all_launches(env), launches.NoLaunchError),
+        ):
+            with contextlib.suppress(error):
+                read()

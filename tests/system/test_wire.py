@@ -165,12 +165,14 @@ def test_the_size_is_limited():
         wire.decode(altered(body={"address": "x" * wire.MAX_BYTES}))
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=300))
 def test_noise_never_does_harm(data):
     with pytest.raises(wire.WireError):
         wire.decode(data)
 
 
+@pytest.mark.fuzz
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_one_wrong_byte_never_does_harm(position, value):
     data = bytearray(wire.encode(REPORT))

@@ -24,6 +24,7 @@ from looking import date, newest, passed_over
 from test_format_torch_save import save
 
 import hpclaunch
+from damaged_data import damaged
 from hpclaunch.system.checkpoints import archives, finding, listing, pickles
 from hpclaunch.system.checkpoints.archives import DamagedError, Window
 from hpclaunch.system.checkpoints.candidates import Facts, FileKind, Location, Part
@@ -371,17 +372,9 @@ SAMPLES = (
 )
 
 
-@st.composite
-def damaged(draw):
-    """One of the samples with some bytes changed, or cut short, or just bytes."""
-    data = bytearray(draw(st.sampled_from(SAMPLES) | st.binary(max_size=300)))
-    for _ in range(draw(st.integers(0, 4)) if data else 0):
-        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.none() | st.integers(0, len(data)))])
-
-
+@pytest.mark.fuzz
 @settings(max_examples=300)
-@given(damaged())
+@given(damaged(SAMPLES))
 def test_any_pickle(data):
     with contextlib.suppress(ValueError):
         pickles.pieces(data)
@@ -392,8 +385,9 @@ def test_any_pickle(data):
     assert len(pickles.numbers(data, "num_experts")) <= pickles.MOST_NUMBERS
 
 
+@pytest.mark.fuzz
 @settings(max_examples=300)
-@given(damaged())
+@given(damaged(SAMPLES))
 def test_any_archive(data):
     with tempfile.TemporaryFile() as file:
         file.write(data)
@@ -423,9 +417,11 @@ NAMES = (
 )
 
 
+@pytest.mark.fuzz
 @settings(max_examples=100)
 @given(
-    st.dictionaries(st.sampled_from(NAMES), damaged(), max_size=6), st.sampled_from(["", "*DONE"])
+    st.dictionaries(st.sampled_from(NAMES), damaged(SAMPLES), max_size=6),
+    st.sampled_from(["", "*DONE"]),
 )
 def test_any_directory(files, complete):
     """There is an answer for each of the checkpoints, whatever is in its files."""

@@ -76,6 +76,7 @@ def test_the_fast_way_knows_the_keys_of_tensors_of_any_shape(offset, index, shar
     assert found == {file: [(i, i + 1) for i in range(n, 3000, 60)] for n, file in enumerate(files)}
 
 
+@pytest.mark.fuzz
 @given(
     st.lists(
         st.tuples(
