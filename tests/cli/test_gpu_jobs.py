@@ -3,6 +3,7 @@
 NVML, the control daemon and CUDA's side of MPS are stand-ins (tests/stand_ins).
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -57,10 +58,15 @@ class Machine:
         return [json.loads(p.read_text()) for p in sorted(self.directory.glob(pattern))]
 
     def helper(self, module):
-        """The launcher's own process of this module."""
-        children = psutil.Process(self.process.pid).children()
-        (found,) = [c for c in children if module in c.cmdline()]
-        return found
+        """The launcher's own process of this module, once it is there."""
+
+        def found():
+            children = psutil.Process(self.process.pid).children()
+            with contextlib.suppress(psutil.Error):  # one has just ended
+                return [child for child in children if module in child.cmdline()]
+
+        (helper,) = until(found)
+        return helper
 
     def end(self):
         """Let the workers end: (exit code, the launcher's words)."""

@@ -13,10 +13,13 @@ import sys
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpclaunch.worker import progress_watch
 from hpclaunch.worker.progress_watch import ProgressWatch, SharedFiles, saves, tree
 from hpclaunch.worker.site import _hpclaunch_progress as page
+from hpclaunch.worker.stack_reader import FIELDS, Found
 from hpclaunch.worker.step_notices import StepNotices
 
 QUIET = "import time; time.sleep(600)"
@@ -329,6 +332,19 @@ def test_a_worker_may_write_anything_to_its_slot(watch, worker, number, seconds)
     notices = StepNotices(watch)
     assert notices.offer(1, 5, 0) == {"accepted": True, "busy": False, "steps": []}
     assert notices.give({0: 1 << 30}, 1) == []
+
+
+@pytest.mark.fuzz
+@given(st.binary(min_size=page.SLOT, max_size=page.SLOT))
+def test_any_slot(data):
+    """For the fork server, and for `hpclaunch stacks`."""
+    files = SharedFiles([0])
+    os.pwrite(files._page, data, 0)
+    json.dumps([files.spent(0), files.slot(0)], allow_nan=False)
+    files.close()
+    fields = [*struct.unpack(FIELDS, data)]
+    fields[page.WORKER] = os.getpid()
+    json.dumps(Found("job 1.0", os.getpid(), fields).told(), allow_nan=False)
 
 
 def test_a_slot_that_changes_all_the_time_is_read_nevertheless(monkeypatch):

@@ -6,7 +6,9 @@ import json
 import os
 
 import pytest
+from hypothesis import given
 
+from damaged_data import damaged
 from hpclaunch.worker.template_client import MOST_BYTES, Lessons
 
 STEP = ["import", "torch", "torch.py"]
@@ -50,3 +52,17 @@ def test_a_lesson_of_a_broken_worker_has_no_steps(lessons, written):
     lessons.begin(2)
     assert write(lessons, 0, written) is None
     assert write(lessons, 1, json.dumps([STEP]).encode() + b"\n") == ([], [])
+
+
+SAMPLES = [json.dumps([STEP, ["set", "A", None], ["set", "B", "1"]]).encode() + b"\n"]
+
+
+@pytest.mark.fuzz
+@given(damaged(SAMPLES), damaged(SAMPLES))
+def test_any_lessons(one, other):
+    lessons = Lessons()
+    lessons.begin(2)
+    assert write(lessons, 0, one) is None
+    found = write(lessons, 1, other)
+    assert found is None or all(isinstance(name, str) for name in found[1])
+    lessons.begin(0)
