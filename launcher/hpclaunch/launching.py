@@ -103,13 +103,14 @@ def launch(
 
 
 def _private_directory() -> Path:
-    """Make a temporary directory in whose place nobody else can put another one: workers run what
-    is in it. Raises UsageError.
+    """Make a temporary directory that no other user can replace: workers run the script in it.
+    Raises UsageError.
     """
     try:
         return make_temporary("hpclaunch-")
     except OSError as e:
-        raise UsageError(f"cannot launch a function: {e.filename}: {e.strerror}: set TMPDIR") from e
+        why = ": ".join(str(word) for word in (e.filename, e.strerror) if word)
+        raise UsageError(f"cannot launch a function: {why}: set TMPDIR") from e
 
 
 def _words(parser: LaunchParser, options: Mapping[str, Option]) -> list[str]:

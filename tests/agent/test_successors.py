@@ -5,15 +5,23 @@ from __future__ import annotations
 import pytest
 
 from hpclaunch.agent import successors
-from hpclaunch.agent.successors import MOST, WITHIN, Successors
+from hpclaunch.agent.successors import MOST, MOST_FAILED, WITHIN, Successors
 
 
 class Knitting:
     does = "knits"
     costs = ""
 
+    def was_killed(self):
+        return True
 
-class Weaving:
+
+class Failing(Knitting):
+    def was_killed(self):
+        return False
+
+
+class Weaving(Knitting):
     does = "weaves"
     costs = "a thread is lost"
 
@@ -47,3 +55,13 @@ def test_one_that_ends_again_and_again_has_none(clock):
     assert is_replaced(Weaving())
     clock[0] += WITHIN
     assert is_replaced(Knitting())
+
+
+def test_one_that_fails_by_itself_would_fail_again(clock):
+    said = []
+    is_replaced = Successors("n1", said.append)
+    assert [is_replaced(Failing()) for _ in range(MOST_FAILED + 1)] == [True, True, False]
+    assert said[0] == "the process that knits on n1 failed and was replaced"
+    assert said[-1] == "the process that knits on n1 failed again and again, and is not replaced"
+    clock[0] += WITHIN
+    assert is_replaced(Failing())

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
+from hpclaunch.system.processes.fork_server_client import Worker
+
 
 @pytest.fixture
 def client(tmp_path):
@@ -471,6 +473,14 @@ def test_nothing_outlives_a_killed_fork_server(client):
         select.select([client.server], [], [], 0.1)
         client.told += client.server.receive()
     assert all(gone(pid) for pid in pids)
+
+
+def test_one_that_is_stopped_takes_a_large_request(client):
+    out = str(client.path(0))
+    workers = [Worker(rank, ["echo", "x" * 6000], {}, out, out) for rank in range(64)]
+    os.kill(client.pid, signal.SIGSTOP)
+    client.server.start(workers, {}, store="", warm=False)
+    client.until("gone")
 
 
 def test_one_that_is_stopped_ends_with_its_agent(client):

@@ -1,9 +1,11 @@
 """Helper processes, whatever the agent has open when it starts them."""
 
+import errno
 import os
 import resource
 import signal
 import socket
+import subprocess
 import time
 
 import psutil
@@ -51,6 +53,18 @@ def test_an_agent_with_many_open_files(tmp_path, many_files):
         time.sleep(0.01)
     helper.end(LIMIT)
     assert replies == [{"word": "hello"}]
+
+
+def test_one_that_cannot_be_started_leaves_nothing_behind(monkeypatch):
+    def fails(*_, **__):
+        raise BlockingIOError(errno.EAGAIN, "no process is left")
+
+    fds = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(subprocess, "Popen", fails)
+    with pytest.raises(BlockingIOError):
+        Helper("nowhere")
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    assert os.listdir("/proc/self/fd") == fds
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from damaged_data import damaged
 from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.system.network import launches, view_client, view_socket
-from hpclaunch.system.network.view_socket import ViewSocket, file_of, name_of
+from hpclaunch.system.network.view_socket import CONNECTION, ViewSocket, file_of, name_of
 from hpclaunch.system.shared import packing
 from surroundings import entered, impostor, names_like_those_of_agents
 
@@ -295,10 +295,15 @@ def test_an_answer_of_any_bytes_does_no_harm(data):
 @given(st.lists(st.binary(min_size=1, max_size=100), max_size=8))
 def test_any_question_is_read_up_to_its_limit(questions):
     with closing(ViewSocket()) as agent, socket.socket(socket.AF_UNIX, DATAGRAMS) as other:
-        other.bind("")
+        other.connect(agent.name)
         for question in questions:
-            other.sendto(question, agent.name)
-        assert [word for word, _ in agent.receive()] == [question[:64] for question in questions]
+            ours, theirs = socket.socketpair(socket.AF_UNIX, CONNECTION)
+            with ours, theirs:
+                socket.send_fds(other, [question], [theirs.fileno()])
+        received = agent.receive()
+        for _, end in received:
+            end.close()
+        assert [word for word, _ in received] == [question[:64] for question in questions]
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"1" * 5000, "{}".encode("utf-16")])

@@ -1,6 +1,9 @@
 """The template: workers and stores forked from a process that has imported torch."""
 
+import ctypes
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -160,6 +163,20 @@ if sys.argv[1:]: ctypes.CDLL(sys.argv[1])
 def test_exit_handlers_of_c_where_a_library_may_need_them(client, words, preloaded, said):
     client.prepare(AT_EXIT, env={"LD_PRELOAD": preloaded})
     assert client.ready().round(*words) == [said]
+
+
+def test_exit_handlers_of_a_library_that_a_site_loads(client):
+    """From any directory, for example for a profile."""
+    site = client.tmp_path / os.fsdecode(b"caf\xe9")
+    site.mkdir()
+    ctypes.CDLL("libcrypt.so.1")
+    maps = Path("/proc/self/maps").read_text()
+    shutil.copy(re.search(r"/\S+/libcrypt\.so\S+", maps)[0], site / "profiler.so")
+    (site / "sitecustomize.py").write_text(
+        f"import ctypes; ctypes.CDLL({str(site / 'profiler.so')!a})\n"
+    )
+    client.prepare(AT_EXIT, env={"PYTHONPATH": f"{SITE}:{site}"})
+    assert client.ready().round() == ["not flushed\nexit handler\n"]
 
 
 REGISTERED = """import logging, os, sys, torch

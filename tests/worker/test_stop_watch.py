@@ -24,6 +24,16 @@ def test_each_has_its_own_time() -> None:
     assert looks((0, {4}), (1, {4, 5}), (2, {4, 5}), (3, {5})) == [[], [], [4], [5]]
 
 
+def test_a_look_for_another_one_puts_nothing_off() -> None:
+    watch = StopWatch(limit=2.0)
+    watch.look({4}, 0.0)
+    watch.look({4, 5}, 0.75)
+    assert watch.due == 1.75
+    watch.look({4, 5}, 1.75)
+    assert watch.due == 2.0
+    assert watch.look({4, 5}, 2.0) == [4]
+
+
 def test_a_job_that_is_suspended() -> None:
     """This process is stopped after the other one, and continues before it."""
     assert looks((0, {4}), (0.5, {4}), (60, {4}), (61, {4}), (61.5, set())) == [[]] * 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import socket
@@ -141,7 +142,9 @@ class Channels:
     def watch(
         self, poller: zmq.Poller, is_replaced: Callable[[Helper], bool] = lambda _: True
     ) -> None:
-        """`is_replaced` is called with a helper that was killed."""
+        """Register all sockets. `is_replaced` decides whether a helper that was killed gets a
+        successor.
+        """
         self._poller, self._is_replaced = poller, is_replaced
         for channel in self._all():
             for each in channel.sockets:
@@ -172,8 +175,8 @@ class Channels:
 
     def _resolve(self, agents: Iterable[int]) -> None:
         for agent in agents:
-            self._looked_up.add(agent)
             self._ask_lookup().resolve(agent, self.where.places[agent].host)
+            self._looked_up.add(agent)
 
     def _dial(self, agent: int, addresses: Collection[str]) -> None:
         index = self.where.index if self.where.has_place else None
@@ -254,7 +257,8 @@ class Channels:
             self._lookup = None
             pending, self._looked_up = self._looked_up, set()
             if self._is_replaced(lookup):
-                self._resolve(pending)
+                with contextlib.suppress(OSError):  # the next list of agents asks again
+                    self._resolve(pending)
         return found
 
     def explain(self, host: str, addresses: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,8 @@ class HealthWatch:
         if watcher.lost:
             self._poller.unregister(watcher.fileno())
             if self._is_replaced(watcher):
-                self._open_watcher()
+                with contextlib.suppress(OSError):  # the next check tries again
+                    self._open_watcher()
         return [event for report in reports for event in self._on_report(report)]
 
     def expire(self, now: float) -> list[events.Event]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..core.protocol import events
 
-LIMIT = 3.0  # seconds; one that somebody has stopped answers in less
+LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 Make = Callable[[str], Iterable[events.Event]]  # the events, of the last lines
 

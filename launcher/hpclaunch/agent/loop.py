@@ -65,8 +65,8 @@ from .viewing import Viewing
 from .waiting import WaitOnTerminal
 from .workers import Crew, is_warm, notice_file, prepare, workers_of
 
-PATIENCE = 3.0  # seconds for helpers to answer after a suspension of this process, and of them
-DISK_LIMIT = 3.0  # seconds; a log service that somebody has stopped answers in less
+PATIENCE = 3.0  # seconds that helpers have to answer after this process was suspended
+DISK_LIMIT = 3.0  # seconds; longer than a log service stays stopped
 
 
 class Agent:
@@ -137,7 +137,7 @@ class Agent:
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
         self._disk_until = math.inf  # when to go on without knowing the disk of the logs
-        self._patient_until = -math.inf  # when to continue without the answers of helpers at all
+        self._patient_until = -math.inf  # no helper counts as late before this time
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._in_order = False  # nobody has to be told that this agent is gone
@@ -211,7 +211,7 @@ class Agent:
             service.flush()
         if journal >= 0:
             self._poller.unregister(journal)
-            if ready.get(journal, 0) & zmq.POLLIN:  # it never says anything
+            if ready.get(journal, 0) & zmq.POLLIN:  # the writer sends nothing: this is its end
                 self.journal.replace_writer()
         # Messages are read before deadlines are checked: after a pause of this process, those of
         # the others are there, and prove that they were never silent.

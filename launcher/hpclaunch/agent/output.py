@@ -123,7 +123,7 @@ class Output:
         self.service.prepare(**self._shown)
 
     def replace_service(self) -> None:
-        """The process was killed: another one continues where the files end by now."""
+        """Start a successor, which continues at the current end of the files."""
         self.service = self.service.successor()
         if self._shown is not None:
             self.service.prepare(**self._shown | {"errors": ()})

@@ -88,7 +88,7 @@ def _files(where: Path) -> list[Path]:
 
 
 def _regular(path: str, flags: int) -> int:
-    """Open a journal, whoever's it is; an opener for `open`."""
+    """Open a regular file of any owner; an opener for `open`."""
     # Without O_NONBLOCK, a pipe in its place could make this wait.
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

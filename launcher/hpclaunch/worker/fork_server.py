@@ -668,7 +668,7 @@ class ForkServer:
     # Processes
 
     def continue_stopped(self):
-        """Have the template, the store and the copier continue if somebody has stopped them."""
+        """Send SIGCONT to a template, store or copier that somebody has stopped."""
         known = {self.terminals.pid: "process that copies the workers' output"}
         known |= {self.store.pid: "store process"}
         stopped = filter(is_stopped, self.others() - {0})

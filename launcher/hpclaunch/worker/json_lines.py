@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
@@ -27,11 +27,23 @@ class JsonLines:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Raises OSError when nobody is at the other end."""
+    def send(
+        self,
+        message: dict[str, Any],
+        descriptors: Sequence[int] = (),
+        wait: Callable[[], object] | None = None,
+    ) -> None:
+        """Raises OSError when nobody is at the other end. If the other end takes nothing for now,
+        `wait` is called, which returns once it may; without it, this waits itself.
+        """
         data = json.dumps(message).encode() + b"\n"
         if descriptors:
             data = data[socket.send_fds(self._socket, [data], descriptors) :]
+        while wait is not None and data:
+            try:
+                data = data[self._socket.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                wait()
         self._socket.sendall(data)
 
     def receive(self) -> list[dict[str, Any]]:

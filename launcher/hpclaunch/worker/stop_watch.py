@@ -12,14 +12,17 @@ import math
 from collections.abc import Iterable
 
 PERIOD = 1.0  # seconds between two looks while one is stopped
-LATE = 1.0  # seconds; a process that runs is not as late as this for a look
+LATE = 1.0  # seconds; a look that is as late as this means that this process was suspended
 
 
 class StopWatch:
-    """Call `look` when SIGCHLD has come, which says that a child was stopped, and at `due`."""
+    """A record of stopped processes.
+
+    Call `look` after SIGCHLD, which reports a stopped child, and at `due`.
+    """
 
     def __init__(self, limit: float) -> None:
-        """`limit` is for how many seconds a process may be stopped."""
+        """Begin without stopped processes; each may stay stopped for `limit` seconds."""
         self._limit = limit
         self.due = math.inf
         self._since: dict[int, float] = {}  # pid -> when it was first seen stopped
@@ -29,5 +32,9 @@ class StopWatch:
         if now >= self.due + LATE:  # this process was suspended, too
             self._since = {}
         self._since = {pid: self._since.get(pid, now) for pid in stopped}
-        self.due = now + PERIOD if self._since else math.inf
-        return [pid for pid, since in self._since.items() if now >= since + self._limit]
+        over = [pid for pid, since in self._since.items() if now >= since + self._limit]
+        # Another process's SIGCHLD must not put off the end of an earlier one's time.
+        ends = (since + self._limit for since in self._since.values())
+        next_end = min((end for end in ends if end > now), default=math.inf)
+        self.due = min(now + PERIOD, next_end) if self._since else math.inf
+        return over

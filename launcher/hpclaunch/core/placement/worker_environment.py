@@ -172,8 +172,8 @@ def of_slurm(
     was given. It is always set here, because many scripts read it in any case.
 
     srun reads several of these variables as options. It refuses to start if the number of nodes
-    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK, or if the
-    tasks need more CPUs than there are and must not share any.
+    contradicts the list of nodes, or SLURM_TRES_PER_TASK contradicts SLURM_CPUS_PER_TASK. It also
+    refuses if the tasks need more CPUs than the job has, unless they may share CPUs.
     """
     if "SLURM_JOB_ID" not in inherited:
         return {}

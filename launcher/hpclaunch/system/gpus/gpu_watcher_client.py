@@ -42,7 +42,7 @@ class GpuWatcherClient(Helper):
     """
 
     does = "reads NVML"
-    costs = "if nobody has killed it, NVML crashes; look at nvidia-smi on this host"
+    costs = "look at nvidia-smi on this host"
 
     def __init__(self, gpus: Sequence[Gpu], period: float = PERIOD) -> None:
         self.gpus = tuple(gpus)

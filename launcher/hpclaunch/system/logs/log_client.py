@@ -58,11 +58,11 @@ class LogServiceClient(Helper):
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
-        self._is_cut = False  # it begins in the middle of a request
+        self._is_cut = False  # whether `_waiting` begins in the middle of a request
         self._unsaid = 0  # lines that were dropped
 
     def successor(self) -> LogServiceClient:
-        """Another one, which gets what this one could not be sent."""
+        """Return a new client, which sends the requests that this one could not."""
         another = LogServiceClient()
         begin = self._waiting.find(b"\n") + 1 if self._is_cut else 0
         another._waiting += self._waiting[begin:]

@@ -116,7 +116,8 @@ class Removal:
             _remove_empty(directory)
         for journal in journals:
             journal.unlink(missing_ok=True)
-        _remove_empty(run.path)
+        with contextlib.suppress(OSError):  # something else is there
+            run.path.rmdir()  # DIR itself may be a link
 
 
 def _remove_empty(directory: Path) -> None:

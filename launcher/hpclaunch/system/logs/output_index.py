@@ -25,7 +25,7 @@ from hpclaunch.system.shared import bounded_json
 FORMAT = 1
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
-LARGEST = 1 << 60  # bytes; no file is as long
+LARGEST = 1 << 60  # bytes; longer than any file
 JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
 
 

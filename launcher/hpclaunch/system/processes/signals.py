@@ -32,6 +32,7 @@ class Signals:
         """
         for signum in self._all:
             signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would interrupt Context.term()
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)

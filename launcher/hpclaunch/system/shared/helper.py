@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -45,7 +46,7 @@ _PROGRAM = (
     "low = os.dup(fd); os.close(fd); "
     "__import__(sys.argv[2], fromlist=['main']).main(str(low), *sys.argv[4:])"
 )
-_own: dict[int, str] = {}  # the pids of all helpers and of those that they spare: what they do
+_own: dict[int, str] = {}  # pid -> `does`, of all helpers and the processes that they spare
 
 
 class Helper:
@@ -56,7 +57,7 @@ class Helper:
     """
 
     has_children = False  # they become ours when it is gone, and are killed
-    does = ""  # "shows the workers' output": for messages; "" to be left alone if it is stopped
+    does = ""  # "shows the workers' output": for messages; "": a stopped process stays stopped
     costs = ""  # what may be lost with it, if it is killed
 
     def __init__(
@@ -73,15 +74,20 @@ class Helper:
         self._lines = JsonLines(ours)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         own = [json.dumps([ROOT, *paths]), module, str(theirs.fileno()), numbers(mask)]
-        self._process = subprocess.Popen(
-            [*_PYTHON, "-c", _PROGRAM, *own, *words],
-            pass_fds=[theirs.fileno()],
-            stdin=stdin,
-            stdout=stdout,
-        )
-        open_file_limit.restore(self._process.pid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [*_PYTHON, "-c", _PROGRAM, *own, *words],
+                pass_fds=[theirs.fileno()],
+                stdin=stdin,
+                stdout=stdout,
+            )
+            open_file_limit.restore(self._process.pid)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            theirs.close()
         _own[self._process.pid] = self.does
         self.heard = False  # it has come up
         self.lost = False
@@ -91,8 +97,9 @@ class Helper:
         return self._lines.fileno()
 
     def ask(self, **request: Any) -> None:
+        """Send a request. A large one may have to wait for a process that somebody has stopped."""
         with contextlib.suppress(OSError):  # it is gone: receive() tells
-            self._lines.send(request)
+            self._lines.send(request, wait=lambda: self._is_ready(select.POLLOUT, math.inf))
 
     def receive(self) -> list[dict[str, Any]]:
         """The replies that are there; call it when the descriptor is readable."""
@@ -106,6 +113,12 @@ class Helper:
             return []
         self.heard = True
         return replies
+
+    def was_killed(self) -> bool:
+        """Return whether the process was killed from outside; call this once it is lost."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ABANDON_LIMIT)
+        return self._process.returncode in (None, -signal.SIGKILL)
 
     def spare(self, pid: int) -> None:
         """Leave alone a process of the helper that outlives it for a moment and ends by itself."""
@@ -128,7 +141,7 @@ class Helper:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
 
-    # Waits at the end of the agent, whose loop is over. Helpers that are stopped continue.
+    # Waits outside the agent's loop. Helpers that are stopped continue.
 
     def _is_ready(self, event: int, limit: float) -> bool:
         """Wait for POLLIN or POLLOUT of the socket."""
@@ -182,8 +195,9 @@ class StoppedHelpers:
         return self._watch.due
 
     def look(self, now: float) -> None:
-        """Call it after a SIGCHLD, and once `next_deadline` has come. SIGCONT loses nothing, unlike
-        the replacement of a helper.
+        """Send SIGCONT to helpers that have been stopped for STOPPED_LIMIT, and name them.
+
+        Call this after SIGCHLD and at `next_deadline`.
         """
         from hpclaunch.worker.processes import is_stopped
 

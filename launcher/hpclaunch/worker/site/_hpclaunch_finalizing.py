@@ -28,24 +28,36 @@ GROUPS = "torch.distributed"  # its modules hold process groups, which have thre
 PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
 # Their exit handlers have no effect beyond the process.
 HARMLESS = ("/lib-dynload/", "-packages/numpy/", "-packages/torch/")
+OF_SYSTEM = ("[", "/lib", "/usr/lib")  # how paths of the system's libraries begin
 
 _template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
 _left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends
 _of_torch = frozenset()  # type: ignore[var-annotated]  # libraries that come with torch
 
 
+def is_plain():
+    """Return whether no library is loaded yet but Python's own and the system's: neither preloaded,
+    nor by a `sitecustomize` or a `.pth` file. Call it before torch is imported.
+    """
+    if any(map(os.environ.get, PRELOADS)) or os.path.exists("/etc/ld.so.preload"):
+        return False
+    own = (*OF_SYSTEM, os.path.realpath(sys.base_exec_prefix) + "/")
+    with contextlib.suppress(OSError):
+        return all(path.startswith(own) and "-packages/" not in path for path in libraries())
+    return False
+
+
 def torch_is_imported():
     """Remember the libraries that are loaded once torch is, and before anything else."""
     global _of_torch
-    if not any(map(os.environ.get, PRELOADS)) and not os.path.exists("/etc/ld.so.preload"):
-        with contextlib.suppress(OSError):
-            _of_torch = libraries()
+    with contextlib.suppress(OSError):
+        _of_torch = libraries()
 
 
 def libraries():
-    """Paths of the files whose code is loaded, except those that are known to be harmless."""
-    with open("/proc/self/maps") as maps:
-        mappings = [line.rstrip().split(None, 5) for line in maps]
+    """Return the paths of all mapped code, except that of libraries with harmless exit handlers."""
+    with open("/proc/self/maps", "rb") as maps:  # paths are any bytes
+        mappings = [os.fsdecode(line).rstrip().split(None, 5) for line in maps]
     code = (path[0] for _, mode, _, _, _, *path in mappings if path and "x" in mode)
     return frozenset(path for path in code if not any(part in path for part in HARMLESS))
 

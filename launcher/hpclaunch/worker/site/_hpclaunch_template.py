@@ -162,8 +162,10 @@ class Template:
                 raise Unfit("the interpreter is being traced")
             self.check_state(STARTUP)
             self.unseeded = Unseeded()
+            is_plain = finalizing().is_plain()
             import_torch()
-            finalizing().torch_is_imported()
+            if is_plain:
+                finalizing().torch_is_imported()
             self.take_name()
             self.check("torch")
         except Unfit as e:

@@ -68,7 +68,7 @@ class Journal:
         label: str,
         is_replaced: Callable[[Helper], bool] = lambda _: True,
     ) -> None:
-        """`is_replaced` is called with a writer that was killed."""
+        """Start the writer. `is_replaced` decides whether one that was killed gets a successor."""
         self._is_replaced = is_replaced
         self._writer: Writer | None = None
         self._waiting = bytearray()
@@ -141,7 +141,7 @@ class Journal:
             self._recorder.interrupted()
 
     def replace_writer(self) -> None:
-        """It has ended: call this once the descriptor is readable. What was on its way is lost."""
+        """Start a successor for a writer that has ended. Lines that it had not written are lost."""
         if self._writer is None:
             return
         dead, self._writer = self._writer, None
