@@ -15,11 +15,14 @@ import surroundings
 settings.register_profile(
     "hpclaunch",
     deadline=None,  # a noisy machine is no failure
+    derandomize=True,  # new examples are for `make fuzz`
     # Nor does an example change a fixture for the next one.
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     print_blob=True,
 )
-settings.register_profile("fuzz", settings.get_profile("hpclaunch"), max_examples=1000)
+settings.register_profile(
+    "fuzz", settings.get_profile("hpclaunch"), derandomize=False, max_examples=1000
+)
 settings.load_profile("hpclaunch")
 
 # Names that a process may give itself, of up to 15 bytes, as it likes.

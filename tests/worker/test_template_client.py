@@ -1,4 +1,4 @@
-"""What the fork server makes of the lessons of workers."""
+"""Lessons of workers, as the fork server reads them."""
 
 from __future__ import annotations
 

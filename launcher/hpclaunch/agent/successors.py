@@ -1,4 +1,4 @@
-"""Which helpers that have ended are replaced at once, and what the user learns of it."""
+"""Decides which helpers that have ended are replaced, and informs the user."""
 
 from __future__ import annotations
 

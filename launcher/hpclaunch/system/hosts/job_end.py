@@ -108,7 +108,7 @@ def end_of_step(fields: dict[str, str], before: float) -> float:
     began, limit = seconds(fields.get("StartTime", "")), fields.get("TimeLimit", "")
     if began is None:
         return before
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    found = re.fullmatch(r"(?:(\d{1,9})-)?(\d\d?):(\d\d):(\d\d)", limit)
     if found is None:  # UNLIMITED, or Partition_Limit, which is that of the job
         return math.inf
     days, hours, minutes, rest = (int(number or 0) for number in found.groups())
