@@ -67,7 +67,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
     finally:
         cluster.nodes["n3"].heal()
         job.cancel()
-    eventually("idle nodes", lambda: not cluster.jobs())
+    eventually("idle nodes", lambda: not cluster.jobs(), timeout=120.0)
 
 
 def test_in_the_batch_shell_of_several_nodes(launch: Launch) -> None:
