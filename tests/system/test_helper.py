@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpclaunch.system.shared.helper import STOPPED_LIMIT, Helper, StoppedHelpers
+from hpclaunch.system.shared.helper import Helper, StoppedHelpers
 from hpclaunch.worker.json_lines import JsonLines
 from hpclaunch.worker.processes import is_stopped
+from hpclaunch.worker.stop_watch import STOPPED_LIMIT
 from surroundings import entered
 
 LIMIT = 20  # seconds

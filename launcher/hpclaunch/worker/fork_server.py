@@ -125,7 +125,7 @@ from .processes import (
 from .progress_watch import ProgressWatch
 from .sampler import Sampler
 from .step_notices import StepNotices
-from .stop_watch import StopWatch
+from .stop_watch import STOPPED_LIMIT, StopWatch
 from .store import Store
 from .template_client import UNSAFE, Lessons, State, TemplateClient
 from .terminals import Terminals
@@ -135,7 +135,6 @@ SWEEP_LIMIT = 5.0  # seconds; what happens after that is up to the agent
 BIRTH_LIMIT = 5.0  # seconds that a stop waits for workers that the template is forking
 SENDING = 0.05  # seconds within which a signal reaches all processes of a node
 HOLD = 0.5  # seconds between two looks whether all that is held stands still
-STOPPED_LIMIT = 2.0  # seconds for which a process of its own may be stopped
 FLUSH_LIMIT = 5.0  # seconds that the news of a worker's end waits for its output to be in files
 RANK = re.compile(r"[0-9]{1,9}")  # in an environment, which anybody may have set
 

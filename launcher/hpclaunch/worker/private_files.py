@@ -86,7 +86,7 @@ def read_file(path: Path, most: int = MOST) -> bytes:
         size = os.fstat(f.fileno()).st_size
         if size > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        return f.read(size)  # and no more, should it grow meanwhile
+        return f.read(size)  # a file that grows meanwhile is cut off here
 
 
 def _is_ours(found: os.stat_result, directory: Path) -> bool:

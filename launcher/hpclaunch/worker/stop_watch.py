@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+STOPPED_LIMIT = 2.0  # seconds that a helper may be stopped: less than any wait for an answer
 PERIOD = 1.0  # seconds between two looks while one is stopped
 LATE = 1.0  # seconds; a look that is as late as this means that this process was suspended
 

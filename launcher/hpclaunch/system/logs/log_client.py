@@ -86,7 +86,7 @@ class LogServiceClient(Helper):
     def flush(self) -> None:
         try:
             self._send()
-        except OSError:  # the process is gone, as receive() will notice, or takes no more
+        except OSError:  # it takes nothing for now, or is gone, as receive() will notice
             return
         if self._unsaid:
             lines, self._unsaid = self._unsaid, 0

@@ -29,13 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from hpclaunch.worker.json_lines import JsonLines
-from hpclaunch.worker.stop_watch import PERIOD, StopWatch
+from hpclaunch.worker.stop_watch import PERIOD, STOPPED_LIMIT, StopWatch
 
 from . import open_file_limit
 from .prctl import adopt_orphans
 
 ABANDON_LIMIT = 1.0  # seconds
-STOPPED_LIMIT = 2.0  # seconds for which a helper may be stopped: less than any wait for an answer
 CONTINUES = "was stopped by a signal, and continues"  # what the user learns of it
 GONE_LIMIT = 5.0  # seconds to end what a dead helper left behind
 AGAIN = 0.01  # seconds between two checks whether that has ended

@@ -28,7 +28,13 @@ GROUPS = "torch.distributed"  # its modules hold process groups, which have thre
 PRELOADS = ("LD_PRELOAD", "LD_AUDIT")
 # Their exit handlers have no effect beyond the process.
 HARMLESS = ("/lib-dynload/", "-packages/numpy/", "-packages/torch/")
-OF_SYSTEM = ("[", "/lib", "/usr/lib")  # how paths of the system's libraries begin
+OF_SYSTEM = (
+    "[",
+    "/lib/",
+    "/lib64/",
+    "/usr/lib/",
+    "/usr/lib64/",
+)  # how paths of the system's libraries begin
 
 _template = {}  # type: ignore[var-annotated]  # modules to leave out: their ids by name
 _left_out = []  # type: ignore[var-annotated]  # modules to keep until the process ends

@@ -222,7 +222,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _checked(number: int, happenings: Iterator[Happening]) -> Iterator[Happening]:
-    """Pass these on. Raises JournalError, with the number of the line, for whatever they raise."""
+    """Yield these happenings. Raises JournalError, with the number of the line, for any fault."""
     try:
         yield from happenings
     except DAMAGED as e:
@@ -231,10 +231,11 @@ def _checked(number: int, happenings: Iterator[Happening]) -> Iterator[Happening
         raise JournalError(f"line {number}: {e}") from e
 
 
-def _seconds(told: float) -> float:
-    if not 0 <= told < LATEST:
-        raise JournalError(f"{told} is no possible time")
-    return told
+def _seconds(value: float) -> float:
+    """Return a time that is possible. Raises JournalError."""
+    if not 0 <= value < LATEST:
+        raise JournalError(f"{value} is no possible time")
+    return value
 
 
 def _check(begin: Mapping[str, Any]) -> None:
