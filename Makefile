@@ -6,6 +6,7 @@ VENV := .venv
 VERSIONS := 2.4.1 2.5.1 2.6.0 2.7.1 2.8.0 2.10.0 2.12.0 2.13.0 2.14.0 2.15.0
 BIN := $(VENV)/bin
 GPU := .venv-gpu
+GPU_PYTHON ?= 3.12
 SYSTEM := slurmctld slurmd slurm-client munge iproute2 nftables fuse3 util-linux procps g++ cmake chromium zsh fish
 APT := DEBIAN_FRONTEND=noninteractive apt-get install -qqy --no-install-recommends
 ROOT := [ "$$(id -u)" = 0 ]
@@ -15,7 +16,7 @@ SHORT := not horovod and not compiles and not requeues and not frameworks and no
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
-.PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu bench-gpu system clean
+.PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
 	$(BIN)/python demo.py
@@ -95,6 +96,9 @@ bench: $(VENV)/ready system     ## side by side with torchrun; prints the ratios
 
 test-gpu: $(GPU)/ready     ## what needs an NVIDIA GPU; PYTHON is one whose torch has CUDA, if any
 	HPCLAUNCH_GPU_REQUIRED=1 $(GPU)/bin/python -m pytest tests/gpu
+
+gpu-bundle: $(VENV)/ready     ## what test-gpu needs where there is no network, as wheels in .wheels
+	tests/gpu/bundle $(BIN)/python .wheels $(GPU_PYTHON)
 
 bench-gpu: $(GPU)/ready     ## figures of that GPU, into bench/results
 	$(GPU)/bin/python bench/gpu/figures.py

@@ -33,7 +33,7 @@ ROOT = HERE.parent.parent
 RESULTS = HERE.parent / "results"
 LIMIT = 180  # seconds for one job
 OFF = "--mps off"
-SHAPES = [(1, "off"), (1, "on"), (2, "off"), (2, "on"), (8, "off"), (8, "on")]
+SHAPES = [(workers, mps) for workers in (1, 2, 4, 8) for mps in ("off", "on")]
 EPOCHS = 60  # of the recipe: long enough for a figure
 _ASK_TORCH = """
 import torch
@@ -205,13 +205,14 @@ def about(model: str) -> str:
     torch = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True)
     cores = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory().total / 2**30
-    commit = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = ""
+    with contextlib.suppress(OSError):  # there may be no git
+        commit = subprocess.run(describe, capture_output=True, text=True).stdout.strip()
     return (
         f"{datetime.datetime.now():%Y-%m-%d %H:%M}. {model}, driver "
         f"{pynvml.nvmlSystemGetDriverVersion()}; {torch.stdout.strip() or 'no torch'}; "
-        f"{cores} CPUs, {memory:.0f} GiB; hpclaunch {commit.stdout.strip() or 'of no commit'}."
+        f"{cores} CPUs, {memory:.0f} GiB; hpclaunch {commit or 'of no commit'}."
     )
 
 

@@ -87,7 +87,7 @@ def _not_here(reason: str) -> NoReturn:
 def real_mps(machine: Machine) -> None:
     """For tests that need the real one."""
     if shutil.which(CONTROL) is None:
-        pytest.skip(f"no {CONTROL} in PATH")
+        _not_here(f"no {CONTROL} in PATH")
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent.parent
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 CONTROL = "nvidia-cuda-mps-control"
-LIMIT = 150.0  # seconds: eight first starts of CUDA, where the files of torch are not in memory yet
+# Seconds: eight first starts of CUDA, where the files of torch are not in memory yet.
+LIMIT = float(os.environ.get("HPCLAUNCH_GPU_LIMIT", "150"))
 
 Told = Mapping[str, Any]  # see `scripts/tell.py`
 
@@ -134,12 +135,11 @@ def has_cuda(pid: int) -> bool:
 
 
 def _open_files(pid: int) -> list[str]:
-    found = []
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.append(os.readlink(fd))
-        except FileNotFoundError:  # closed meanwhile
-            continue
+    found: list[str] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(fd))
     return found
 
 

@@ -1,5 +1,4 @@
 """A script as there are many: nccl, DistributedDataParallel, and no thought of a shared GPU."""
-# ruff: noqa: T201
 
 import os
 

@@ -1,0 +1,37 @@
+"""A training whose state is on the GPU: the same bits warm and cold, and after a kill."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+from .jobs import SCRIPTS
+
+TRAINING = SCRIPTS / "training.py"
+
+
+def results(output: str) -> list[str]:
+    """Losses and flags, of each rank."""
+    return sorted(re.findall(r"rank \d+: .*", output))
+
+
+def test_a_worker_is_killed_between_two_steps(run: Run, temporary: Path) -> None:
+    whole = run("--nproc", 1, TRAINING)
+    assert whole.returncode == 0, whole.stdout
+    saved = temporary / "saved"
+    options = ("--nproc", 1, "--max-restarts", 1, "--checkpoint-dir", saved)
+    killed = run(*options, TRAINING, "--save", saved, "--kill-at", 12)
+    assert killed.returncode == 0, killed.stdout
+    assert "goes on at step 12" in killed.stdout
+    assert results(killed.stdout) == results(whole.stdout)
+
+
+@pytest.mark.parametrize("words", [(), ("--compile",)], ids=["eager", "compiled"])
+def test_warm_and_cold_are_equal(run: Run, words: tuple[str, ...]) -> None:
+    warm, cold = (run("--nproc", 1, *how, TRAINING, *words) for how in ((), ("--cold",)))
+    assert (warm.returncode, cold.returncode) == (0, 0), warm.stdout + cold.stdout
+    assert len(results(warm.stdout)) == 2
+    assert results(warm.stdout) == results(cold.stdout)
