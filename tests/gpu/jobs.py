@@ -44,7 +44,11 @@ class Machine:
 
     def holders(self) -> set[int]:
         """Processes with a CUDA context on the GPU, as far as NVML names any."""
-        return {p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)}
+        ask = self.nvml.nvmlDeviceGetMPSComputeRunningProcesses
+        clients = {p.pid for p in ask(self.handle)}
+        return clients | {
+            p.pid for p in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        }
 
     def used(self) -> float:
         """MiB of the GPU's memory."""

@@ -6,7 +6,7 @@
  *
  *   driver V · cuda N · init CODE · hang · xid GPU NUMBER · fails FUNCTION CODE
  *   gpu UUID · name N · bus B · mode N · capability N N · cpus N... · node N · memory USED TOTAL
- *   RESERVED · process PID BYTES INSTANCE · ecc N · retired N · rows PENDING FAILED · throttle N ·
+ *   RESERVED · process PID BYTES INSTANCE MPS · ecc N · retired N · rows PENDING FAILED · throttle N ·
  *   temperature N · link UP REPLAYS RECOVERIES CODE · recovery N · mig ON · instance UUID GI CI ·
  *   error CODE · fails FUNCTION CODE · hang
  *
@@ -28,7 +28,7 @@ enum { XID_EVENT = 8, RECOVERY_FIELD = 230, VALUE_UINT = 1 };
 
 typedef struct { char uuid[96]; unsigned gi, ci; } Instance;
 typedef struct { unsigned n; struct { char function[64]; int code; } of[FAILS]; } Fails;
-typedef struct { unsigned pid; unsigned long long bytes; int instance; } Process;
+typedef struct { unsigned pid; unsigned long long bytes; int instance, mps; } Process;
 typedef struct {
     char uuid[96], name[96], bus[32];
     int mode, major, minor, node, error, hang, mig;
@@ -142,7 +142,7 @@ static int read_state(State *s)
             sscanf(rest, "%llu %llu %llu", &g->used, &g->total, &g->reserved);
         } else if (!strcmp(key, "process") && g->n_processes < PROCESSES) {
             Process *p = &g->processes[g->n_processes++];
-            sscanf(rest, "%u %llu %d", &p->pid, &p->bytes, &p->instance);
+            sscanf(rest, "%u %llu %d %d", &p->pid, &p->bytes, &p->instance, &p->mps);
         } else if (!strcmp(key, "ecc")) {
             g->ecc = atoll(rest);
         } else if (!strcmp(key, "retired")) {
@@ -376,14 +376,15 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory)
     LEAVE(OK);
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, ProcessInfo *infos)
+/* Of MPS's clients, or of all others. */
+static int processes(const Call *c, unsigned *count, ProcessInfo *infos, int mps)
 {
+    const Gpu *g = c->gpu;
     unsigned n = 0, room = *count;
-    ENTER(handle);
     for (unsigned i = 0; i < g->n_processes; i++) {
-        Process *p = &g->processes[i];
+        const Process *p = &g->processes[i];
         int mig = p->instance >= 0;
-        if (c->instance >= 0 && p->instance != c->instance)
+        if (p->mps != mps || (c->instance >= 0 && p->instance != c->instance))
             continue;
         if (n < room)
             infos[n] = (ProcessInfo){p->pid, p->bytes, mig ? g->instances[p->instance].gi : ~0u,
@@ -391,7 +392,19 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Proce
         n++;
     }
     *count = n;
-    LEAVE(n > room ? INSUFFICIENT_SIZE : OK);
+    return n > room ? INSUFFICIENT_SIZE : OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, ProcessInfo *infos)
+{
+    ENTER(handle);
+    LEAVE(processes(c, count, infos, 0));
+}
+
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, ProcessInfo *infos)
+{
+    ENTER(handle);
+    LEAVE(processes(c, count, infos, 1));
 }
 
 int nvmlDeviceGetTotalEccErrors(void *handle, unsigned error, unsigned counter,

@@ -64,6 +64,7 @@ class Process:
     pid: int
     memory: int
     instance: int = -1
+    mps: bool = False  # a client of MPS
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Gpu:
             f"mig {self.mig:d}",
             *(f"{key} {value}" for key, value in maybe.items() if value is not None),
             *rows,
-            *(f"process {p.pid} {p.memory} {p.instance}" for p in self.processes),
+            *(f"process {p.pid} {p.memory} {p.instance} {p.mps:d}" for p in self.processes),
             *(f"link {li.up:d} {li.replays} {li.recoveries} {li.error}" for li in self.links),
             *(f"instance {i.uuid} {i.gi} {i.ci}" for i in self.instances),
             *(f"fails {function} {code}" for function, code in self.fails.items()),

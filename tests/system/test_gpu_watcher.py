@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -129,7 +130,7 @@ def test_gpus_that_are_well(watching):
 QUESTIONS = (
     *("RemappedRows", "CurrentClocksThrottleReasons", "RetiredPagesPendingStatus", "Temperature"),
     *("TotalEccErrors", "FieldValues", "NvLinkState", "NvLinkErrorCounter", "MemoryInfo"),
-    *("ComputeRunningProcesses", "Name"),
+    *("ComputeRunningProcesses", "MPSComputeRunningProcesses", "Name"),
 )
 
 
@@ -214,6 +215,19 @@ def test_an_xid_of_a_program(watching):
     gpu.processes = []
     watching.driver.tell()
     assert watching.check(1) == ()
+
+
+def test_clients_of_mps(watching):
+    """They are in a list of their own, and the server in the other one, or in both."""
+    (gpu,) = watching.begin(Gpu())
+    assert watching.check() == ()
+    client, server = Process(os.getpid(), 3 * GIB, mps=True), Process(4_000_001, GIB)
+    gpu.used, gpu.processes = 4 * GIB, [server, client, replace(server, mps=True)]
+    watching.driver.tell()
+    watching.driver.xid(0, 31)
+    (seen,) = watching.next().xids
+    assert seen.pids == (os.getpid(),)
+    assert not any("no process owns" in finding.found for finding in watching.check(1))
 
 
 def test_xids_of_before_and_of_gpus_of_others(watching):

@@ -253,7 +253,9 @@ def test_a_daemon_goes_with_its_group(agents, base):
     assert len(of_mps()) == 1
 
 
-def test_a_sound_daemon_serves_the_next_round(agents, base, clients):
+@pytest.mark.parametrize("traits", ["", "warns"])
+def test_a_sound_daemon_serves_the_next_round(agents, base, clients, monkeypatch, traits):
+    monkeypatch.setenv("MPS_STAND_IN", traits)
     agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
     client = clients(pipes)

@@ -197,7 +197,7 @@ class FrontEnd:
             env={**os.environ, PIPES: self.pipes},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.DEVNULL,  # an answer is compared exactly
             text=True,
             errors="replace",
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),

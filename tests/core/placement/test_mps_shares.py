@@ -7,6 +7,7 @@ import pytest
 
 from hpclaunch.core.placement.devices import Gpu, Task, share_out
 from hpclaunch.core.placement.mps_shares import (
+    THREADS,
     Group,
     MpsSupport,
     Plan,
@@ -52,6 +53,17 @@ def test_whether_mps_has_anything_to_do(settings, nproc, n, expected):
 def test_one_daemon_for_each_gpu_that_is_shared():
     decided = plan(AUTO, shares(3), gpus(), HERE)
     assert decided == Plan(groups=(Group(("GPU-0",), 2, owned=True),))
+
+
+@pytest.mark.parametrize(
+    ("connections", "noted"), [("", False), ("1", False), ("2", False), ("8", True), ("x", False)]
+)
+def test_connections_that_clients_keep_to_themselves(connections, noted):
+    for found in (HERE, replace(HERE, foreign="/tmp/nvidia-mps")):
+        *_, last = "", *plan(AUTO, shares(3), gpus(), replace(found, connections=connections)).notes
+        assert last.startswith("CUDA_DEVICE_MAX_CONNECTIONS=8: each worker") is noted
+    alone = plan(AUTO, shares(2), gpus(), replace(HERE, connections=connections))
+    assert alone == Plan()
 
 
 def test_on_means_every_gpu_that_has_a_worker():
@@ -202,8 +214,9 @@ def test_a_foreign_daemon_is_not_used_where_nothing_is_shared():
         (AUTO, Share((1,), 3), {}, {"THREAD_PERCENTAGE": "66.7"}),
         (AUTO, Share((1,), 8), {}, {"THREAD_PERCENTAGE": "25"}),
         (Settings(threads="30"), Share((1,), 8), {}, {"THREAD_PERCENTAGE": "30"}),
-        (Settings(threads="100"), Share((1,), 8), {}, {}),
-        (AUTO, Share((1,), 8), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10"}, {}),
+        (Settings(threads="100"), Share((1,), 8), {}, {"THREAD_PERCENTAGE": "100"}),
+        (AUTO, Share((1,), 8), {THREADS: "10"}, {}),
+        (Settings(threads="30"), Share((1,), 8), {THREADS: "10"}, {"THREAD_PERCENTAGE": "30"}),
         (Settings(memory="4G"), Share((1,), 2), {}, {"MEM_LIMIT": "0=4G"}),
         (Settings(memory="4G"), Share((0, 1), 2), {}, {"MEM_LIMIT": "0=4G,1=4G"}),
     ],

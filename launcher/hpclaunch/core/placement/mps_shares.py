@@ -13,6 +13,8 @@ CONTROL = "nvidia-cuda-mps-control"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+FEW = 2  # connections of a client, with which the most clients fit
 VOLTA = (7, 0)
 MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
@@ -35,6 +37,7 @@ class MpsSupport:
     foreign: str = ""  # the pipe directory of a daemon that runs and is not ours; "" for none
     cuda: tuple[int, int] = (0, 0)  # the newest version of CUDA that the driver supports
     refused: str = ""  # why a daemon that runs is not used; "" if there is none
+    connections: str = ""  # CUDA_DEVICE_MAX_CONNECTIONS; "" if it is not set
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ def plan(settings: Settings, shares: Shares, gpus: Sequence[Gpu], found: MpsSupp
             uuids = tuple(gpu.uuid for gpu in one.gpus)
             groups.append(Group(uuids, one.clients, one.owned))
     notes = [found.refused] if found.refused else []
+    notes += _connections(found) if groups else ()
     for (why, what_to_do), hit in in_the_way.items():
         names = _named([gpu for one in hit for gpu in one.gpus])
         if settings.mode == "on":
@@ -156,14 +160,15 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables that make a worker a client of the daemon at `directory`.
 
-    A percentage of the threads that Slurm or the user has set in `environ` stays. GPUs are named by
-    their UUIDs, because a daemon counts only the GPUs that it sees itself: to it, an index would
-    mean another GPU.
+    A percentage of the threads that Slurm or the user has set in `environ` stays, unless `settings`
+    names one. GPUs are named by their UUIDs, because a daemon counts only the GPUs that it sees
+    itself: to it, an index would mean another GPU.
     """
     env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
     # NVIDIA advises twice the even share, because clients are seldom all busy at the same time.
-    percentage = 200 / share.sharers if settings.threads == "auto" else float(settings.threads)
-    if percentage < 100 and not environ.get(THREADS):
+    chosen = settings.threads != "auto"
+    percentage = float(settings.threads) if chosen else 200 / share.sharers
+    if chosen or (percentage < 100 and not environ.get(THREADS)):
         env[THREADS] = f"{percentage:.1f}".removesuffix(".0")
     if settings.memory:
         env[MEMORY] = ",".join(f"{i}={settings.memory}" for i in range(len(share.gpus)))
@@ -217,7 +222,19 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
             )
     note = f"MPS: the daemon at {found.foreign} is used, which hpclaunch did not start and leaves"
     room = min(_most(one, found) - one.clients for one in candidates)
-    return Plan(foreign=found.foreign, room=room, notes=(f"{note} running",))
+    return Plan(foreign=found.foreign, room=room, notes=(f"{note} running", *_connections(found)))
+
+
+def _connections(found: MpsSupport) -> tuple[str, ...]:
+    """A note if clients take so many of the GPU's connections that fewer clients fit: each owns
+    its connections from Volta on.
+    """
+    if not found.connections.isdecimal() or int(found.connections) <= FEW:
+        return ()
+    return (
+        f"{CONNECTIONS}={found.connections}: each worker under MPS keeps so many of its GPU's "
+        f"connections to itself, and fewer workers fit. Leave it unset, or at most {FEW}",
+    )
 
 
 def crowded(there: Plan, present: int) -> str:

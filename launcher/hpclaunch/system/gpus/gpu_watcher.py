@@ -170,8 +170,14 @@ class Gpus:
             return GpuReading(target.name, lost=str(e))
 
     def processes(self, target: Target, dead: Collection[int] = ()) -> tuple[Process, ...]:
-        running = self._ask(self.nvml.nvmlDeviceGetComputeRunningProcesses, [], target.handle)
-        return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running)
+        nvml = self.nvml
+        running: dict[int, Any] = {}
+        for ask in (  # clients of MPS are in a list of their own
+            nvml.nvmlDeviceGetComputeRunningProcesses,
+            nvml.nvmlDeviceGetMPSComputeRunningProcesses,
+        ):
+            running |= {p.pid: p for p in self._ask(ask, [], target.handle)}
+        return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running.values())
 
     def events(self) -> Any:
         """An event set that reports Xids from now on; None if the driver has no events."""

@@ -18,9 +18,10 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from ...core.placement.mps_shares import CONTROL, PIPES, Group, MpsSupport
+from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
 from ..shared.helper import Helper, numbers
 
 ANSWER_LIMIT = 3.0  # seconds for an answer of a daemon that is not ours
@@ -36,13 +37,12 @@ def find(environ: Mapping[str, str], cuda: tuple[int, int]) -> MpsSupport:
     """What this node has of MPS; `cuda` is the driver's version of it, from NVML."""
     control = shutil.which(CONTROL, path=environ.get("PATH")) or ""
     pipes = environ.get(PIPES) or DEFAULT_PIPES
+    here = MpsSupport(control, cuda=cuda, connections=environ.get(CONNECTIONS, ""))
     if not control or not _is_socket(f"{pipes}/control"):
-        return MpsSupport(control, cuda=cuda)
+        return here
     if stranger := _stranger(pipes):
-        return MpsSupport(
-            control, cuda=cuda, refused=f"the MPS daemon at {pipes} is not used: {stranger}"
-        )
-    return MpsSupport(control, pipes if _answers(control, pipes) else "", cuda)
+        return replace(here, refused=f"the MPS daemon at {pipes} is not used: {stranger}")
+    return replace(here, foreign=pipes if _answers(control, pipes) else "")
 
 
 def _is_socket(path: str) -> bool:
