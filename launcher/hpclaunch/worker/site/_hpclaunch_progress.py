@@ -643,14 +643,34 @@ def _entries():
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     entries = []
     try:
-        for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
-            dump = getattr(c10d, name, None)
-            found = {} if dump is None else json.loads(dump(True, False))
-            entries += found.get("entries", ())
-    except (AttributeError, TypeError, ValueError):
+        for text in _dumps(c10d):
+            entries += json.loads(text).get("entries", ())
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return []
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
     return entries
+
+
+def _dumps(c10d):
+    """What NCCL's recorder has, and that of all backends, or from torch 2.15 on, each one's."""
+    if (dump := getattr(c10d, "_dump_nccl_trace_json", None)) is not None:
+        yield dump(True, False)
+    if (dump := getattr(c10d, "_dump_fr_trace_json", None)) is None:
+        return
+    try:
+        yield dump(True, False, backend="gloo")
+    except TypeError:  # an older one
+        yield dump(True, False)
+        return
+    for name in _backends() - {"gloo"}:
+        yield dump(True, False, backend=name)
+
+
+def _backends():
+    """The names of all backends of the process's groups."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    groups = [] if world is None else list(world.pg_map)
+    return {group._get_backend(device).name() for group in groups for device in group._device_types}
 
 
 def _line(value):

@@ -1,0 +1,59 @@
+"""What the hearer finds in torch's flight recorders, in real process groups."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hpclaunch.system.processes.fork_server_client import SITE
+from surroundings import environment
+
+pytestmark = pytest.mark.torch
+
+MEETS = """
+import sys
+import torch, torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+class Own(c10d.Backend):
+    def getBackendName(self):
+        return "own"
+
+    def allreduce(self, tensors, options=None):
+        future = torch.futures.Future()
+        future.set_result(tensors)
+        return c10d._create_work_from_future(future)
+
+def make(store, rank, size, timeout):
+    return Own(rank, size)
+
+dist.Backend.register_backend("own", make, devices=["cpu"])
+dist.init_process_group(sys.argv[1], store=dist.HashStore(), rank=0, world_size=1)
+for backend in sys.argv[2:]:
+    dist.all_reduce(torch.ones(1), group=dist.new_group([0], backend=backend))
+sys.path.append({site!r})
+import _hpclaunch_progress as progress
+print(progress.recorded().decode().strip())
+"""
+
+
+def names(*words):
+    """Of the collectives that are found."""
+    env = environment(TORCH_FR_BUFFER_SIZE="100", TORCH_NCCL_TRACE_BUFFER_SIZE="100")
+    command = [sys.executable, "-c", MEETS.replace("{site!r}", repr(SITE)), *words]
+    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    return [entry["profiling_name"] for entry in json.loads(said)["entries"]]
+
+
+def test_a_collective_over_gloo():
+    assert names("gloo", "gloo") == ["gloo:all_reduce"]
+
+
+def test_each_backend_has_a_recorder_of_its_own():
+    """From torch 2.15 on; "nccl" has one, too."""
+    import torch
+
+    if tuple(map(int, torch.__version__.split("+")[0].split(".")[:2])) < (2, 15):
+        pytest.skip("this torch records other backends not at all, or in the same recorder")
+    assert names("gloo", "own", "gloo") == ["own:all_reduce", "gloo:all_reduce"]
