@@ -151,15 +151,18 @@ def run(machine: Machine, temporary: Path, nothing_left: None) -> Run:
 
     def run(*words: object, **env: str) -> subprocess.CompletedProcess[str]:
         here = environment(TMPDIR=str(temporary), CUDA_VISIBLE_DEVICES=machine.uuid, **env)
-        return subprocess.run(
-            [HPCLAUNCH, "--log-dir", temporary / "logs", *map(str, words)],
-            cwd=temporary,
-            env=here,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT,
-        )
+        command = [HPCLAUNCH, "--log-dir", temporary / "logs", *map(str, words)]
+        output = temporary / "output"
+        with output.open("w") as out:
+            launcher = subprocess.Popen(
+                command, cwd=temporary, env=here, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        try:
+            code = launcher.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            launcher.terminate()
+            launcher.wait(60)
+            pytest.fail(f"not over after {LIMIT:.0f} s; it says\n{output.read_text()}")
+        return subprocess.CompletedProcess(command, code, output.read_text())
 
     return run

@@ -25,7 +25,7 @@ TRAINING = SCRIPTS / "training.py"
 )
 def test_a_hang_is_found(run: Run, temporary: Path, workers: int, how: str, backend: str) -> None:
     began = time.monotonic()
-    options = ("--nproc", workers, "--mps", "off", "--hang-timeout", 5, "--max-restarts", 1)
+    options = ("--nproc", workers, "--mps", "off", "--hang-timeout", 3, "--max-restarts", 1)
     ended = run(*options, TRAINING, "--hang", how, "--backend", backend)
     print(f"{time.monotonic() - began:.1f} s", ended.stdout, sep="\n")
     for evidence in sorted(temporary.glob("logs/*/evidence/*")):
