@@ -127,7 +127,7 @@ def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
     assert wiring.until(member, zmq_channel.Arrived)
     assert len(member.targets) == 1
     deadline, heard, sent = time.monotonic() + LIMIT, [], [b""]
-    while heard != sent:  # the other connection's end may take this one with it, which comes again
+    while heard != sent:  # what is sent while the other connection ends may be lost with it
         assert time.monotonic() < deadline, (heard, sent)
         sent = [b"%f %d" % (time.monotonic(), number) for number in range(10)]
         for data in sent:
@@ -135,6 +135,8 @@ def test_of_a_head_with_two_addresses_one_is_left(keys, wiring):
         heard = []
         while sent[-1] not in heard and (item := wiring.until(head, zmq_channel.Arrived, limit=1)):
             heard += [item.data] * (item.data in sent)
+    head.send(1, b"another")
+    assert wiring.until(member, zmq_channel.Arrived).data == b"another"
 
 
 def test_a_taken_port_is_no_error_and_a_stranger_is_never_spoken_to(keys, wiring):

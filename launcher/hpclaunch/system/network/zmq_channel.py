@@ -8,7 +8,10 @@ Whatever listens on the other ports is never spoken to.
 Every agent listens, since any may have to replace a lost head; each also connects to its head.
 
 An agent's routing id is its index. An agent without one (`index` None) brings a random name. Here
-it gets a number beyond those of all places, as one who asks the first head for a place.
+it gets a number beyond those of all places, as one who asks the first head for a place. Where a
+member tries several addresses of a head, each connection has an id of its own, such as 3/1: of two
+with the same id the later one replaces the other, and if both come at the same moment, libzmq 4.3.5
+sometimes never reads from the one that stays.
 
 Nothing here blocks, and nothing is queued for a peer that is not there: messages are whole states
 and are sent again (`core/protocol/messages.py`). What they mean is not this module's business.
@@ -35,6 +38,7 @@ from hpclaunch.core.protocol.model import HEAD
 PORTS = range(20000, 32000)
 CANDIDATES = 8
 NO_PLACE = b"?"  # begins the routing id of an agent without an index
+ADDRESS = b"/"  # in a routing id, before the number of the head's address, from the second one on
 MAPPED = "::ffff:"  # begins an IPv4 address as an IPv6 socket has it
 LINGER = 2000  # milliseconds for the last words
 RECONNECT = 100  # milliseconds, growing to RECONNECT_MAX
@@ -219,8 +223,8 @@ class HeadChannel(Channel):
         self.me = me
         self.agents = agents
         self.keys = keys
-        self._numbers: dict[bytes, int] = {}  # routing id -> number, of those without an index
-        self._names: dict[int, bytes] = {}  # and back
+        self._numbers: dict[bytes, int] = {}  # name -> number, of those without an index
+        self._heard_on: dict[int, bytes] = {}  # agent -> routing id of its last message
         self.zap = self.context.socket(zmq.REP)
         self.zap.linger = 0
         self.zap.bind(_ZAP)
@@ -257,24 +261,23 @@ class HeadChannel(Channel):
             self.zap.send_multipart([version, request, *status, b"", b""])
 
     def _read(self, frames: list[zmq.Frame]) -> list[Item]:
-        index = self._index_of(frames[0].bytes)
+        routing_id = frames[0].bytes
+        index = self._index_of(routing_id.partition(ADDRESS)[0])
         if len(frames) != 2 or index is None:
             return []  # a task that Slurm did not announce, or one too many
+        self._heard_on[index] = routing_id
         return [self._arrived(frames[1], index)]
 
-    def _index_of(self, routing_id: bytes) -> int | None:
-        if not routing_id.startswith(NO_PLACE):
-            index = int(routing_id) if routing_id.isdigit() and len(routing_id) < 8 else self.me
+    def _index_of(self, name: bytes) -> int | None:
+        if not name.startswith(NO_PLACE):
+            index = int(name) if name.isdigit() and len(name) < 8 else self.me
             return index if index < self.agents and index != self.me else None
-        if routing_id not in self._numbers:
-            number = self._numbers[routing_id] = self.agents + len(self._numbers)
-            self._names[number] = routing_id
-        return self._numbers[routing_id]
+        return self._numbers.setdefault(name, self.agents + len(self._numbers))
 
     def send(self, to: int, data: bytes) -> None:
-        name = self._names.get(to, str(to).encode())
+        routing_id = self._heard_on.get(to, str(to).encode())
         with contextlib.suppress(zmq.Again):
-            self.socket.send_multipart([name, data], zmq.NOBLOCK)
+            self.socket.send_multipart([routing_id, data], zmq.NOBLOCK)
 
     def close(self) -> None:
         self.zap.close()
@@ -297,9 +300,8 @@ class MemberChannel(Channel):
         super().__init__(zmq.DEALER, max_bytes, _REFUSED, context)
         self.to = to
         self._reached_at = ""
-        self.socket.routing_id = (
-            NO_PLACE + os.urandom(8).hex().encode() if index is None else str(index).encode()
-        )
+        self._name = NO_PLACE + os.urandom(8).hex().encode() if index is None else b"%d" % index
+        self._addresses: list[str] = []  # of the head, in the order of their numbers
         # Messages go only to connections that have completed the handshake.
         self.socket.immediate = True
         self.socket.reconnect_ivl = RECONNECT
@@ -314,6 +316,11 @@ class MemberChannel(Channel):
     def connect(self, addresses: Iterable[str]) -> None:
         """Try these addresses of the other end, too."""
         for address in addresses:
+            if address not in self._addresses:
+                self._addresses.append(address)
+            number = self._addresses.index(address)
+            # Counts for the connections that are made from here on.
+            self.socket.routing_id = self._name + (ADDRESS + b"%d" % number if number else b"")
             for port in self._ports:
                 endpoint = f"tcp://{f'[{address}]' if ':' in address else address}:{port}"
                 self._candidates[address, port] = endpoint
