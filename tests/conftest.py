@@ -2,15 +2,18 @@
 
 import os
 import resource
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from inotify_simple import INotify
 
 import surroundings
+from process_starts import StartWatch
 
 settings.register_profile(
     "hpclaunch",
@@ -56,6 +59,24 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in known:
             raise pytest.UsageError(f"--surroundings {name}: there are {', '.join(known)}")
         surroundings.enter(name)
+    INotify().close()  # the first one in a process starts programs, to find the C library
+    config.pluginmanager.register(StartWatch())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure says how to run its test alone."""
+    report = yield
+    if report.failed:
+        pytest_here = os.path.relpath(Path(sys.executable).parent / "pytest", item.config.rootpath)
+        options = (
+            ["--surroundings", given] if (given := item.config.getoption("--surroundings")) else []
+        )
+        command = shlex.join([pytest_here, *options, item.nodeid])
+        report.sections.append(("run it alone", command))
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -85,7 +106,12 @@ def _environ() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def extensions() -> dict[str, str]:
+def starts() -> None:
+    """A fixture that starts processes requests this one, which marks the tests that use it."""
+
+
+@pytest.fixture(scope="session")
+def extensions(starts: None) -> dict[str, str]:
     """The variables for DeepSpeed. It compiles its part for CPUs on first use: once for this
     Python, not in every job."""
     pytest.importorskip("deepspeed")
@@ -106,7 +132,7 @@ def extensions() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def strangers() -> Iterator[dict[bytes, int]]:
+def strangers(starts: None) -> Iterator[dict[bytes, int]]:
     """The pids of running processes, by their names; of another user's where we are root."""
     running = {name: surroundings.start_stranger(name) for name in NAMES}
     yield {name: process.pid for name, process in running.items()}

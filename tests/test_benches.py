@@ -41,6 +41,7 @@ def test_none_is_left_out():
     assert {path.stem for path in BENCH.glob("*.py")} == SMALLEST.keys() | HELPERS
 
 
+@pytest.mark.starts
 @pytest.mark.benches
 @pytest.mark.parametrize("name", SMALLEST)
 def test_it_runs(name):

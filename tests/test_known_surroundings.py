@@ -12,6 +12,8 @@ import pytest
 
 import surroundings
 
+pytestmark = pytest.mark.starts
+
 HERE = Path(__file__).parent
 TELL = """
 import json, os, resource, sys

@@ -160,6 +160,7 @@ def test_both_ends_are_told_of_an_end(agents):
     assert agents.until(member, events.HeadClosed).index == 0
 
 
+@pytest.mark.starts
 def test_the_fork_server_of_a_dead_agent_says_so(agents):
     """At the port that the agent had reported, or at any where it may have listened."""
     head, member, other = (agents.start(i) for i in range(3))
@@ -178,6 +179,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     assert again.port == port
 
 
+@pytest.mark.starts
 def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     """It does not know its index, but the head knows which one it is."""
     head = agents.start(0)
@@ -194,6 +196,7 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     mourning.join()
 
 
+@pytest.mark.starts
 def test_an_agent_takes_the_place_that_it_is_given(agents):
     """From then on it reports as the one of that place, and others report to it and find its
     death notice there."""

@@ -8,6 +8,8 @@ import zmq
 from hpclaunch.agent.end_watch import EndWatch
 from hpclaunch.core.protocol.model import Job, Place
 
+pytestmark = pytest.mark.starts
+
 SCONTROL = """#!/bin/sh
 echo begun >> {0}/begun
 while [ ! -e {0}/go ]; do sleep 0.01; done

@@ -49,6 +49,7 @@ def test_everything_is_imported_by_then(folder):
     assert later - NEEDED_AT_ONCE <= set(MODULES)
 
 
+@pytest.mark.starts
 def test_once_after_a_second():
     program = (
         "import sys\n"

@@ -15,6 +15,8 @@ from hpclaunch.agent.evidence import HangEvidence
 from hpclaunch.agent.native_stacks import LIMIT, NativeStacks
 from hpclaunch.system.processes import py_spy
 
+pytestmark = pytest.mark.starts
+
 PY_SPY = '#!/bin/sh\necho "of $4"\n'
 ANSWER_LIMIT = 60_000  # ms
 

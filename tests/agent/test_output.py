@@ -86,6 +86,7 @@ def duplicates(directory: Path, number: int) -> list[str]:
     return [path.read_text() for path in paths]
 
 
+@pytest.mark.starts
 def test_a_round_leaves_nothing_open(output, service, tmp_path, capfd):
     held = []
     for number in range(8):

@@ -15,6 +15,8 @@ from hpclaunch.agent.resuming import Resuming
 from hpclaunch.core.protocol import events
 from hpclaunch.core.protocol.model import Job, Place
 
+pytestmark = pytest.mark.starts
+
 ANSWER_LIMIT = 60_000  # ms
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from hpclaunch.core.protocol.model import EXIT_SAVED, Job, Place, Requeueing, Sequel, Verdict
 
+pytestmark = pytest.mark.starts
+
 JOB = Job(
     (Place(0, 0, "n1"), Place(1, 1, "n2")),
     slurm_id="71",

@@ -15,6 +15,8 @@ from launching import HPCLAUNCH, LIMIT, family, hpclaunch, living, script, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 TELL = """
 import json, os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))

@@ -8,6 +8,8 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, script
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 LINES = 300
 BOTH = f"""
 import sys

@@ -20,6 +20,8 @@ from launching import LIMIT, living, until
 import hpclaunch
 from surroundings import SHORT, environment
 
+pytestmark = pytest.mark.starts
+
 STEPPING = """\
 import os, signal, sys, time
 

@@ -10,6 +10,8 @@ from launching import LIMIT, hpclaunch, script, start
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 # As in PyTorch's own tutorial: the same file each time, whole under its name.
 SNAPSHOT = """
 import os, torch

@@ -13,6 +13,8 @@ from looking import cut_short, damage, zero_the_middle
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
+pytestmark = pytest.mark.starts
+
 
 def told(where, *options):
     done = hpclaunch("checkpoints", where, "--json", *options, cwd=Path("/"))

@@ -30,12 +30,14 @@ def written(tmp_path_factory):
     return directory
 
 
+@pytest.mark.starts
 def test_it_is_printed(tmp_path, written):
     done = hpclaunch("--print-completion", "bash", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (written / "bash").read_text() + "\n"
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("shell", [needs("bash"), needs("zsh"), needs("fish")])
 def test_the_shell_takes_it(written, shell):
     done = subprocess.run([shell, "-n", shell], cwd=written, capture_output=True, text=True)
@@ -55,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_bash_completes_with_it(written, words):
     words_so_far = " ".join(("hpclaunch", *words))
@@ -66,6 +69,7 @@ def test_bash_completes_with_it(written, words):
     assert set(done.stdout.split()) == CASES[words]
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is missing")
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_fish_completes_with_it(written, words):
@@ -99,6 +103,7 @@ zpty -d shell
 OF_ONE = [words for words, found in CASES.items() if len(found) == 1]
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is missing")
 def test_zsh_completes_with_it(written):
     """All but those of which there are several."""

@@ -23,7 +23,7 @@ from hpclaunch.cli import shim
 from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import SHORT, environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
 ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"

@@ -17,6 +17,8 @@ from surroundings import environment
 sys.path.insert(0, str(Path(__file__).parents[1] / "stand_ins"))
 from nvml import LOST, SOURCE, Driver, Gpu, Instance
 
+pytestmark = pytest.mark.starts
+
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
 )

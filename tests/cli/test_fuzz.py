@@ -25,7 +25,7 @@ from hpclaunch.system.hosts import slurm
 from hpclaunch.system.network import view_client, wire
 from surroundings import environment
 
-pytestmark = pytest.mark.fuzz
+pytestmark = [pytest.mark.starts, pytest.mark.fuzz]
 many = settings(max_examples=400)
 OPTIONS = sorted(name for a in build_parser({})._actions for name in a.option_strings)
 NUMBERS = st.sampled_from(

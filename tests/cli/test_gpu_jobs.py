@@ -21,6 +21,8 @@ from test_metrics import scraped
 
 from surroundings import SHORT, environment
 
+pytestmark = pytest.mark.starts
+
 STAND_INS = Path(nvml.__file__).parent
 CLIENT = """\
 import json, os, sys, time

@@ -10,6 +10,8 @@ from nvml import Driver, Gpu, Instance, uuid
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 TELL = """\
 import json, os
 names = ("LOCAL_RANK", "HPCLAUNCH_LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",

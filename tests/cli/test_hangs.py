@@ -11,7 +11,7 @@ from launching import hpclaunch, script
 
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HANGING = Path(__file__).parents[1] / "slurm" / "scripts" / "hanging.py"
 KINDS = ("asleep", "stopped", "holding", "skipped", "loader", "end")

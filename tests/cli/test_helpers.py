@@ -9,7 +9,10 @@ import signal
 import time
 
 import psutil
+import pytest
 from launching import LIMIT, fork_server, hpclaunch, living, script, start, until
+
+pytestmark = pytest.mark.starts
 
 LINES = 20
 SUSPENDED = 7.0  # seconds; longer than a helper has to answer

@@ -12,6 +12,8 @@ from launching import end, fork_server, hpclaunch, living, script, start, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 SHOWS = {"processes": "subset=pid", "one's own processes": "hidepid=2"}
 USER = 100_000 + os.getpid()  # nobody else's: its jobs are those of one test
 AS_USER = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]

@@ -22,7 +22,7 @@ RANKS = 2
 OPTIONS = ("--nproc", RANKS, "--checkpoint-dir", "saved", "--notice", 600, "--max-restarts", 0)
 HELD_AFTER = 11
 
-pytestmark = pytest.mark.timeout(4 * LIMIT)
+pytestmark = [pytest.mark.starts, pytest.mark.timeout(4 * LIMIT)]
 
 
 def launched(directory, *script, **more):

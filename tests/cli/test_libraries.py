@@ -9,7 +9,12 @@ from launching import hpclaunch
 
 from surroundings import environment
 
-pytestmark = [pytest.mark.torch, pytest.mark.frameworks, pytest.mark.timeout(480)]
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.torch,
+    pytest.mark.frameworks,
+    pytest.mark.timeout(480),
+]
 pytest.importorskip("wandb")  # the last of the extra
 
 SCRIPT = Path(__file__).with_name("libraries.py")

@@ -15,7 +15,7 @@ from launching import LIMIT, end, family, fork_server, hpclaunch, living, script
 from hpclaunch.core.protocol.model import ENDING
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist

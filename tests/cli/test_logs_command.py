@@ -21,6 +21,8 @@ from hpclaunch.core.protocol.model import Sequel, Verdict
 from hpclaunch.system.logs import ledger_files
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 TELLS = """
 import os, sys, time
 rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -22,6 +22,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as older
 from test_status import runs, stepping, waiting
 
+pytestmark = pytest.mark.starts
+
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana-dashboard.json"
 PAGE = DASHBOARD.with_name("metrics.md")
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -10,6 +10,8 @@ import pytest
 from launching import hpclaunch, living, script, until
 from test_status import runs, waiting
 
+pytestmark = pytest.mark.starts
+
 FAILS_ONCE = """\
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":

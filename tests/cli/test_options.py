@@ -146,7 +146,7 @@ def ask_torch(lines=(), **environ):
 
 
 @pytest.fixture(scope="module")
-def told_by_torch():
+def told_by_torch(starts):
     return ask_torch()
 
 
@@ -214,6 +214,7 @@ def written(default):
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
+@pytest.mark.starts
 class TestBesideTorch:
     """A new torch with a new option fails here, and is named."""
 
@@ -572,6 +573,7 @@ class TestMistakes:
         assert says in str(e.value)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("environ", [{}, {"PET_STANDALONE": "yes"}])
 def test_the_command_ends_with_one_line(tmp_path, environ):
     words = ["train.py"] if environ else ["--no-such-option", "train.py"]

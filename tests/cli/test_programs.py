@@ -12,6 +12,8 @@ from launching import end, hpclaunch, script, start, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
 
 

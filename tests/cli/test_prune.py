@@ -8,6 +8,8 @@ import time
 import pytest
 from launching import hpclaunch, script
 
+pytestmark = pytest.mark.starts
+
 DAY = 86400
 
 

@@ -23,7 +23,7 @@ for number in range(12):
     dist.destroy_process_group()
     del model
 """
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])

@@ -25,7 +25,7 @@ def replayed(where, *options):
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory):
+def logs(starts, tmp_path_factory):
     """Of a job of two workers, one of which was killed."""
     cwd = tmp_path_factory.mktemp("job")
     done = hpclaunch(*("--nproc", 2, "--log-dir", "logs", script(cwd, FAILS)), cwd=cwd)
@@ -90,6 +90,7 @@ def test_one_that_was_cut_off_says_so(logs, tmp_path):
     assert "the journal is cut off in line" in done.stdout
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -187,6 +188,7 @@ def test_a_pager_may_leave(logs):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.starts
 def test_all_agents_of_a_job_one_of_which_was_killed(tmp_path):
     """Its journal ends with it, to the last beat; the head's goes on."""
     env = environment(HPCLAUNCH_SECRET_FILE=os.fspath(tmp_path / "secret"))

@@ -17,6 +17,8 @@ from hpclaunch import cli
 from hpclaunch.cli import log_directories
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 TRAINS = """
 import os, time, torch
 model = torch.nn.Linear(4, 4)

@@ -17,6 +17,8 @@ from hpclaunch.core.views.job_page import HangStacks, job_page
 from hpclaunch.system.logs import history_files, ledger_files
 from hpclaunch.system.logs.log_directory import HISTORIES
 
+pytestmark = pytest.mark.starts
+
 HOSTILE = "</script></style><img src=x onerror=\"document.title='owned'\"><script>alert(1)</script>"
 ZOOM = "document.querySelector('.drawing svg.zoom').getAttribute('width')"
 TEXT = "document.body.innerText"

@@ -52,6 +52,7 @@ def printed(sbatch):
     return printed
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("site", ["plain", *profiles.known()])
 def test_the_script_of_a_site(printed, site):
     """After a change on purpose, the difference of the golden files shows what users will see."""
@@ -126,6 +127,7 @@ def test_a_container_has_its_own_python(printed, option, last):
     assert "activate" not in text
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("element", "asked"), [({}, "71"), ({"ARRAY_JOB_ID": "71", "ARRAY_TASK_ID": "4"}, "71_4")]
 )
@@ -155,6 +157,7 @@ def test_what_to_type_for_salloc(printed):
     assert launch == "srun -c $SLURM_CPUS_PER_TASK hpclaunch train.py"
 
 
+@pytest.mark.starts
 def test_words_reach_the_launcher_as_they_are(cwd, printed):
     """Through the shell of the job, which is bash."""
     for name, does in {
@@ -171,6 +174,7 @@ def test_words_reach_the_launcher_as_they_are(cwd, printed):
     assert json.loads(done.stdout) == words
 
 
+@pytest.mark.starts
 def test_words_of_another_encoding(cwd):
     done = subprocess.run(
         [HPCLAUNCH, "sbatch", "train.py", b"\xff"], cwd=cwd, env=environment(), capture_output=True
@@ -278,6 +282,7 @@ def test_a_mistake_is_one_line(sbatch, args, says):
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("does", "says"),
     [
@@ -306,6 +311,7 @@ def test_a_directory_called_sbatch_is_no_script(cwd, printed):
     assert "srun hpclaunch train.py" in printed("train.py")
 
 
+@pytest.mark.starts
 def test_it_starts_without_what_only_a_launch_needs(cwd):
     code = """
 import sys
@@ -320,6 +326,7 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.starts
 def test_every_option_is_documented(cwd):
     done = hpclaunch("sbatch", "--help", cwd=cwd)
     assert done.returncode == 0

@@ -19,6 +19,8 @@ import hpclaunch
 from hpclaunch.system.network.wire import VERSION
 from surroundings import entered, environment, talker
 
+pytestmark = pytest.mark.starts
+
 TRAIN = """
 import os, signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")

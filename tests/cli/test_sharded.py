@@ -8,6 +8,8 @@ from launching import hpclaunch
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 WORKERS = Path(__file__).parents[2] / "workers"
 
 

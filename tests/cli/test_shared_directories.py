@@ -15,6 +15,8 @@ from test_prune import made, prune
 
 from surroundings import SHORT, environment
 
+pytestmark = pytest.mark.starts
+
 NOBODY = 65534
 FAILS = """
 import os, sys

@@ -21,6 +21,8 @@ from hpclaunch.cli import main, shim
 from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 SHIM = shim.DIRECTORY
 BIN = HPCLAUNCH.parent  # of hpclaunch, of torch's own torchrun, and of an interpreter
 ROOT = Path(hpclaunch.__file__).parents[2]

@@ -13,6 +13,8 @@ import psutil
 import pytest
 from launching import LIMIT, end, fork_server, hpclaunch, script, start, until
 
+pytestmark = pytest.mark.starts
+
 # Each rank waits in a function of its own until something is in its fifo. Those that are named in
 # the arguments hold Python's lock meanwhile.
 WAITING = """\

@@ -16,6 +16,8 @@ from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 STEPPING = """\
 import os, signal, sys, time
 import torch

@@ -11,7 +11,7 @@ from launching import LIMIT, family, fork_server, free_port, living, script, sta
 
 from hpclaunch.system.shared.prctl import adopt_orphans
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 # The workers meet in every round, and wait in the first one until a file lets them end.
 TRAIN = """

@@ -12,6 +12,8 @@ from launching import LIMIT, end, hpclaunch, script, start
 
 from surroundings import entered, environment, impostor, names_like_those_of_agents
 
+pytestmark = pytest.mark.starts
+
 # One rank fails, the other waits for it and handles SIGTERM; then all is well.
 LOSES = """
 import ctypes, os, signal, sys, time

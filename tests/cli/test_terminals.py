@@ -17,6 +17,8 @@ from launching import HPCLAUNCH, LIMIT, family, fork_server, living, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 ROWS, COLUMNS = 17, 93
 TELL = """
 import os, sys

@@ -46,6 +46,7 @@ def test_a_worker_saves_where_its_job_script_says(path):
     )
 
 
+@pytest.mark.starts
 @SKLEARN
 @pytest.mark.parametrize("name", ["single", "data_parallel"])
 def test_one_worker_is_not_several(name, tmp_path):
@@ -56,6 +57,7 @@ def test_one_worker_is_not_several(name, tmp_path):
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.starts
 @SKLEARN
 def test_elastic_takes_the_same_steps_with_uneven_shares(tmp_path):
     """64 digits a batch: 22, 21 and 21 for three workers, and 32 fit into the memory of one."""

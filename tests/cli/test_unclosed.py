@@ -9,6 +9,8 @@ from launching import LIMIT, end, free_port, script, until
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 # The command, and its helpers, which are isolated from the environment, with these warnings.
 PROGRAM = """import sys
 from hpclaunch.system.shared import helper

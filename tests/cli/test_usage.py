@@ -10,6 +10,8 @@ from launching import HPCLAUNCH, hpclaunch, script
 
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 # For root the modes of files mean nothing unless these two capabilities are gone.
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []

@@ -10,7 +10,7 @@ from launching import hpclaunch
 
 from surroundings import entered, environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 TELL = "import sys; print('torch' in sys.modules)\n"
 TRAINS = TELL + "import torch\n"

@@ -55,6 +55,7 @@ def test_a_kind_of_device_that_is_not_there(monkeypatch, kind):
         worker_count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
 
 
+@pytest.mark.starts
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
     """The real one, which has no such device here."""
     done = hpclaunch("--nproc", "xpu", script(tmp_path, ""), cwd=tmp_path)
@@ -63,6 +64,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
     assert "--nproc xpu, but no XPU is visible here" in done.stderr
 
 
+@pytest.mark.starts
 def test_no_torch_of_the_working_directory_is_imported(tmp_path):
     """Others may write there. No worker imports from there either, unless its script is there."""
     for module in ("torch", "json"):
@@ -112,6 +114,7 @@ def test_options_without_effect_are_named_in_one_line(monkeypatch, tmp_path):
     assert notes(monkeypatch, tmp_path, "--start-method=spawn", "--event-log-handler=null") == ()
 
 
+@pytest.mark.starts
 def test_a_visible_device_that_is_not_there(monkeypatch, tmp_path):
     """Without a driver nobody can tell, and nobody complains."""
     if os.path.exists("/proc/driver/nvidia"):

@@ -212,6 +212,7 @@ def test_only_workers_know_torch(file):
     assert "torch" not in {name.split(".")[0] for name in imports(file)}
 
 
+@pytest.mark.starts
 def test_an_agent_does_not_load_torch():
     """It would cost the agent over a second and hundreds of megabytes."""
     program = "import sys, hpclaunch.agent.loop, hpclaunch.cli; sys.exit('torch' in sys.modules)"

@@ -44,6 +44,7 @@ def test_all_of_them_are_known() -> None:
     compile(unknown[0], str(PAGE), "exec")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("words", SAID)
 def test_a_program_that_is_shown(words: str, tmp_path: Path) -> None:
     (block,) = [block for block in PROGRAMS if words in block]

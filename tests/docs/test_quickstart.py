@@ -26,6 +26,7 @@ def test_every_section_is_followed_somewhere() -> None:
     assert sorted(SECTIONS) == sorted(LAPTOP + CLUSTER)
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(importlib.util.find_spec("sklearn") is None, reason="needs scikit-learn")
 @pytest.mark.skipif(shutil.which("pkill") is None, reason="needs pkill")
 @pytest.mark.parametrize("title", LAPTOP)

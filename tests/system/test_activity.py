@@ -20,6 +20,8 @@ from serving import LIMIT, Client, free_port, python
 
 from hpclaunch.worker import activity, connections, processes
 
+pytestmark = pytest.mark.starts
+
 UNAVAILABLE = 77  # exit code: this kernel, or a container around it, does not have the system calls
 PIECES = 4  # between two looks; one takes a fifth of a second
 

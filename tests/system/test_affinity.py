@@ -100,6 +100,7 @@ print(json.dumps([bound(*case) for case in json.loads(sys.argv[1])]))
 """
 
 
+@pytest.mark.starts
 def test_what_torchrun_binds_to(tmp_path):
     """torch's own code looks at the same machines; the last are the GPUs' memory nodes."""
     cases = [

@@ -82,6 +82,7 @@ needs_2048_files = pytest.mark.skipif(
 )
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("limit", "value", "agents", "grade", "advice"),
     [
@@ -161,6 +162,7 @@ def ask(python, limit=60):
     return checks_torch.Question(python).answer(limit)
 
 
+@pytest.mark.starts
 def test_the_torch_that_is_here():
     version = pytest.importorskip("torch.version")
     finding, torch = ask(sys.executable)
@@ -169,6 +171,7 @@ def test_the_torch_that_is_here():
     assert finding.found.startswith(torch.version)
 
 
+@pytest.mark.starts
 def test_an_interpreter_without_torch(interpreter):
     finding, torch = ask(interpreter(f'exec {sys.executable} -I -S "$@"'))
     assert (finding.grade, torch) == (Grade.FAIL, None)
@@ -176,22 +179,26 @@ def test_an_interpreter_without_torch(interpreter):
     assert "PYTHON_EXEC" in finding.advice
 
 
+@pytest.mark.starts
 def test_an_interpreter_that_takes_too_long(interpreter):
     finding, torch = ask(interpreter("exec sleep 60"), limit=0.1)
     assert (finding.grade, torch) == (Grade.WARN, None)
 
 
+@pytest.mark.starts
 def test_an_interpreter_that_dies_without_a_word(interpreter):
     finding, _ = ask(interpreter("exit 3"))
     assert finding.grade is Grade.FAIL
     assert finding.found.endswith("exit code 3")
 
 
+@pytest.mark.starts
 def test_no_interpreter():
     with pytest.raises(OSError, match="No such file"):
         checks_torch.Question("/no/such/python")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("change", "grade", "words"),
     [

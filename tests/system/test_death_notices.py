@@ -63,7 +63,7 @@ server.close()
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(starts, tmp_path):
     """Start a process with a fork server and a worker, which has this port."""
     started = []
 
@@ -125,6 +125,7 @@ def test_the_fork_server_of_a_dead_agent_says_so(start, port):
     assert gone(agent.server)
 
 
+@pytest.mark.starts
 def test_a_refused_connection_proves_nothing(port):
     """Nor does a host that does not answer, or a program that says anything else."""
     assert not found(port)
@@ -135,6 +136,7 @@ def test_a_refused_connection_proves_nothing(port):
         assert not found(stranger)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("words", MALFORMED, ids=range(len(MALFORMED)))
 def test_what_a_stranger_says_at_the_port_does_no_harm(words):
     """Neither to an agent that asks, nor to one that is started in that place."""

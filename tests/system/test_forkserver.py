@@ -14,6 +14,8 @@ from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.system.processes.fork_server_client import Worker
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def client(tmp_path):

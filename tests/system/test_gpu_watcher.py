@@ -71,7 +71,7 @@ def period():
 
 
 @pytest.fixture
-def watching(tmp_path, monkeypatch, period):
+def watching(starts, tmp_path, monkeypatch, period):
     driver = Driver(tmp_path)
     for name, value in driver.environ.items():
         monkeypatch.setenv(name, value)

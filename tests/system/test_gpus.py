@@ -20,7 +20,7 @@ def driver(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def surveyor(driver):
+def surveyor(starts, driver):
     surveyor = Surveyor(driver.environ)
     yield surveyor
     surveyor.close()

@@ -19,6 +19,8 @@ from hpclaunch.worker.processes import is_stopped
 from hpclaunch.worker.stop_watch import STOPPED_LIMIT
 from surroundings import entered
 
+pytestmark = pytest.mark.starts
+
 LIMIT = 20  # seconds
 ECHO = """
 import os, select, socket

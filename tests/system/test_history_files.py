@@ -103,6 +103,7 @@ def test_files_have_names_that_pruning_knows():
     assert old_runs.OURS.fullmatch(name)
 
 
+@pytest.mark.starts
 def test_the_log_service_appends(tmp_path):
     client = LogServiceClient()
     for line in lines():
@@ -112,6 +113,7 @@ def test_the_log_service_appends(tmp_path):
     assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
 
 
+@pytest.mark.starts
 def test_after_a_line_that_is_cut_off_the_next_one_is_whole(tmp_path, capfd):
     one, two, three = lines()
     (tmp_path / NAME).write_text(one + two + three[:20])
@@ -121,6 +123,7 @@ def test_after_a_line_that_is_cut_off_the_next_one_is_whole(tmp_path, capfd):
     assert history_files.read(tmp_path) == [HISTORY]
 
 
+@pytest.mark.starts
 def test_what_cannot_be_appended_is_told_once(tmp_path, capfd):
     (tmp_path / NAME).symlink_to("elsewhere")
     client = LogServiceClient()

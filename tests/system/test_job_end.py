@@ -29,6 +29,7 @@ def asked(tmp_path, monkeypatch, *fields, mode="REQUEUE", state="RUNNING"):
     return job_end.ask(shown("job", "7"), "", "")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("end", "preempted", "at", "state"),
     [
@@ -45,6 +46,7 @@ def test_what_scontrol_says(tmp_path, monkeypatch, end, preempted, at, state):
     assert found["state"] is state
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("preempted", ["None", "1700000000"])
 def test_a_job_that_is_cancelled(tmp_path, monkeypatch, preempted):
     _, found = asked(tmp_path, monkeypatch, "1700000010", preempted, "1", state="COMPLETING")
@@ -80,6 +82,7 @@ def test_the_earlier_end_counts(job, step_end, at):
     assert (said, found["endless"]) == (at, False)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("preempted", "requeue", "mode", "again"),
     [
@@ -95,6 +98,7 @@ def test_whether_slurm_starts_it_again(tmp_path, monkeypatch, preempted, requeue
     assert found["requeued_if_killed"] == again
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("end", "at"), [(BEGAN, 1600000000.0), ("", None)])
 def test_without_scontrol(monkeypatch, tmp_path, end, at):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -129,6 +133,7 @@ STEP = f"StepId=7.0 UserId=0 StartTime={NOW} TimeLimit=1-00:00:00 State=RUNNING"
 PREEMPTED = f'case $2 in job) echo "{IN_GRACE}";; step) echo "{STEP}";; *) {NODE};; esac'
 
 
+@pytest.mark.starts
 def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypatch):
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("")
@@ -152,6 +157,7 @@ def test_what_slurm_has_said_counts_while_it_does_not_answer(tmp_path, monkeypat
     assert [found["draining"] for found in told] == [[], ["n1"], ["n1"], ["n1"]]
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("answer", ["exit 1", f"echo JobId=7 JobState=COMPLETED EndTime={BEGAN}"])
 def test_a_job_that_is_over_does_not_end_the_training(tmp_path, monkeypatch, answer):
     """A shell in a terminal multiplexer may have its variables."""
@@ -175,6 +181,7 @@ CONFIG = (
 )
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("restarts", "requeued"), [("1", True), ("2", False)])
 def test_a_job_that_is_requeued_has_a_short_time_left(tmp_path, monkeypatch, restarts, requeued):
     said = f'[ "$2" = config ] && echo "{CONFIG.format("1000 sec")}" || echo "Restarts=2 Requeue=1"'

@@ -78,6 +78,7 @@ def steps(told):
 # What the file has
 
 
+@pytest.mark.starts
 def test_it_begins_with_the_core_and_has_every_event_and_effect(tmp_path):
     journal = Journal(tmp_path, "2")
     tell(journal, *STORY)
@@ -103,6 +104,7 @@ def test_an_order_that_says_nothing_new_is_a_beat():
     assert checksum
 
 
+@pytest.mark.starts
 def test_names_of_files_in_another_encoding(tmp_path):
     journal = Journal(tmp_path, "0")
     tell(journal, Started(), CheckpointChosen(OLD_NAME), made=MADE | {"index": 0})
@@ -113,6 +115,7 @@ def test_names_of_files_in_another_encoding(tmp_path):
         assert steps(file)[1].event == CheckpointChosen(OLD_NAME)
 
 
+@pytest.mark.starts
 def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):
     for _ in range(2):
         journal = Journal(tmp_path, "0")
@@ -122,6 +125,7 @@ def test_another_run_in_the_same_directory_goes_on_in_the_same_file(tmp_path):
         assert [type(e) for e in replay(file)] == [NewCore, Decision] * 2
 
 
+@pytest.mark.starts
 def test_a_run_after_one_that_was_cut_off_begins_with_a_line_of_its_own(tmp_path):
     (tmp_path / "journal.jsonl").write_bytes(recorded(Started())[0] + b'{"time":1,"no')
     journal = Journal(tmp_path, "0")
@@ -134,6 +138,7 @@ def test_a_run_after_one_that_was_cut_off_begins_with_a_line_of_its_own(tmp_path
 # What becomes of it
 
 
+@pytest.mark.starts
 def test_a_full_disk_is_said_once(tmp_path):
     journal = Journal(tmp_path, "0")
     resource.prlimit(journal._writer._process.pid, resource.RLIMIT_FSIZE, (100, 100))
@@ -148,6 +153,7 @@ def end_writer(journal):
     journal._writer._process.wait()
 
 
+@pytest.mark.starts
 def test_a_writer_that_was_killed_is_replaced(tmp_path):
     """What comes after the gap begins with a state."""
     ended = []
@@ -170,6 +176,7 @@ def test_a_writer_that_was_killed_is_replaced(tmp_path):
     assert decisions[-1].event == order(3)
 
 
+@pytest.mark.starts
 def test_without_a_successor_of_the_writer_the_journal_ends(tmp_path):
     journal = Journal(tmp_path, "0", lambda _: False)
     tell(journal, Started())
@@ -179,6 +186,7 @@ def test_without_a_successor_of_the_writer_the_journal_ends(tmp_path):
     assert not journal.wanting
 
 
+@pytest.mark.starts
 def test_a_writer_that_is_stopped_at_the_end_writes_the_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(agents_end, "END_LIMIT", 0.1)
     journal = Journal(tmp_path, "0")
@@ -199,6 +207,7 @@ def test_without_a_directory_there_is_none():
     assert (journal.complaint(), journal.fileno()) == ("", -1)
 
 
+@pytest.mark.starts
 def test_the_beats_before_the_agent_was_killed_are_there(tmp_path):
     """The writer holds them, and ends by itself."""
     ours, theirs = socket.socketpair()
@@ -215,6 +224,7 @@ def test_the_beats_before_the_agent_was_killed_are_there(tmp_path):
     assert (tmp_path / "journal.jsonl").read_text() == "news\ntwo\nbeat\n"
 
 
+@pytest.mark.starts
 def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch):
     """What comes after the gap begins with a state."""
     monkeypatch.setattr(agents_end, "MOST", 100_000)
@@ -356,6 +366,7 @@ def test_a_state_makes_nothing_but_objects_of_the_core():
             snapshot.thaw(frozen)
 
 
+@pytest.mark.starts
 def test_a_core_with_something_else_ends_the_journal(tmp_path, monkeypatch):
     monkeypatch.setattr(recorder, "STRETCH", 0.0)
     journal = Journal(tmp_path, "1")

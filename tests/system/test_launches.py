@@ -61,12 +61,14 @@ def answering(answer):
         agent.close()
 
 
+@pytest.mark.starts
 def test_one_of_another_version_does_not_hide_the_others():
     with answering(OTHER):
         told = launches.all_launches({"PATH": "/nonexistent"})
     assert ("newer", "it runs with another version of hpclaunch") in told.others
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("answer", ["what?", [], {"name": "older"}, None])
 def test_one_that_answers_something_else_does_not_hide_the_others(answer):
     with answering(answer), answering(OTHER):
@@ -81,6 +83,7 @@ def test_one_whose_log_directory_has_a_name_that_is_no_text():
         assert launches.of_process(1) == launch
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("job", [{}, {"is_complete": True}, "running", {"agents": [{}]}])
 def test_a_job_of_another_version_may_look_different(job):
     with answering({**OTHER, "job": job}):
@@ -158,6 +161,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be anothe
 ANSWERS = ["pipe", "directory", str(1 << 40), str(2_000_000_000)]
 
 
+@pytest.mark.starts
 @AS_ROOT
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_what_another_user_answers_is_not_read(answer):
@@ -169,6 +173,7 @@ def test_what_another_user_answers_is_not_read(answer):
         assert os.listdir("/proc/self/fd") == fds
 
 
+@pytest.mark.starts
 @MANY
 @AS_ROOT
 def test_sockets_of_another_user_are_not_asked():
@@ -179,6 +184,7 @@ def test_sockets_of_another_user_are_not_asked():
         assert [json.loads(data)["name"] for _, data in view_client.looked("newer")] == ["newer"]
 
 
+@pytest.mark.starts
 @MANY
 def test_many_that_are_silent_do_not_hide_one_that_answers(monkeypatch):
     """They are all asked, as before Linux 5.3."""
@@ -265,6 +271,7 @@ def test_what_comes_along_with_a_question_is_closed():
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.starts
 @AS_ROOT
 def test_what_another_user_sends_along_does_not_reach_the_agent():
     send = """

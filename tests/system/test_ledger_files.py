@@ -41,6 +41,7 @@ def test_a_launch_is_over_when_the_head_that_leads_says_so(tmp_path):
     assert (told.over, told.code, told.cause) == (False, None, "")
 
 
+@pytest.mark.starts
 def test_the_log_service_reads_what_earlier_heads_have_written(tmp_path):
     """As one book; not of other launches, and not of later terms."""
     again = Book(1, BEGIN + 10, BEGIN + 20, (replace(TRAINED, begin=BEGIN + 10, end=BEGIN + 20),))

@@ -158,6 +158,7 @@ print(len(telling.changes))
 """
 
 
+@pytest.mark.starts
 def test_seeds_are_noted_until_it_is_told(tmp_path):
     """Also by what the script has taken from its module."""
     command = [sys.executable, "-c", SEEDS, SITE, tmp_path / "lesson"]

@@ -16,6 +16,8 @@ from hpclaunch.system.logs import log_client
 from hpclaunch.system.logs.log_client import IndexFile, LogServiceClient, StreamFile, TapTo
 from hpclaunch.system.shared import helper
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture
 def client():

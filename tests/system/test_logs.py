@@ -115,6 +115,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.starts
 def test_each_of_many_launches_at_once_has_a_directory_that_its_agents_share(tmp_path):
     """Four launches of three agents each; two of them have one name, as in a batch script."""
     launches = [("7.batch", "1"), ("7.batch", "2"), ("8.0", "3"), ("9.0", "4")]

@@ -35,6 +35,7 @@ def test_numbered_machines():
 NAMES = {"short": "", "long": "x" * 200, "not ASCII": "ü" * 60, "not UTF-8": "\udcff"}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_the_first_on_the_named_machine_is_the_head(name):
     """And the next one, in a process of its own, is not: nobody else need be asked."""
@@ -55,6 +56,7 @@ def test_the_first_on_the_named_machine_is_the_head(name):
     assert another() == "1"
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_cannot_claim_to_be_the_first():
     """The names that it has taken before do not count."""

@@ -501,6 +501,7 @@ def lines_of_workers(text):
     return sorted(line for line in text.splitlines() if re.search(r"rank \d (out|err): ", line))
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "options",
     [

@@ -34,6 +34,8 @@ from hpclaunch.system.shared import helper
 from hpclaunch.worker import mps_daemon
 from surroundings import SHORT
 
+pytestmark = pytest.mark.starts
+
 STAND_INS = Path(__file__).parent.parent / "stand_ins"
 CONTROL = str(STAND_INS / "nvidia-cuda-mps-control")
 CLIENT = str(STAND_INS / "cuda_client.py")

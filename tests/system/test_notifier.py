@@ -12,6 +12,8 @@ import pytest
 
 from hpclaunch.system.notifier import NotifierClient, run
 
+pytestmark = pytest.mark.starts
+
 EVENT = {"event": "hang", "text": "rank 3 hung: 'é' \"x\"", "round": 2}
 LIMIT = 60.0  # seconds; far more than any of this takes
 

@@ -11,6 +11,8 @@ import pytest
 
 from hpclaunch.system.processes import py_spy
 
+pytestmark = pytest.mark.starts
+
 PROGRAM = shutil.which("py-spy", path=Path(sys.executable).parent)
 WAITS = """
 import ctypes

@@ -65,6 +65,7 @@ def test_ipv6(closed):
         assert set(reachability.probe(["::1"], [s.getsockname()[1]], 2).values()) == {Answer.OPEN}
 
 
+@pytest.mark.starts
 def test_no_route():
     """On a host whose only interface, loopback, is down."""
     program = (
@@ -87,6 +88,7 @@ def test_what_cannot_be_tried_says_nothing(addresses):
     assert reachability.explain("n1", addresses, [22]) == ""
 
 
+@pytest.mark.starts
 def test_without_descriptors_it_says_nothing():
     program = (
         "import resource; from hpclaunch.system.network import reachability\n"

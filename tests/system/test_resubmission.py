@@ -37,7 +37,7 @@ OTHERS = (
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
+def slurm(starts, tmp_path, monkeypatch):
     """Writes the commands; returns what `sbatch` got: its options, and the rest."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -183,6 +183,7 @@ def test_one_that_is_refused(slurm, how, why):
         slurm(**how)
 
 
+@pytest.mark.starts
 def test_without_slurms_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(requeue.RefusedError, match="scontrol: No such file or directory"):

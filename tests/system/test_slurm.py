@@ -16,6 +16,8 @@ from hpclaunch.system.hosts import job_end, requeue, slurm
 from hpclaunch.system.network import launches, view_client
 from hpclaunch.system.shared import scontrol
 
+pytestmark = pytest.mark.starts
+
 
 @pytest.fixture(autouse=True)
 def outside_of_slurm(monkeypatch):

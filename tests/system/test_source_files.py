@@ -323,6 +323,7 @@ def test_a_project_that_pip_put_into_the_path(here, monkeypatch):
     assert survey("train.py") == sets("src/a.py")
 
 
+@pytest.mark.starts
 def test_a_project_that_pip_put_into_the_path_by_a_finder(here, tmp_path):
     here({"project/pyproject.toml": """
               [build-system]

@@ -17,7 +17,7 @@ from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.system.processes.fork_server_client import SITE
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 PATH = {"PYTHONPATH": SITE}
 

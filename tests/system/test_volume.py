@@ -86,6 +86,7 @@ def test_a_burst_is_not_copied_only_to_be_dropped(tmp_path):
     assert kept(file).endswith(lines(9950, 10000))
 
 
+@pytest.mark.starts
 def test_what_somebody_reads_stays_until_it_is_closed(tmp_path):
     found = Volume()
     files = [tmp_path / name for name in ("a", "b", "c")]
@@ -197,6 +198,7 @@ print("the end")
 """
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_launch_with_a_limit(tmp_path, workers):
     script = tmp_path / "chatty.py"

@@ -241,6 +241,7 @@ def test_a_message_over_the_limit_ends_the_connection(keys, wiring):
     )
 
 
+@pytest.mark.starts
 def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
     member = wiring.member(keys, 1)
     ready, tell = os.pipe()
@@ -272,6 +273,7 @@ def test_a_killed_peer_is_noticed_on_both_sides(keys, wiring):
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     "first", [b"", GREETING[:1], GREETING], ids=["nothing", "one byte", "a greeting"]
 )

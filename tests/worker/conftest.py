@@ -9,7 +9,7 @@ from progress_server import ProgressServer
 
 
 @pytest.fixture
-def server() -> Iterator[ProgressServer]:
+def server(starts: None) -> Iterator[ProgressServer]:
     server = ProgressServer()
     yield server
     server.end()

@@ -15,7 +15,7 @@ from test_hooks import HOOKS, LIMIT, environment, python, start, worker_environm
 from test_hooks import processes as processes  # fixtures
 from test_hooks import store as store
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 RANKS = """
 import inspect, json, os, sys

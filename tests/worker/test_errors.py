@@ -15,6 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from surroundings import SHORT
 
+pytestmark = pytest.mark.starts
+
 PR_SET_PDEATHSIG = 1
 FAILS = "raise ValueError('of the worker')\n"
 OF_THE_WORKER = "ValueError: of the worker"

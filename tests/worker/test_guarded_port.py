@@ -80,6 +80,7 @@ def test_nobody_waits_for_a_socket_that_is_closed(guard):
             socket.create_connection(target, timeout=20, source_address=(source, 0))
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_it_takes_no_privilege():
     child = os.fork()

@@ -12,7 +12,7 @@ import pytest
 import hpclaunch
 import surroundings
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 90  # seconds; far more than any of this takes

@@ -16,7 +16,11 @@ from test_hooks import processes as processes  # fixtures
 from test_hooks import store as store
 
 missing = importlib.util.find_spec("horovod") is None
-pytestmark = [pytest.mark.horovod, pytest.mark.skipif(missing, reason="needs horovod")]
+pytestmark = [
+    pytest.mark.starts,
+    pytest.mark.horovod,
+    pytest.mark.skipif(missing, reason="needs horovod"),
+]
 
 TELL = """
 import json, os, threading

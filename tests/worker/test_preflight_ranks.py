@@ -18,6 +18,8 @@ from test_hooks import store as store
 
 import hpclaunch
 
+pytestmark = pytest.mark.starts
+
 SCRIPT = Path(hpclaunch.__file__).parent / "worker" / "preflight.py"
 
 # Each rank reads what is to be wrong with it from `FAULTS[rank]`, after torch has been imported.

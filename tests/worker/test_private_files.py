@@ -67,6 +67,7 @@ print(os.geteuid(), os.stat("logs").st_uid, *sorted(os.listdir("logs/round-0")))
 """
 
 
+@pytest.mark.starts
 @with_others
 def test_where_all_that_a_user_makes_belongs_to_another(tmp_path):
     """As on NFS that squashes root."""

@@ -15,7 +15,7 @@ from progress_server import HOOKS, LIMIT, python
 from hpclaunch.worker.progress_watch import ProgressWatch
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 TORCH = tuple(map(int, version("torch").split(".")[:2]))

@@ -22,6 +22,8 @@ from hpclaunch.worker.site import _hpclaunch_progress as page
 from hpclaunch.worker.stack_reader import FIELDS, Found
 from hpclaunch.worker.step_notices import StepNotices
 
+pytestmark = pytest.mark.starts
+
 QUIET = "import time; time.sleep(600)"
 STARTED = "print('up', flush=True)"
 

@@ -39,7 +39,7 @@ class Pace:
 
 
 @pytest.fixture
-def program():
+def program(starts):
     """Starts a Python program; all are killed at the end."""
     with contextlib.ExitStack() as stack:
 

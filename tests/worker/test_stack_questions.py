@@ -234,6 +234,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("name", "debugs"), [("gdb", True), ("py-spy", False)])
 def test_who_looks_at_a_worker_for_a_moment_debugs_nothing(tmp_path, name, debugs):
     """The agent itself looks at workers that hang with py-spy, if there is one."""

@@ -15,7 +15,7 @@ from hpclaunch.worker.site._hpclaunch_progress import ENTERED, IN_A_ROW
 from hpclaunch.worker.step_notices import StepNotices
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 120  # seconds; far more than any of this takes

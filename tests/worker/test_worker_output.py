@@ -10,6 +10,8 @@ import pytest
 import hpclaunch
 from surroundings import environment
 
+pytestmark = pytest.mark.starts
+
 SITE = Path(hpclaunch.__file__).parent / "worker" / "site"
 SCRIPT = """
 import resource, sys

@@ -184,7 +184,7 @@ def said_by(cases, directory, before=()):
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory):
+def real(starts, tmp_path_factory):
     pytest.importorskip("torch.version")
     from torch.version import cuda
 
@@ -201,6 +201,7 @@ def test_what_torch_writes(real, case, hint):
     assert hint in advice.advise(failure(tail, code)), tail
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(not HAS_TORCH or os.geteuid() != 0, reason="needs torch, and root to mount")
 def test_a_full_dev_shm(tmp_path):
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
@@ -213,6 +214,7 @@ def test_a_full_dev_shm(tmp_path):
     assert "--shm-size" in advice.advise(failure(tail, code)), tail
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("program", "hint"),
     [

@@ -331,6 +331,7 @@ print(*(name for name, reader in read.items() if reader.startswith(torch)))
 """
 
 
+@pytest.mark.starts
 def test_the_list_has_all_that_this_torch_reads():
     done = subprocess.run([sys.executable, "-c", SPY], capture_output=True, text=True, check=True)
     names = done.stdout.split()

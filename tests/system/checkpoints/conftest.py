@@ -9,7 +9,7 @@ from makers import Maker
 
 
 @pytest.fixture(scope="module")
-def maker() -> Iterator[Callable[[str], Maker]]:
+def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
     made: dict[str, Maker] = {}
 
     def make(name: str) -> Maker:

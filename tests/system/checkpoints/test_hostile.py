@@ -260,7 +260,7 @@ def test_a_file_larger_than_any_checkpoint(good, tmp_path, name, monkeypatch):
 
 
 @pytest.fixture
-def deep():
+def deep(starts):
     """Directories so deep that neither shutil nor pytest could remove them."""
     above = tempfile.mkdtemp()
     before = os.open(".", os.O_RDONLY)

@@ -8,6 +8,8 @@ import time
 import kills
 import pytest
 
+pytestmark = pytest.mark.starts
+
 KILLS = 1
 FRAMEWORKS = {"hf_trainer", "accelerate_state", "deepspeed_engine", "lightning_trainer"}
 

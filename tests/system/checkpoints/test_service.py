@@ -27,7 +27,7 @@ from hpclaunch.system.checkpoints.service import CheckpointService
 
 
 @pytest.fixture
-def service(tmp_path):
+def service(starts, tmp_path):
     made = CheckpointServiceClient(str(tmp_path), (), "", "auto")
     yield made
     made.close()
@@ -159,6 +159,7 @@ def damage_in_the_middle(path: Path) -> Path:
     return path
 
 
+@pytest.mark.starts
 def test_a_search_that_fails_says_so(tmp_path):
     (tmp_path / "file").touch()
     service = CheckpointServiceClient(str(tmp_path / "file"), (), "", "auto")
@@ -290,6 +291,7 @@ def test_it_reads_ahead_while_nobody_asks(tmp_path):
     assert "wrong checksum" in found.lacks
 
 
+@pytest.mark.starts
 def test_it_looks_by_itself_as_long_as_it_is_told_to(tmp_path, monkeypatch):
     """The process of its own, whose look shows in what is known when it is asked."""
     service = CheckpointServiceClient(str(tmp_path), (), "", "auto")
