@@ -18,8 +18,9 @@ from hpclaunch.system.logs.journal import recorder
 from hpclaunch.system.logs.journal.recorder import Recorder
 from hpclaunch.system.logs.journal.replaying import Decision, NewCore, replay
 from hpclaunch.system.logs.journal.writer import Holding
+from samples import quick_and_exhaustive
 
-SEEDS = range(0, 120, 3)
+SEEDS = quick_and_exhaustive(range(0, 120, 3), 2)
 
 
 class Written:
@@ -106,6 +107,7 @@ def test_from_every_state_on(seed, journals, monkeypatch):
     _check(_finish(sim, journals))
 
 
+@pytest.mark.exhaustive
 def test_quiet_times_are_left_out(journals, monkeypatch):
     monkeypatch.setattr(recorder, "STRETCH", 0.5)
     gaps = 0

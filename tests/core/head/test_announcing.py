@@ -110,7 +110,7 @@ def test_failures_one_after_the_other_are_a_storm():
 
 
 def test_failures_that_are_far_apart_are_none():
-    crew = training(max_restarts=100)
+    crew = training(max_restarts=100, beat=2.0)
     for number in range(4):
         crew.checkpoint = f"/c/{number}.pt"
         fail(crew, tail=f"ValueError: {number}")

@@ -27,7 +27,8 @@ from hpclaunch.core.protocol.model import (
 )
 
 USR1, USR2, TERM = 10, 12, 15
-SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True}
+# Beats are rare here: most of these stories last a quarter of an hour.
+SETTINGS = {"slurm_id": "7", "grace": 20.0, "notice": 30.0, "saves": True, "beat": 2.0}
 REQUEUED = Requeueing(GOES_ON, most=5)
 
 

@@ -96,6 +96,7 @@ def test_the_fast_way_reads_it_right_or_not_at_all(of):
     assert pickles.pieces(data) == expected(of)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_metadata_that_are_cut_short(protocol):
     data = pickle.dumps(metadata(parts(20, 3)), protocol)

@@ -1,0 +1,15 @@
+"""A few cases of many for `make quick`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+
+def quick_and_exhaustive(cases: Iterable[object], quick: int) -> list[object]:
+    """Mark all of the cases but the first `quick` ones as `exhaustive`."""
+    return [
+        case if number < quick else pytest.param(case, marks=pytest.mark.exhaustive)
+        for number, case in enumerate(cases)
+    ]
