@@ -65,18 +65,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure says how to run its test alone."""
+    """Add to each failure how to run its test alone. A test without the mark `frameworks` fails
+    where it would be skipped for a missing library."""
     report = yield
+    if report.skipped and not item.get_closest_marker("frameworks") and (name := _missing(call)):
+        report.outcome = "failed"
+        report.longrepr = f"{name} is missing; mark this test with @pytest.mark.frameworks"
     if report.failed:
         pytest_here = os.path.relpath(Path(sys.executable).parent / "pytest", item.config.rootpath)
-        options = (
-            ["--surroundings", given] if (given := item.config.getoption("--surroundings")) else []
-        )
+        given = item.config.getoption("--surroundings")
+        options = ["--surroundings", given] if given else []
         command = shlex.join([pytest_here, *options, item.nodeid])
         report.sections.append(("run it alone", command))
     return report
+
+
+def _missing(call: pytest.CallInfo[None]) -> str:
+    """Return the module that importorskip has not found; "" if it is torch, or for another skip."""
+    skips = pytest.importorskip.__code__
+    frames = [entry.frame for entry in call.excinfo.traceback] if call.excinfo else []
+    names = [frame.f_locals["modname"] for frame in frames if frame.code.raw is skips]
+    return next((name for name in names if name.partition(".")[0] != "torch"), "")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -111,10 +122,15 @@ def starts() -> None:
 
 
 @pytest.fixture(scope="session")
-def extensions(starts: None) -> dict[str, str]:
+def frameworks() -> None:
+    """The same as `starts`, for fixtures that need the libraries of `pip install .[frameworks]`."""
+    pytest.importorskip("wandb")  # the last of them
+
+
+@pytest.fixture(scope="session")
+def extensions(starts: None, frameworks: None) -> dict[str, str]:
     """The variables for DeepSpeed. It compiles its part for CPUs on first use: once for this
     Python, not in every job."""
-    pytest.importorskip("deepspeed")
     directory = Path(sys.prefix) / "torch_extensions"
     for lock in directory.glob("*/lock"):  # of a build that was killed: it would wait for ever
         lock.unlink()

@@ -35,8 +35,8 @@ class StartWatch:
     @pytest.hookimpl(tryfirst=True)  # before the tests are selected by their marks
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            if "starts" in item.fixturenames:
-                item.add_marker("starts")
+            for mark in {"starts", "frameworks"} & {*item.fixturenames}:
+                item.add_marker(mark)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None]:

@@ -126,6 +126,7 @@ def test_without_progress_the_restarts_are_used_up(tmp_path):
     assert begins(done.stdout) == [0, 1, 1]
 
 
+@pytest.mark.frameworks
 def test_the_trainer_goes_on_from_its_checkpoint(tmp_path):
     """The most used one: killed at step 35, it goes on from step 30."""
     pytest.importorskip("transformers")

@@ -101,6 +101,7 @@ def test_a_handler_with_collectives(tmp_path, kind):
     saves_in_its_handler(tmp_path, SCRIPTS / "in_handler.py", kind)
 
 
+@pytest.mark.frameworks
 def test_a_handler_while_gradients_are_accumulated(tmp_path):
     pytest.importorskip("accelerate")
     saves_in_its_handler(tmp_path, SCRIPTS / "accumulating.py")

@@ -9,19 +9,13 @@ from launching import hpclaunch
 
 from surroundings import environment
 
-pytestmark = [
-    pytest.mark.starts,
-    pytest.mark.torch,
-    pytest.mark.frameworks,
-    pytest.mark.timeout(480),
-]
-pytest.importorskip("wandb")  # the last of the extra
+pytestmark = [pytest.mark.starts, pytest.mark.torch, pytest.mark.timeout(480)]
 
 SCRIPT = Path(__file__).with_name("libraries.py")
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory):
+def launched(frameworks, tmp_path_factory):
     """{how: (what each of two workers has told, what was passed over, the lesson)}"""
     directory = tmp_path_factory.mktemp("libraries")
     shutil.copy(SCRIPT, directory / "train.py")

@@ -9,7 +9,7 @@ from looking import age, damage, lose_the_last_byte, newest, passed_over
 
 
 @pytest.fixture(scope="module")
-def accelerate(maker):
+def accelerate(frameworks, maker):
     return maker("accelerate_state")
 
 

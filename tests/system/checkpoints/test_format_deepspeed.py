@@ -14,7 +14,7 @@ from hpclaunch.system.checkpoints.candidates import Facts
 
 
 @pytest.fixture(scope="module")
-def deepspeed(maker):
+def deepspeed(frameworks, maker):
     return maker("deepspeed_engine")
 
 

@@ -12,7 +12,7 @@ from hpclaunch.system.checkpoints.finding import search
 
 
 @pytest.fixture(scope="module")
-def trainer(maker):
+def trainer(frameworks, maker):
     return maker("hf_trainer")
 
 

@@ -9,7 +9,7 @@ from hpclaunch.system.checkpoints.finding import search
 
 
 @pytest.fixture(scope="module")
-def lightning(maker):
+def lightning(frameworks, maker):
     return maker("lightning_trainer")
 
 

@@ -6,11 +6,10 @@ import os
 import pytest
 import torch
 from looking import cut_short, damage, date, empty, lose_the_last_byte, newest, passed_over
+from safetensors.torch import save_file
 from test_format_torch_save import save
 
 from hpclaunch.system.checkpoints import archives
-
-save_file = pytest.importorskip("safetensors.torch").save_file
 
 
 def write(path, at):

@@ -1,4 +1,4 @@
-"""A test that starts a process without its mark fails; any failure says how to run the test."""
+"""A test without the marks that it needs fails, and a failure says how to run the test alone."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from surroundings import environment
 
 HERE = Path(__file__).parent
-TESTS = """
+STARTS = """
 import os, subprocess, threading
 import pytest
 
@@ -58,21 +58,44 @@ STARTS_WITHOUT_MARK = {
 }
 
 
-@pytest.mark.starts
-def test_each_way_to_start_a_process(tmp_path):
-    (tmp_path / "test_it.py").write_text(TESTS)
-    options = ("-p", "conftest", "-c", HERE.parent / "pyproject.toml", "--rootdir", tmp_path)
+NEEDS = """
+import pytest
+
+def test_without_mark(): pytest.importorskip("no_such_library")
+@pytest.mark.frameworks
+def test_marked(): pytest.importorskip("no_such_library")
+def test_skipped_for_another_reason(): pytest.skip("because")
+def test_torch(): pytest.importorskip("torch.no_such_module")
+"""
+
+pytestmark = pytest.mark.starts
+
+
+def run(tests, directory):
+    """Return the tests that failed, and the output."""
+    (directory / "test_it.py").write_text(tests)
+    options = ("-p", "conftest", "-c", HERE.parent / "pyproject.toml", "--rootdir", directory)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", tmp_path],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", directory],
+        cwd=directory,
         env=environment(PYTHONPATH=HERE),
         capture_output=True,
         text=True,
     )
-    failed = re.findall(r"^(?:FAILED|ERROR) test_it.py::(\S+)", done.stdout, re.MULTILINE)
-    assert sorted(failed) == sorted(STARTS_WITHOUT_MARK), done.stdout
-    for name, start in STARTS_WITHOUT_MARK.items():
-        why = f"a process was started: {start}; mark this test with @pytest.mark.starts"
-        assert why in done.stdout, name
-    assert "/pytest test_it.py::test_fork\n" in done.stdout
-    assert """/pytest 'test_it.py::test_parameter[it'"'"'s]'\n""" in done.stdout
+    return re.findall(r"^(?:FAILED|ERROR) test_it.py::(\S+)", done.stdout, re.M), done.stdout
+
+
+def test_each_way_to_start_a_process(tmp_path):
+    failed, output = run(STARTS, tmp_path)
+    assert sorted(failed) == sorted(STARTS_WITHOUT_MARK), output
+    for start in STARTS_WITHOUT_MARK.values():
+        assert f"a process was started: {start}; mark this test with @pytest.mark.starts" in output
+    assert "/pytest test_it.py::test_fork\n" in output
+    assert """/pytest 'test_it.py::test_parameter[it'"'"'s]'\n""" in output
+
+
+def test_a_library_that_is_missing(tmp_path):
+    failed, output = run(NEEDS, tmp_path)
+    assert failed == ["test_without_mark"], output
+    assert "no_such_library is missing; mark this test with @pytest.mark.frameworks" in output
+    assert "3 skipped" in output
