@@ -1,4 +1,5 @@
-# The habits of this project. `make demo` and `make test` need Debian (or the like) and Python only.
+# The habits of this project: see `make help`. `make demo` and `make test` need Debian (or the like)
+# and Python only.
 
 PYTHON ?= python3
 MINUTES ?= 60
@@ -13,30 +14,38 @@ ROOT := [ "$$(id -u)" = 0 ]
 # See tests/surroundings.py. The locale apart: it changes how the names of the others are written.
 SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
 SHORT := not horovod and not compiles and not requeues and not frameworks and not recipes and not benches
+# What starts no process, and a few cases where there are many
+QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
+.PHONY: help quick demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
 
-demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on
+help:     ## these targets, and how long they take on two cores
+	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
+
+quick: lint types     ## style, types, and the tests that start no process; a minute
+	$(BIN)/pytest -q -n 2 -m '$(QUICK)'
+
+demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on; a minute
 	$(BIN)/python demo.py
 
-test: $(VENV)/frameworks system lint types pytest     ## everything that must hold before a commit
+test: $(VENV)/ready system lint types pytest     ## everything that must hold before a commit; 45 minutes
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready     ## style, by ruff; a second
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/ready
+types: $(VENV)/ready     ## types, by mypy; seconds, the first time half a minute
 	$(BIN)/mypy
 
-pytest: $(VENV)/ready
+pytest: $(VENV)/ready     ## the tests alone; 45 minutes
 	$(RUN) -m '$(SHORT)'
 
 test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; a good hour
 
 # What decides or simulates starts nothing and reads nothing, and is the same anywhere.
-$(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/frameworks system
+$(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/ready system
 	$(RUN) -m '$(SHORT)' --surroundings $* tests/agent tests/system tests/worker tests/cli tests/docs tests/slurm
 
 test-compiled: $(VENV)/frameworks system     ## DeepSpeed, a program in C++ and torch.compile; 10 minutes
@@ -60,10 +69,10 @@ test-horovod: system $(VENV)/horovod     ## Horovod under hpclaunch; builds it f
 test-torch: system     ## what holds for every torch: VERSIONS="2.4.1 2.15.0", some 6 GB and 15 minutes each
 	if $(ROOT); then export HPCLAUNCH_SLURM_REQUIRED=1; fi; tests/every_torch $(VERSIONS)
 
-sim: $(VENV)/ready     ## a hundred thousand simulated clusters
+sim: $(VENV)/ready     ## a hundred thousand simulated clusters; an hour
 	$(BIN)/python tests/sim/replay.py --seeds 100000
 
-fuzz: $(VENV)/ready     ## any data for every parser of what comes from outside, for so many MINUTES
+fuzz: $(VENV)/ready     ## any data for every parser of what comes from outside; an hour, or MINUTES=5
 	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
 
 test-leaks: $(VENV)/ready system     ## what 1,000 launches and 1,000 restarts leave behind; 20 minutes
@@ -72,7 +81,7 @@ test-leaks: $(VENV)/ready system     ## what 1,000 launches and 1,000 restarts l
 test-kills: $(VENV)/frameworks     ## two hundred kills while saving, for every format; hours
 	cd tests/system/checkpoints && PYTHONPATH=. $(CURDIR)/$(BIN)/python kills.py --kills 200
 
-soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root
+soak: $(VENV)/ready system     ## thirty random faults in one job on a real cluster, as root; several minutes
 	$(BIN)/pytest -s tests/slurm/soak.py
 
 chaos: $(VENV)/ready system     ## faults of all kinds in one job for half an hour, as root; its goodput
@@ -126,5 +135,5 @@ system:     # without root the tests that need it are skipped, and say so
 	@which slurmctld slurmd scontrol munged ip nft fusermount3 nsenter pkill g++ cmake chromium zsh fish >/dev/null || ! $(ROOT) \
 	  || { apt-get update -qq && $(APT) $(SYSTEM); }
 
-clean:
+clean:     ## remove the virtual environments and what was built
 	rm -rf $(VENV) $(GPU) demo-run build *.egg-info launcher/*.egg-info
