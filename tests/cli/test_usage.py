@@ -10,8 +10,6 @@ from launching import HPCLAUNCH, hpclaunch, script
 
 from surroundings import environment
 
-pytestmark = pytest.mark.starts
-
 # For root the modes of files mean nothing unless these two capabilities are gone.
 WITHOUT_ROOTS_RIGHTS = (
     ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
@@ -120,10 +118,10 @@ def cwd(tmp_path):
         (["--resume-with=--resume {checkpoint}", "train.py"], "needs --checkpoint-dir"),
     ],
 )
-def test_a_mistake(cwd, args, says):
+def test_a_mistake(in_process, cwd, args, says):
     if "gpu" in args and os.path.exists("/proc/driver/nvidia"):
         pytest.skip("there is a GPU here")
-    done = hpclaunch(*args, cwd=cwd)
+    done = in_process(*args, cwd=cwd)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("hpclaunch: error: ")
@@ -132,12 +130,13 @@ def test_a_mistake(cwd, args, says):
 
 
 @pytest.mark.parametrize("name", ["train2.py", "src/train", "./train", "train.sh", "v2"])
-def test_what_looks_like_a_file_is_missed_as_one(cwd, name):
-    done = hpclaunch(name, cwd=cwd)
+def test_what_looks_like_a_file_is_missed_as_one(in_process, cwd, name):
+    done = in_process(name, cwd=cwd)
     assert done.returncode == 2
     assert done.stderr == f"hpclaunch: error: no script {name} in {cwd}\n"
 
 
+@pytest.mark.starts
 def test_a_job_of_several_nodes_without_srun(cwd):
     env = environment(SLURM_JOB_ID=7, SLURM_JOB_NUM_NODES=2, SLURM_JOB_NODELIST="n[1-2]")
     done = hpclaunch("train.py", cwd=cwd, env=env)
@@ -147,19 +146,20 @@ def test_a_job_of_several_nodes_without_srun(cwd):
 
 
 @pytest.mark.parametrize(("within", "lines"), [("7.1", 0), ("7.0", 1)])
-def test_one_task_of_a_step_says_it_and_every_launcher_within_a_worker(cwd, within, lines):
+def test_one_task_of_a_step_says_it_and_every_launcher_in_a_worker(in_process, cwd, within, lines):
     step = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 3}
-    done = hpclaunch("--grow", cwd=cwd, env=environment(**step, HPCLAUNCH_STEP=within))
+    done = in_process("--grow", cwd=cwd, env=environment(**step, HPCLAUNCH_STEP=within))
     assert (done.returncode, done.stderr.count("\n")) == (2, lines)
 
 
-def test_an_interpreter_that_is_none(cwd):
-    done = hpclaunch("train.py", cwd=cwd, env=environment(PYTHON_EXEC="/no/such/python"))
+def test_an_interpreter_that_is_none(in_process, cwd):
+    done = in_process("train.py", cwd=cwd, env=environment(PYTHON_EXEC="/no/such/python"))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "PYTHON_EXEC=/no/such/python is not a program" in line
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(
     ("closed", "args", "says"),
     [
@@ -179,6 +179,7 @@ def test_what_may_not_be_read_or_written(cwd, closed, args, says):
     assert says in line
 
 
+@pytest.mark.starts
 def test_a_name_in_another_encoding_is_shown_as_it_is(cwd):
     name = os.fsdecode(b"gr\xf6\xdfe.py")  # in Latin-1
     done = hpclaunch(name, cwd=cwd, errors="surrogateescape")
@@ -186,6 +187,7 @@ def test_a_name_in_another_encoding_is_shown_as_it_is(cwd):
     assert done.stderr == f"hpclaunch: error: no script {name} in {cwd}\n"
 
 
+@pytest.mark.starts
 def test_a_name_is_no_command_for_a_terminal(cwd):
     done = hpclaunch("\x1b[31mred\nhpclaunch: well\x9b.py", cwd=cwd)
     assert done.returncode == 2
@@ -194,11 +196,12 @@ def test_a_name_is_no_command_for_a_terminal(cwd):
     )
 
 
-def test_help_and_version(cwd):
-    assert "--max-restarts" in hpclaunch("--help", cwd=cwd).stdout
-    assert hpclaunch("--version", cwd=cwd).stdout.startswith("hpclaunch ")
+def test_help_and_version(in_process, cwd):
+    assert "--max-restarts" in in_process("--help", cwd=cwd).stdout
+    assert in_process("--version", cwd=cwd).stdout.startswith("hpclaunch ")
 
 
+@pytest.mark.starts
 def test_help_does_not_load_the_agent(cwd):
     done = subprocess.run(
         [HPCLAUNCH, "--help"],
@@ -212,6 +215,7 @@ def test_help_does_not_load_the_agent(cwd):
         assert f" {heavy}\n" not in done.stderr
 
 
+@pytest.mark.starts
 def test_a_directory_that_is_gone(tmp_path):
     path = script(tmp_path, "print('ran')")
     gone = tmp_path / "gone"
@@ -223,6 +227,7 @@ def test_a_directory_that_is_gone(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
 def test_a_command_whose_output_nobody_reads(cwd, words):
     """As in `hpclaunch checkpoints . | head -1`."""
@@ -235,6 +240,7 @@ def test_a_command_whose_output_nobody_reads(cwd, words):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize("words", [("checkpoints", "."), ("sbatch", "train.py")])
 def test_a_command_whose_output_has_no_room(cwd, words):
     (cwd / "train.py").touch()
@@ -252,6 +258,7 @@ WITHOUT_PROCESSES = (
 )
 
 
+@pytest.mark.starts
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_no_further_process_is_allowed(tmp_path):
     done = hpclaunch("--nproc=1", script(tmp_path, ""), cwd=tmp_path, before=WITHOUT_PROCESSES)
