@@ -77,15 +77,15 @@ def test_a_pattern_and_what_is_left_out(tmp_path):
         ("empty", "no checkpoint in empty: a training would begin at the start"),
     ],
 )
-def test_nothing_to_resume_from(tmp_path, where, words):
+def test_nothing_to_resume_from(in_process, tmp_path, where, words):
     (tmp_path / "empty").mkdir()
-    done = hpclaunch("checkpoints", where, cwd=tmp_path)
+    done = in_process("checkpoints", where, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"{words}\n")
 
 
-def test_what_is_no_directory(tmp_path):
+def test_what_is_no_directory(in_process, tmp_path):
     (tmp_path / "file").touch()
-    done = hpclaunch("checkpoints", "file", cwd=tmp_path)
+    done = in_process("checkpoints", "file", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(
         "hpclaunch: error: cannot look for checkpoints in file: it is not"

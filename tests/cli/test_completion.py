@@ -6,7 +6,6 @@ import shutil
 import subprocess
 
 import pytest
-from launching import hpclaunch
 
 from hpclaunch.cli import COMMANDS, completion
 from hpclaunch.cli.options import build_parser
@@ -30,9 +29,8 @@ def written(tmp_path_factory):
     return directory
 
 
-@pytest.mark.starts
-def test_it_is_printed(tmp_path, written):
-    done = hpclaunch("--print-completion", "bash", cwd=tmp_path)
+def test_it_is_printed(in_process, tmp_path, written):
+    done = in_process("--print-completion", "bash", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (written / "bash").read_text() + "\n"
 

@@ -182,8 +182,8 @@ def test_a_directory_that_cannot_be_written_is_no_reason_not_to_train(tmp_path):
         (["--metrics-ranks"], "--metrics-ranks needs --metrics"),
     ],
 )
-def test_mistakes(tmp_path, words, why):
-    done = hpclaunch(*words, script(tmp_path, "print('trained')\n"), cwd=tmp_path)
+def test_mistakes(in_process, tmp_path, words, why):
+    done = in_process(*words, script(tmp_path, "print('trained')\n"), cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr
     assert done.stdout == ""

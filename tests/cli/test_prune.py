@@ -128,8 +128,8 @@ def test_what_somebody_uses_stays(tmp_path, logs):
         (["prune", "--older-than", "3", "nowhere"], "cannot look for logs in nowhere: No such"),
     ],
 )
-def test_mistakes(tmp_path, words, wrong):
-    done = hpclaunch(*words, cwd=tmp_path)
+def test_mistakes(in_process, tmp_path, words, wrong):
+    done = in_process(*words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert wrong in done.stderr
     assert "Traceback" not in done.stderr

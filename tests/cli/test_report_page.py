@@ -217,11 +217,11 @@ def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
         (("--html", "page.html", "--json"), "not allowed with argument"),
     ],
 )
-def test_mistakes(tmp_path, args, complaint):
+def test_mistakes(in_process, tmp_path, args, complaint):
     launch, _ = a_launch()
     (book,) = launch.books
     written = ledger_files.text(book, 0.0, launch=launch.name, allocated=None, over=True)
     (tmp_path / "ledger-0-20260101T000000.json").write_text(written)
-    done = hpclaunch("report", ".", *args, cwd=tmp_path)
+    done = in_process("report", ".", *args, cwd=tmp_path)
     assert done.returncode == 2
     assert complaint in done.stderr

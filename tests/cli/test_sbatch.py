@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HPCLAUNCH, hpclaunch, script
+from launching import HPCLAUNCH, script
 
 from hpclaunch.cli import main, profiles
 from surroundings import environment
@@ -326,9 +326,8 @@ sys.exit(f"imported: {heavy}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.starts
-def test_every_option_is_documented(cwd):
-    done = hpclaunch("sbatch", "--help", cwd=cwd)
+def test_every_option_is_documented(in_process, cwd):
+    done = in_process("sbatch", "--help", cwd=cwd)
     assert done.returncode == 0
     options = set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.MULTILINE))
     page = PAGE.read_text()

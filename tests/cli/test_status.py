@@ -119,8 +119,8 @@ def test_restart_notice_and_stop(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["stop", "restart", "notice", "status"])
-def test_what_is_not_there(tmp_path, command):
-    done = hpclaunch(command, "local-4711", cwd=tmp_path)
+def test_what_is_not_there(in_process, tmp_path, command):
+    done = in_process(command, "local-4711", cwd=tmp_path)
     assert done.returncode == 2
     assert "no launch local-4711 is led from this machine" in done.stderr
     assert done.stderr.count("\n") == 1
