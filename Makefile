@@ -54,7 +54,7 @@ test-compiled: $(VENV)/frameworks system     ## DeepSpeed, a program in C++ and 
 test-requeue: $(VENV)/frameworks system     ## jobs that Slurm starts again, as root; 10 minutes
 	$(BIN)/pytest -m requeues
 
-test-frameworks: $(VENV)/frameworks system     ## trainings with each framework, interrupted, killed and not, as root; 20 minutes
+test-frameworks: $(VENV)/frameworks system     ## each framework: trainings, interrupted and killed, and checkpoints, as root; 20 minutes
 	$(RUN) -m 'frameworks and not compiles'
 
 test-recipes: $(VENV)/ready system     ## job scripts of clusters' documentation, as root; 5 minutes
