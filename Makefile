@@ -18,9 +18,10 @@ SHORT := not horovod and not compiles and not requeues and not frameworks and no
 QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
 RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
 
-.PHONY: help quick demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
+.PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
 
+.PHONY: help quick
 help:     ## these targets, and how long they take on two cores
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
 
