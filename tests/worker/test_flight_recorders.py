@@ -9,7 +9,7 @@ import pytest
 from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import environment
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 MEETS = """
 import sys
