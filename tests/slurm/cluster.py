@@ -50,7 +50,7 @@ SlurmctldLogFile={directory}/slurmctld.log
 SlurmdLogFile={directory}/slurmd.%h.log
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=batch_sched_delay=0
+SchedulerParameters=batch_sched_delay=0,bf_interval=1
 SlurmdParameters=config_overrides
 SlurmdTimeout=120
 KillWait=20
@@ -102,6 +102,7 @@ class Cluster:
         self.directory.chmod(0o755)
         self._open_to_all = open_to_all
         self._all: list[Host] = []
+        self.submitted: list[Job] = []  # by `sbatch`
         self.env = {  # nothing of the environment that the tests were started in
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "LANG": "C.UTF-8",
@@ -262,7 +263,8 @@ class Cluster:
         said = self.controller.run(
             command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
         )
-        return Job(self, int(said.split(";")[0]), directory, output)
+        self.submitted.append(Job(self, int(said.split(";")[0]), directory, output))
+        return self.submitted[-1]
 
     def jobs(self) -> list[str]:
         """The ids of those that are not over."""
@@ -307,6 +309,19 @@ class Job:
     def output(self) -> str:
         return self._output.read_text() if self._output.exists() else ""
 
+    def __str__(self) -> str:
+        """All that helps to see what went wrong."""
+        try:
+            state = self.fields()["JobState"]
+        except AssertionError as e:  # Slurm does not answer, or does not remember the job
+            state = str(e)
+        logs = [str(path) for path in self.directory.glob("hpclaunch-logs/*")]
+        return (
+            f"job {self.id}: {state}; exit codes of its agents by task: {self.codes}; logs: "
+            f"{', '.join(logs) or f'none in {self.directory}/hpclaunch-logs'}; its console:\n"
+            f"{self.output}"
+        )
+
     def wait(self, timeout: float = 120.0, *, runs: int = 1) -> Ended:
         """Until Slurm has taken it off the nodes, after so many `runs` at most."""
         fields: dict[str, str] = {}
@@ -317,10 +332,7 @@ class Job:
                 self._begins(fields, times)
             return fields["JobState"] not in GOING_ON
 
-        try:
-            eventually(f"the end of job {self.id}", over, timeout)
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.output}") from None
+        eventually(f"the end of job {self.id}", over, timeout)
         return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
     def starts_again(self, times: int, timeout: float = 120.0) -> None:
@@ -333,10 +345,7 @@ class Job:
             assert not is_over, f"job {self.id} is not requeued, but {state}"
             return self._begins(fields, times)
 
-        try:
-            eventually(f"requeue {times} of job {self.id}", begun, timeout)
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.output}") from None
+        eventually(f"requeue {times} of job {self.id}", begun, timeout)
 
     def _begins(self, fields: Mapping[str, str], times: int) -> bool:
         waits = fields["JobState"] == "PENDING" and fields["Restarts"] == str(times)
@@ -356,10 +365,7 @@ class Job:
 
     def says(self, text: str, timeout: float = 60.0) -> None:
         """Wait until the text is on the job's console."""
-        try:
-            eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
-        except AssertionError as e:
-            raise AssertionError(f"{e}; it says:\n{self.output}") from None
+        eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
 
     @property
     def codes(self) -> dict[int, int]:
@@ -379,7 +385,4 @@ class Job:
 
     def until_all_run(self, world: int) -> None:
         """Wait until all workers of `scripts/tell.py` are there."""
-        try:
-            eventually(f"{world} workers", lambda: len(self.told()) == world, timeout=60)
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.output}") from None
+        eventually(f"{world} workers", lambda: len(self.told()) == world, timeout=60)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 import hpclaunch
+import timed
 
 from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
 
@@ -34,6 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slurm)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failing test shows its jobs."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections += [(f"job {job.id}", str(job)) for job in cluster.submitted]
+    return report
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     with cluster_of(NODES) as it:
@@ -50,6 +64,7 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
     remove_stale()
     package = Path(hpclaunch.__file__).parent
     prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
+    compileall.compile_dir(package, quiet=1)  # once, and not in every agent
     it = Cluster(open_to_all=[*prefixes, package.parent, ROOT])
     try:
         it.up(nodes=nodes, gpus=4, cpus=8)
@@ -74,6 +89,7 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
     # Jobs that are just completing would keep the first nodes from this test.
     with suppress(AssertionError):
         eventually("idle nodes", cluster.is_idle, timeout=5)
+    cluster.submitted.clear()
     yield
     for job in cluster.jobs():
         cluster.on("ctl", ["scancel", job])
@@ -87,7 +103,14 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
 
 
 class Launch(Protocol):
-    def __call__(self, *args: object, srun: str = ..., after: str = ..., **options: Any) -> Job: ...
+    def __call__(
+        self,
+        *args: object,
+        srun: str = ...,
+        after: str = ...,
+        timing: Mapping[str, float] = ...,
+        **options: Any,
+    ) -> Job: ...
 
 
 @pytest.fixture
@@ -95,13 +118,19 @@ def launch(cluster: Cluster, tmp_path: Path) -> Launch:
     """Submit a job that starts hpclaunch with `args` on all nodes, in the test's own directory.
 
     The agents' exit codes are kept for `Job.codes`; `srun` may be another command before theirs,
-    and `after` what the job script does next.
+    `after` is what the job script does next, and `timing` has other time-outs than the usual.
     """
 
     def launch(
-        *args: object, srun: str = f"srun {SCRIPTS}/agent.sh", after: str = "", **options: Any
+        *args: object,
+        srun: str = f"srun {SCRIPTS}/agent.sh",
+        after: str = "",
+        timing: Mapping[str, float] | None = None,
+        **options: Any,
     ) -> Job:
         command = f"{srun} {shlex.join(map(str, args))}\n{after}"
+        if timing:
+            options["env"] = timed.variables(cluster.env["PATH"], **timing) | options.get("env", {})
         return cluster.sbatch(command, **{"directory": tmp_path} | options)
 
     return launch

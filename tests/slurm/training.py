@@ -10,10 +10,10 @@ from .cluster import Ended, Job, eventually
 from .conftest import SCRIPTS, Launch
 
 ELASTIC = SCRIPTS / "elastic.py"
-EPOCHS = 16
+ENOUGH = "enough"
 
 
-def expected(epochs: int = EPOCHS) -> str:
+def expected(epochs: int) -> str:
     """Computed as the workers do, but by one."""
     spec = importlib.util.spec_from_file_location("elastic", ELASTIC)
     assert spec is not None
@@ -29,22 +29,35 @@ def expected(epochs: int = EPOCHS) -> str:
 def train(
     launch: Launch, saved: Path, *options: object, there: Path | None = None, **more: object
 ) -> Job:
-    """One worker on each node; returns when the third epoch is saved. `there` is where these tests
-    see what is saved.
+    """One worker on each node, until `finish`; returns when the third epoch is saved. `there` is
+    where these tests see what is saved.
     """
     arguments = ("--nproc", 1, "--checkpoint-dir", saved, *options)
-    job = launch(*arguments, ELASTIC, "--dir", saved, "--epochs", EPOCHS, **more)
-    progress(job, 2, there)
+    job = launch(*arguments, ELASTIC, "--dir", saved, "--until", ENOUGH, **more)
+    progress(there or saved, 3)
     return job
 
 
-def progress(job: Job, epoch: int, there: Path | None = None) -> None:
-    """Wait until it is saved."""
-    file = (there or job.directory / "saved") / f"epoch-{epoch}.pt"
-    try:
-        eventually(f"epoch {epoch}", file.exists, timeout=30)
-    except AssertionError as e:
-        raise AssertionError(f"{e}\n{job.output}") from None
+def progress(saved: Path, epochs: int) -> None:
+    """Wait until so many more are saved."""
+    wanted = newest(saved) + epochs
+    eventually(f"epoch {wanted}", lambda: newest(saved) >= wanted, timeout=60)
+
+
+def finish(job: Job, saved: Path) -> Ended:
+    """End the training: every epoch was saved once, and the result is right."""
+    (job.directory / ENOUGH).touch()
+    ended = job.wait()
+    said = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
+    assert said == [result(saved)], str(ended)
+    return ended
+
+
+def result(saved: Path) -> str:
+    """What a training that has saved this comes to; it saved every epoch once."""
+    epochs = [epoch for epoch, _ in writers(saved)]
+    assert epochs == list(range(len(epochs))), epochs
+    return expected(len(epochs))
 
 
 def writers(saved: Path) -> list[tuple[int, str]]:
@@ -61,8 +74,3 @@ def saves(saved: Path) -> list[tuple[int, str, int]]:
 def newest(saved: Path) -> int:
     """The last epoch that was saved, -1 for none."""
     return max((int(p.stem.partition("-")[2]) for p in saved.glob("epoch-*.pt")), default=-1)
-
-
-def assert_right(ended: Ended, epochs: int = EPOCHS) -> None:
-    said = re.findall(r"^final (\d+)$", ended.output, re.MULTILINE)
-    assert said == [expected(epochs)], str(ended)

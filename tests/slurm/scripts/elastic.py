@@ -1,10 +1,10 @@
 """Training whose result is the same for any number of workers, however often it is interrupted.
 
-    elastic.py --dir DIR (--epochs N | --until FILE)
+    elastic.py --dir DIR --until FILE
 
-Each epoch takes half a second. Rank 0 saves after every one, adds "epoch host workers" to `writers`
-there, and says at the end how it came out. A worker that finds `raise.<host>` there removes it and
-raises what it says.
+Each epoch takes half a second; the last one begins once the file is there. Rank 0 saves after
+every one, adds "epoch host workers" to `writers` there, and says at the end how it came out. A
+worker that finds `raise.<host>` there removes it and raises what it says.
 """
 # ruff: noqa: T201 -- what a worker has to say goes to its standard output
 
@@ -41,9 +41,7 @@ def obey(wish: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    length = parser.add_mutually_exclusive_group(required=True)
-    length.add_argument("--epochs", type=int)
-    length.add_argument("--until", type=Path)
+    parser.add_argument("--until", type=Path, required=True)
     args = parser.parse_args()
     host = os.uname().nodename
 
@@ -54,10 +52,10 @@ def main() -> None:
         saved = torch.load(checkpoint)
         state, first = saved["state"], saved["epoch"] + 1
     args.dir.mkdir(exist_ok=True)
-    for epoch in itertools.count(first) if args.epochs is None else range(first, args.epochs):
+    for epoch in itertools.count(first):
         time.sleep(0.5)
         obey(args.dir / f"raise.{host}")
-        over = rank == 0 and args.until is not None and args.until.exists()
+        over = rank == 0 and args.until.exists()
         total = torch.tensor([share(epoch, rank, world), over])
         dist.all_reduce(total)
         state = after(state, int(total[0]))
