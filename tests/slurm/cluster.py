@@ -61,7 +61,7 @@ NodeName=n[1-{nodes}] NodeAddr={addresses} CPUs={cpus} RealMemory=4000 Gres=gpu:
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
-PartitionName=main Default=YES PriorityTier=1 GraceTime=30
+PartitionName=main Default=YES PriorityTier=1 GraceTime=20
 PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 

@@ -66,7 +66,7 @@ while True:
     model(batch + rank).square().sum().backward()
     optimizer.step()
     scheduler.step()
-    time.sleep(0.02)
+    time.sleep(0.05)
     if drawn == 20:
         Path(f"trains-{rank}").touch()
     wanted = how == "due" and due()
