@@ -63,7 +63,7 @@ def test_a_read_from_a_file_system_that_stalls(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
     env = {"HANGS": "storage:0:8", "STALLING": str(tmp_path)}
-    with stalling(cluster, "n1", tmp_path / "n1"):
+    with stalling(cluster, tmp_path / "n1", "n1"):
         job = launch("--nproc", 1, *LIMIT, "--max-restarts", 1, HANGING, nodes=2, env=env)
         job.says("the workers hang")
         (tmp_path / "n1.stalls").unlink()  # what waits there cannot be killed

@@ -176,7 +176,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     logs.mkdir()
     cluster.on("n2", ["mount", "-t", "tmpfs", "-o", "size=4m", "small", str(logs)])
     try:
-        script = (SCRIPTS / "chatty.py", "--steps", 200, "--pad", 5000)
+        script = (SCRIPTS / "chatty.py", "--until", "enough", "--pad", 5000)
         job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, *script)
         job.says("step 5")
         fill = f"cat /dev/zero >{shlex.quote(str(logs))}/full; true"
@@ -185,6 +185,9 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
         steps = re.findall(r"rank 0 step (\d+)", job.output)
         job.says(f"rank 0 step {int(steps[-1]) + 3} ")  # rank 1 has written more than a page
         cluster.on("n2", ["rm", str(logs / "full")])
+        steps = re.findall(r"rank 0 step (\d+)", job.output)
+        job.says(f"rank 1 step {int(steps[-1]) + 20} ")
+        (tmp_path / "enough").touch()
         ended = job.wait()
         (out,) = cluster.on("n2", ["find", str(logs), "-name", "rank-*.out"]).split()
         written = cluster.on("n2", ["cat", out])
@@ -193,7 +196,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     assert ended.code == 0, str(ended)
     assert "restart" not in ended.output
     assert re.search(r"hpclaunch: \d+ bytes are lost here: No space left on device\n", written)
-    assert "step 199 " in written
+    assert f"step {int((tmp_path / 'steps').read_text()) - 1} " in written
 
 
 @pytest.mark.parametrize(

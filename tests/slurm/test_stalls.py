@@ -9,22 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster, eventually
+from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
+from .hosts import Process
 from .training import finish, progress, train
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
 TELL = SCRIPTS / "tell.py"
-STALL = 7.0  # seconds; longer than any lease
-STEPS = 150
-LAST = f"step {STEPS - 1}"
+STALL = 5.5  # seconds; longer than any lease
+CONTINUES = "was stopped by a signal, and continues"
 HELD_UP = re.compile(r"this agent was held up for (?:[3-9]|\d\d)\S* s")
 
 
@@ -32,19 +32,18 @@ needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no FUSE 
 
 
 @contextmanager
-def stalling(
-    cluster: Cluster, host: str, directory: Path, spared: str = ""
-) -> Iterator[Callable[[], None]]:
-    """On this host, the directory is on a file system that stalls for a while when what is yielded
-    is called; all calls but the `spared` ones."""
-    source, stalls = directory.with_suffix(".source"), directory.with_suffix(".stalls")
-    for each in (directory, source):
-        each.mkdir()
-    script = str(SCRIPTS / "stalling.py")
-    command = [sys.executable, script, str(source), str(directory), str(stalls)]
-    cluster.on(host, command)
+def stalling(cluster: Cluster, directory: Path, *hosts: str) -> Iterator[Callable[..., None]]:
+    """On each of these hosts, the directory is on a file system of its own, and these stall for a
+    while when what is yielded is called; all calls but those that are spared."""
+    stalls = directory.with_suffix(".stalls")
+    directory.mkdir()
+    for host in hosts:
+        own = source(directory, host)
+        own.mkdir()
+        script = str(SCRIPTS / "stalling.py")
+        cluster.on(host, [sys.executable, script, str(own), str(directory), str(stalls)])
 
-    def stall() -> None:
+    def stall(spared: str = "") -> None:
         stalls.write_text(spared)
         time.sleep(STALL)
         stalls.unlink()
@@ -53,7 +52,13 @@ def stalling(
         yield stall
     finally:
         stalls.unlink(missing_ok=True)
-        cluster.on(host, ["umount", "--lazy", str(directory)])
+        for host in hosts:
+            cluster.on(host, ["umount", "--lazy", str(directory)])
+
+
+def source(directory: Path, host: str) -> Path:
+    """Where these tests see what is on a file system of `stalling`."""
+    return directory.with_suffix(f".{host}")
 
 
 def assert_nobody_waited(*logs: Path) -> None:
@@ -64,33 +69,33 @@ def assert_nobody_waited(*logs: Path) -> None:
         assert not HELD_UP.search(told), told
 
 
+def assert_no_line_is_lost(job: Job, output: str) -> None:
+    steps = int((job.directory / "steps").read_text())
+    for rank in range(3):
+        shown = re.findall(rf"^rank {rank} .*\n", output, re.MULTILINE)
+        assert shown == [f"rank {rank} step {step}\n" for step in range(steps)]
+
+
 @needs_fuse
-@pytest.mark.parametrize(
-    ("host", "spared"),
-    [("n1", "write flush"), ("n2", "write flush"), ("n1", "")],
-    ids=["what the head reads", "what another node reads", "everything"],
-)
-def test_a_log_directory_that_stalls(
-    host: str, spared: str, cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
-    """If its worker has to wait, the others wait for it. No line is lost, here or in the files."""
+def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """For the head and for another node: first when they read, then when their workers write as
+    well, for which the third node waits. No line is lost, here or in the files."""
     logs = tmp_path / "logs"
-    with stalling(cluster, host, logs, spared) as stall:
-        script = str(SCRIPTS / "chatty.py")
-        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, script, "--steps", STEPS)
+    with stalling(cluster, logs, "n1", "n2") as stall:
+        script = (SCRIPTS / "chatty.py", "--until", "enough")
+        job = launch("--nproc", 1, "--nnodes", "2:3", "--log-dir", logs, *script)
         job.says("step 10")
+        stall("write flush")
         stall()
+        (tmp_path / "enough").touch()
         ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "was lost" not in ended.output
-    directories = [logs, logs.with_suffix(".source")]
-    assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1]
-    written = [out.read_text() for d in directories for out in d.glob("round-0/rank-*.out")]
-    for rank in range(3):
-        lines = "".join(f"rank {rank} step {step}\n" for step in range(STEPS))
-        assert lines in written
-        shown = re.findall(rf"^rank {rank} .*\n", ended.output, re.MULTILINE)
-        assert "".join(shown) == lines
+    directories = [source(logs, "n1"), source(logs, "n2"), logs]
+    assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1, 1]
+    written = [(d / f"round-0/rank-{rank}.out").read_text() for rank, d in enumerate(directories)]
+    assert_no_line_is_lost(job, "".join(written))
+    assert_no_line_is_lost(job, ended.output)
     assert_nobody_waited(*directories)
 
 
@@ -99,40 +104,44 @@ def test_a_checkpoint_directory_that_stalls(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
     saved, logs = tmp_path / "saved", tmp_path / "logs"
-    with stalling(cluster, "n1", saved) as stall:
-        source = saved.with_suffix(".source")
+    with stalling(cluster, saved, "n1") as stall:
+        there = source(saved, "n1")
         options = ("--nnodes", "2:3", "--log-dir", logs, "--max-restarts", 0)
-        job = train(launch, saved, *options, there=source)
+        job = train(launch, saved, *options, there=there)
         stall()
-        ended = finish(job, source)
+        ended = finish(job, there)
     assert ended.code == 0, str(ended)
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
     assert_nobody_waited(logs)
 
 
-@pytest.mark.parametrize("when", ["step 0", "step 20", LAST])
-def test_helpers_that_are_stopped(
-    when: str, cluster: Cluster, launch: Launch, tmp_path: Path
-) -> None:
-    """Stop everything beside the agents and the workers, on all nodes. No line or round is lost."""
+def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
+    """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
+    and before the last one. No line or round is lost."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
     options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--steps", STEPS)
-    job.says(when)
-    for helper in [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]:
-        with suppress(ProcessLookupError):  # after the last step, some have ended
+    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--until", "enough")
+
+    def stop() -> list[Process]:
+        helpers = [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]
+        for helper in helpers:
             helper.kill(signal.SIGSTOP)
+        return helpers
+
+    for when in ("step 0", "step 20"):
+        job.says(when)
+        said = job.output.count(CONTINUES)
+        helpers = stop()
+        eventually("a helper continues", lambda: job.output.count(CONTINUES) > said)  # noqa: B023
+        eventually("all continue", lambda: not any(p.is_held for p in helpers))  # noqa: B023
+    stop()
+    (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert "was lost" not in ended.output
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
-    if when != LAST:
-        assert "was stopped by a signal, and continues" in ended.output
-    for rank in range(3):
-        lines = "".join(f"rank {rank} step {step}\n" for step in range(STEPS))
-        shown = re.findall(rf"^rank {rank} .*\n", ended.output, re.MULTILINE)
-        assert "".join(shown) == lines
+    assert_no_line_is_lost(job, ended.output)
 
 
 def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from .cluster import Cluster
 from .conftest import SCRIPTS, Launch
@@ -10,26 +11,34 @@ from .conftest import SCRIPTS, Launch
 PACING = SCRIPTS / "pacing.py"
 
 
-def test_a_spare_takes_the_place_of_a_straggler(cluster: Cluster, launch: Launch) -> None:
+SAMPLES = {"sampling": 4.0}  # seconds between two of them
+
+
+def test_a_spare_takes_the_place_of_a_straggler(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
     job = launch(
         *("--nproc", 1, "--nnodes", 2, "--checkpoint-dir", "saved", "--replace-stragglers"),
         PACING,
         nodes=3,
-        env={"SLOW": "loader:n2:1.8", "SAVES": "saved", "SECONDS": "40"},
+        env={"SLOW": "loader:n2:1.8", "SAVES": "saved", "SECONDS": "120", "UNTIL": "enough"},
+        timing=SAMPLES,
     )
-    ended = job.wait(timeout=180)
+    job.says("ending the round: a spare takes the place of n2", timeout=100)
+    job.says("resuming from")
+    (tmp_path / "enough").touch()
+    ended = job.wait()
     assert ended.code == 0, str(ended)
     named = re.findall(r"^hpclaunch: (.*) is a straggler: .*\n  (.*)", ended.output, re.M)
     assert [who for who, _ in named] == ["rank 1 on n2"]
     assert named[0][1].startswith("it waits, but not for a CPU or a disk")
-    assert "ending the round: a spare takes the place of n2" in ended.output
     (steps,) = re.findall(r"^(\d+) steps", ended.output, re.M)
     assert int(steps) > 0
 
 
 def test_a_node_behind_a_slow_network(cluster: Cluster, launch: Launch) -> None:
     """What it sends waits in a queue. No rank computes for longer than the others."""
-    job = launch("--nproc", 1, PACING, nodes=3, env={"SECONDS": "120"})
+    job = launch("--nproc", 1, PACING, nodes=3, env={"SECONDS": "120"}, timing=SAMPLES)
     job.says("rank 0 trains")
     queue = ["rate", "2mbit", "burst", "4kb", "latency", "1s"]
     cluster.on("n2", ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *queue])

@@ -1,23 +1,33 @@
-"""Training that says something at every step: chatty.py --steps N [--pad BYTES]."""
+"""Training that says something at every step: chatty.py --until FILE [--pad BYTES].
+
+Rank 0 writes how many steps there were to the file `steps`.
+"""
 # ruff: noqa: T201 -- that is what it is for
 
 import argparse
 import time
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--until", type=Path, required=True)
     parser.add_argument("--pad", type=int, default=0)
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
-    for step in range(args.steps):
+    rank, steps, over = dist.get_rank(), 0, torch.zeros(1)
+    while not over:
         time.sleep(0.05)
-        print(f"rank {dist.get_rank()} step {step}{' ' * args.pad}", flush=True)
-        dist.barrier()
+        print(f"rank {rank} step {steps}{' ' * args.pad}", flush=True)
+        steps += 1
+        over.fill_(args.until.exists())
+        dist.all_reduce(over)
+    if rank == 0:
+        Path("steps").write_text(str(steps))
     dist.destroy_process_group()
 
 

@@ -1,5 +1,5 @@
-"""Trains for SECONDS, with steps of 0.1 s; SLOW=KIND:WHO:FACTOR slows a rank, or the ranks of a
-node, down so much:
+"""Trains for SECONDS, or until the file UNTIL is there, with steps of 0.1 s; SLOW=KIND:WHO:FACTOR
+slows a rank, or the ranks of a node, down so much:
 
 loader   its batches come late
 compute  it has more to compute
@@ -118,7 +118,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
-        over.fill_(time.monotonic() > end)
+        over.fill_(time.monotonic() > end or os.path.exists(os.environ.get("UNTIL", "")))
         dist.all_reduce(over)
         if saves and rank == 0 and time.monotonic() > saved_at + 1:
             torch.save({"step": steps}, f"{saves}/step-{steps}.tmp")
