@@ -69,7 +69,8 @@ def test_a_node_never_sees_any(cluster: Cluster, launch: Launch, saved: Path) ->
     """To begin again would be to lose what the user has."""
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     with disk(cluster, saved, "n2"):
-        ended = launch(*options, RESUME, "--dir", saved, "--steps", 4).wait()
+        script = (RESUME, "--dir", saved, "--steps", 4)
+        ended = launch(*options, *script, timing={"visible": 3.0}).wait()
     assert ended.code == 1, str(ended)
     assert f"n2 does not see {saved}/step-3.pt: there is no such file" in ended.output
     assert "--checkpoint-local is for one on each node" in ended.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -54,23 +55,25 @@ def test_a_killed_head_is_survived(
     assert "Traceback" not in ended.output
 
 
-def with_a_first_agent_killed(cluster: Cluster, launch: Launch, after: float, *options: str) -> Job:
-    """Another one leads, and it is started anew after so many seconds."""
-    again = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
+def with_a_first_agent_killed(cluster: Cluster, launch: Launch, after: str, *options: str) -> Job:
+    """Another one leads, and it is started anew `after` so many seconds, or once they are written
+    to the FIFO that `again.n1` is then."""
+    srun = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
     options = ("--nnodes", "1:3", *options)
-    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=again)
+    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=srun)
     job.until_all_run(3)
     job.forget()
-    (job.directory / "again.n1").write_text(f"{after}\n")
+    again = job.directory / "again.n1"
+    again.write_text(f"{after}\n") if after else os.mkfifo(again)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill()
     job.says("n2 leads now")
     return job
 
 
-@pytest.mark.parametrize("after", [0.5, 4], ids=["at once", "later"])
+@pytest.mark.parametrize("after", ["0.5", "4"], ids=["at once", "later"])
 def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
-    after: float, cluster: Cluster, launch: Launch
+    after: str, cluster: Cluster, launch: Launch
 ) -> None:
     """It leads only if nobody else does. Here the others have gone on, and it takes part again."""
     job = with_a_first_agent_killed(cluster, launch, after, "--grow", "now")
@@ -85,12 +88,14 @@ def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
 def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
     cluster: Cluster, launch: Launch
 ) -> None:
-    job = with_a_first_agent_killed(cluster, launch, 20, "--rdzv-conf", "join_timeout=8")
+    job = with_a_first_agent_killed(cluster, launch, "", "--rdzv-conf", "join_timeout=3")
     job.until_all_run(2)
     (job.directory / "go").touch()
+    eventually("the end of the others", lambda: {1, 2} <= job.codes.keys())
+    (job.directory / "again.n1").write_text("0\n")
     ended = job.wait()
     assert (job.codes[0], job.codes[1], job.codes[2]) == (1, 0, 0), str(ended)
-    assert "the agent on n1 was started anew, and n2, n3 did not answer within 8 s" in ended.output
+    assert "the agent on n1 was started anew, and n2, n3 did not answer within 3 s" in ended.output
     assert len(job.told()) == 2, "nobody has trained a second time"
 
 
@@ -147,8 +152,9 @@ def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: L
 
 
 def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) -> None:
-    options = ("--nnodes", "1:2", "--wait-for-nodes", 10)
-    job = launch("--nproc", 1, *options, TELL, "--until", "go", nodes=2)
+    options = ("--nproc", 1, "--nnodes", "1:2", "--wait-for-nodes", 4)
+    timing = {"goodbye": 4.0, "headless_notice": 1.0}
+    job = launch(*options, TELL, "--until", "go", nodes=2, timing=timing)
     job.until_all_run(2)
     with cluster.nodes["n2"].without_network():
         eventually("no agent on n2", lambda: not cluster.processes(AGENT, host="n2"), SECONDS)

@@ -121,7 +121,10 @@ def test_a_node_without_network_is_survived_and_comes_back(
 
 
 def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch: Launch) -> None:
-    job = launch("--nproc", 1, "--grace", 1, "--nnodes", 2, TELL, "--until", "go")
+    job = launch(
+        *("--nproc", 1, "--grace", 1, "--nnodes", 2, TELL, "--until", "go"),
+        timing={"unkillable": 4.0},
+    )
     job.until_all_run(2)
     victim = job.told()[1]["hostname"]
     (other,) = {"n2", "n3"} - {victim}
@@ -135,7 +138,7 @@ def test_a_worker_that_cannot_be_killed_costs_its_node(cluster: Cluster, launch:
         (job.directory / "go").touch()
         job.says("the job has ended without")
     ended = job.wait()
-    why = "workers survive SIGKILL for 30 s (a hung file system or driver?)"
+    why = "workers survive SIGKILL for 4 s (a hung file system or driver?)"
     assert f"{victim} is cordoned: {why}" in ended.output
     assert f"the job has ended without {victim}, which was cordoned: {why}" in ended.output
     assert ended.code == 0, str(ended)
@@ -227,7 +230,7 @@ def test_a_node_that_comes_back_can_end_the_round(cluster: Cluster, launch: Laun
 
 def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launch: Launch) -> None:
     options = ("--wait-for-nodes", 4, "--loss-timeout", 3)
-    job = launch("--nproc", 1, *options, TELL, "--until", "never")
+    job = launch("--nproc", 1, *options, TELL, "--until", "never", timing={"goodbye": 4.0})
     job.until_all_run(3)
     node = cluster.nodes["n3"]
     with node.without_network():
@@ -265,10 +268,10 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
     cluster: Cluster, launch: Launch
 ) -> None:
     """Nothing could begin without it, so nothing ends for its silence."""
-    job = launch("--nproc", 1, TELL, "--until", "go")
+    job = launch("--nproc", 1, TELL, "--until", "go", timing={"silence_notice": 2.0})
     job.until_all_run(3)
     workers = {p.pid for p in cluster.processes(WORKER)}
-    for host, silence in (("n2", "n2: silent for 10 s"), ("n1", "the head on n1: it has been sil")):
+    for host, silence in (("n2", "n2: silent for 2 s"), ("n1", "the head on n1: it has been sil")):
         (agent,) = cluster.processes(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:
@@ -286,7 +289,7 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
 def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
     cluster: Cluster, launch: Launch
 ) -> None:
-    job = launch("--nproc", 1, TELL, "--until", "never")
+    job = launch("--nproc", 1, TELL, "--until", "never", timing={"goodbye": 3.0})
     job.until_all_run(3)
     (agent,) = cluster.processes(AGENT, host="n1")
     agent.kill(signal.SIGSTOP)

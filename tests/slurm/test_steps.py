@@ -52,13 +52,13 @@ def test_one_task_per_gpu_that_sees_no_other(launch: Launch) -> None:
 
 def test_nobody_leaves_before_the_others(launch: Launch) -> None:
     """A task that ends early would start the countdown of `srun --wait`."""
-    body = 'test "$RANK" = 3 && sleep 8; echo "rank $RANK"'
+    body = 'test "$RANK" = 3 && sleep 4; echo "rank $RANK"'
     job = launch(
         "--no-python",
         "bash",
         "-c",
         body,
-        srun="srun --wait=2 --kill-on-bad-exit=1 hpclaunch",
+        srun="srun --wait=1 --kill-on-bad-exit=1 hpclaunch",
         nodes=2,
         options=["--ntasks-per-node=2"],
     )
