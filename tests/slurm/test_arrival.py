@@ -5,7 +5,8 @@ from __future__ import annotations
 from .conftest import SCRIPTS, Launch
 
 TELL = SCRIPTS / "tell.py"
-SOON = {"first_notice": 2.0}  # seconds of waiting, after which agents say for what
+# Seconds after which agents say for what they wait, and for how long they do at the end.
+SOON = {"first_notice": 2.0, "goodbye": 3.0}
 
 
 def late(who: str, seconds: int) -> str:

@@ -72,7 +72,7 @@ def test_an_interrupt_of_one_agent_reaches_the_workers_of_all(
 def test_scancel_while_agents_wait_for_each_other(cluster: Cluster, launch: Launch) -> None:
     """The head never comes: the others end when they are told to, and before Slurm kills them."""
     script = '[ "$SLURM_NODEID" = 0 ] && exec sleep 60; exec hpclaunch "$@"'
-    job = launch("--nproc", 1, TELL, srun=f"srun bash -c '{script}' bash")
+    job = launch("--nproc", 1, TELL, srun=f"srun bash -c '{script}' bash", timing={"goodbye": 3.0})
     eventually("agents", lambda: len(cluster.processes(FORK_SERVER)) == 2)
     job.cancel()
     ended = job.wait()

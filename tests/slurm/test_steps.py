@@ -108,7 +108,7 @@ def test_a_server_on_the_first_node_and_the_training_on_the_others(launch: Launc
     """All in one step: --nnodes says how many train, and the endpoint who leads."""
     srun = """srun bash -c 'if [ $SLURM_PROCID = 0 ]; then sleep 1; else hpclaunch "$@"; fi' -"""
     args = ["--nproc", 1, "--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "n2:29500"]
-    told = told_by(launch(*args, TELL, srun=srun))
+    told = told_by(launch(*args, TELL, srun=srun, timing={"goodbye": 2.0}))
     assert [env["hostname"] for env in told.values()] == ["n2", "n3"]
 
 
