@@ -25,7 +25,7 @@ def test_nodes_in_order_meet_in_one_table(launch: Launch) -> None:
 
 
 def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: Path) -> None:
-    """n2 has a secret of its own, and for n3 the head's name means itself; Slurm sees neither."""
+    """n2 has a secret of its own. For n3 the head's name means itself, and it cannot ask Slurm."""
     secrets = [tmp_path / "secret", tmp_path / "other"]
     for path in secrets:
         path.write_bytes(os.urandom(32))
@@ -36,7 +36,7 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     breaking.write_text(
         f"""case $SLURM_NODEID in
         1) mount --bind '{secrets[1]}' '{secrets[0]}' ;;
-        2) mount --bind '{hosts}' /etc/hosts ;;
+        2) mount --bind '{hosts}' /etc/hosts; mount --bind /bin/false "$(command -v scontrol)" ;;
         esac
         exec "$@"
         """
@@ -58,11 +58,14 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
 
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
     # Cut once the tasks are there: srun ends a step that it cannot start everywhere.
-    tasks = "srun bash -c 'touch here-$SLURM_PROCID; sleep 4; exec hpclaunch doctor --timeout 8'"
-    job = launch(srun=tasks)
-    eventually("the task on n3", (job.directory / "here-2").exists)
+    until = "until [ -e cut ]; do sleep 0.1; done"
+    tasks = f"touch here-$SLURM_PROCID; {until}; exec hpclaunch doctor --timeout 8"
+    job = launch(srun=f"srun bash -c '{tasks}'")
+    for task in range(3):
+        eventually(f"task {task}", (job.directory / f"here-{task}").exists)
     cluster.nodes["n3"].cut()
     try:
+        (job.directory / "cut").touch()
         job.says("nobody came from n3 to n1, port ")
     finally:
         cluster.nodes["n3"].heal()
