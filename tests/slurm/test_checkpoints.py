@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import shutil
 from collections.abc import Iterator
@@ -15,8 +14,7 @@ from hpclaunch.system.checkpoints import service
 
 from .cluster import Cluster, Ended, eventually
 from .conftest import SCRIPTS, WORKER, Launch
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+from .scripts import resume
 
 RESUME = SCRIPTS / "resume.py"
 
@@ -36,12 +34,10 @@ def disk(cluster: Cluster, path: Path, *nodes: str) -> Iterator[None]:
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """Three steps, which an earlier job has saved."""
-    import torch
-
     directory = tmp_path / "saved"
     directory.mkdir()
     for step in (1, 2, 3):
-        torch.save({"step": step}, directory / f"step-{step}.pt")
+        resume.save(step, directory / f"step-{step}.pt")
     return directory
 
 
