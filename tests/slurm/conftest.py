@@ -89,8 +89,8 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
     # Jobs that are just completing would keep the first nodes from this test.
     with suppress(AssertionError):
         eventually("idle nodes", cluster.is_idle, timeout=5)
-    cluster.submitted.clear()
     yield
+    cluster.submitted.clear()
     for job in cluster.jobs():
         cluster.on("ctl", ["scancel", job])
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -302,24 +300,3 @@ def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
         agent.kill(signal.SIGCONT)
     ended = job.wait()
     assert (job.codes[1], job.codes[2]) == (130, 130), str(ended)
-
-
-def test_the_journals_of_a_job_that_lost_its_head_are_replayed(
-    cluster: Cluster, launch: Launch
-) -> None:
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, "--until", "go")
-    job.until_all_run(3)
-    job.forget()
-    (agent,) = cluster.processes(AGENT, host="n1")
-    agent.kill()
-    job.until_all_run(2)
-    (job.directory / "go").touch()
-    ended = job.wait()
-    assert "n2 leads now" in ended.output
-    logs = job.directory / "hpclaunch-logs" / f"{job.id}.0"
-    assert len(list(logs.glob("journal*.jsonl"))) == 3
-    command = [sys.executable, "-m", "hpclaunch", "replay", logs]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert done.stdout.count("all decided as recorded") == 3
-    assert "leads, stage" in done.stdout

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 
 from .cluster import Cluster, eventually
-from .conftest import AGENT, SCRIPTS
+from .conftest import SCRIPTS
 
 PORT = 9400
 STEPPING = """\
@@ -71,51 +70,6 @@ def events(directory: Path) -> list[dict[str, Any]]:
 
 def names(told: Sequence[dict[str, Any]]) -> list[str]:
     return [event["event"] for event in told]
-
-
-def test_another_agent_takes_over(cluster: Cluster, tmp_path: Path) -> None:
-    """The ports stay where they are, and the book and the notifications go on."""
-    script = tmp_path / "stepping.py"
-    script.write_text(STEPPING)
-    options = f"--nnodes 1:2 --metrics {PORT} --notify 'cat >> events'"
-    body = f"srun --no-kill {SCRIPTS}/agent.sh --nproc 2 {options} {script}"
-    job = cluster.sbatch(body, directory=tmp_path, nodes=2)
-    before: Metrics = {}
-
-    def trains() -> bool:
-        before.update(scraped(cluster, "n1"))
-        return before.get(("round_steps",), 0) > 0 and before.get(("goodput_ratio",), 0) > 0
-
-    eventually("its steps", trains, timeout=90.0)
-    assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 2, 4)
-    other = scraped(cluster, "n2")
-    assert other.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
-    assert other["leads",] == 0
-    assert scraped(cluster, "n1", at="n2") == {}  # it is on loopback
-
-    (agent,) = cluster.processes(AGENT, host="n1")
-    agent.kill()
-    after: Metrics = {}
-
-    def leads() -> bool:
-        after.update(scraped(cluster, "n2"))
-        trained = after.get(("seat_seconds", "training"), 0.0)
-        return after.get(("leads",)) == 1 and trained >= before["seat_seconds", "training"]
-
-    eventually("the metrics of the job on the other node", leads)
-    assert (after["nodes", "running"], after["nodes", "lost"], after["world_size",]) == (1, 1, 2)
-    assert after["begin_timestamp_seconds",] == pytest.approx(
-        before["begin_timestamp_seconds",], abs=2
-    )
-    assert scraped(cluster, "n1") == {}
-    (tmp_path / "over").touch()
-    job.wait()
-    told = events(tmp_path)
-    assert names(told) == ["round_began", "round_ended", "round_began", "job_over"]
-    assert [event["host"] for event in told] == ["n1", "n2", "n2", "n2"]
-    assert told[1]["text"] == "the head on n1 was lost: n2 leads now"
-    assert told[1]["cause"] == "node lost"
-    assert {event["slurm_id"] for event in told} == {str(job.id)}
 
 
 def test_files_of_all_nodes(cluster: Cluster) -> None:

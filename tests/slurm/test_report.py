@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import stat
 from pathlib import Path
@@ -13,8 +12,8 @@ import pytest
 
 from hpclaunch.system.hosts import job_end
 
-from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, SCRIPTS, Launch
+from .cluster import Cluster, Job
+from .conftest import SCRIPTS, Launch
 
 pytestmark = pytest.mark.torch
 
@@ -66,33 +65,3 @@ def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch
     assert written["seconds"] == seconds
     modes = {stat.S_IMODE(f.stat().st_mode) for f in logs(job).glob("*.json")}
     assert modes == {0o600}
-
-
-def test_another_head_loses_no_second(cluster: Cluster, launch: Launch) -> None:
-    """While the job runs, and after its end."""
-    arguments = (COSTLY, "--dir", "saved", "--steps", 150, "--save", 30, "--fail", 1000)
-    options = ("--nproc", 1, "--nnodes", "2:3", "--checkpoint-dir", "saved")
-    job = launch(*options, *arguments, env=ONE_THREAD)
-    eventually("a checkpoint", (job.directory / "saved" / "step-30.pt").exists, timeout=120)
-    running = report(cluster, job)
-    assert not running["over"]
-    assert running["seats"] == 3
-    (agent,) = cluster.processes(AGENT, host="n1")
-    agent.kill()
-    ended = job.wait()
-    assert "n2 leads now" in ended.output, str(ended)
-    told = report(cluster, job)
-    assert (told["over"], told["code"], told["rounds"]) == (True, 0, 2)
-    assert told["total"] == pytest.approx(3 * (told["end"] - told["begin"]), rel=0.01)
-    assert told["seconds"]["training"] > 2 * 120 * 0.1
-    assert told["seconds"]["lost or cordoned"] > 0
-    assert len(list(logs(job).glob("ledger-*.json"))) == 2
-    histories = list(logs(job).glob("history-*.jsonl"))
-    assert len(histories) == 3
-    assert {stat.S_IMODE(file.stat().st_mode) for file in histories} == {0o600}
-    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --html page.html"
-    cluster.on("n4", ["sh", "-c", command])
-    page = (job.directory / "page.html").read_text()
-    for said in ("n1 is lost", ">n3</text>"):
-        assert said in page
-    assert re.search(r"a checkpoint of step \d+ is complete", page)

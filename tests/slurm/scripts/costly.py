@@ -1,11 +1,12 @@
 """Training that costs something: it saves a large checkpoint now and then, and fails once.
 
-    costly.py --dir DIR --steps N --save EVERY --fail STEP
+    costly.py --dir DIR --steps N [--until FILE] --save EVERY --fail STEP
 
-Each step takes a tenth of a second.
+Each step takes a tenth of a second. There are more than N steps until the file is there.
 """
 
 import argparse
+import itertools
 import os
 import time
 from pathlib import Path
@@ -19,16 +20,17 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     for name in ("steps", "save", "fail"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--until", type=Path)
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
-    first = 0
+    first, over = 0, torch.zeros(1)
     if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
         first = torch.load(checkpoint)["step"]
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args.dir.mkdir(exist_ok=True)
-    for step in range(first, args.steps):
+    for step in itertools.count(first):
         time.sleep(0.1)
         if step == args.fail and not first and dist.get_rank() == 1:
             raise ValueError("a bad batch")
@@ -40,6 +42,10 @@ def main() -> None:
             state = {"step": step + 1, "ballast": torch.zeros(20_000_000)}
             torch.save(state, args.dir / "draft")
             (args.dir / "draft").rename(args.dir / f"step-{step + 1}.pt")
+        over.fill_(step + 1 >= args.steps and (args.until is None or args.until.exists()))
+        dist.all_reduce(over)
+        if over:
+            break
     dist.destroy_process_group()
 
 

@@ -1,0 +1,142 @@
+"""What is left of a job whose head was lost in the midst of a training: all of it, in one job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster, Job, eventually
+from .conftest import AGENT, SCRIPTS
+from .test_metrics import PORT, Metrics, events, names, scraped
+from .test_report import COSTLY, ONE_THREAD, logs, report
+from .test_status import running, told
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass
+class Traces:
+    """What was seen while n1 led, and after n2 did."""
+
+    job: Job
+    before: Metrics = field(default_factory=dict)
+    after: Metrics = field(default_factory=dict)
+    beside: Metrics = field(default_factory=dict)  # of an agent that does not lead
+    remote: Metrics = field(default_factory=dict)  # from another node
+    of_the_dead: Metrics = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    launches: list[list[Any]] = field(default_factory=list)  # as status has them, ten times
+
+
+@pytest.fixture(scope="module")
+def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces:
+    directory = tmp_path_factory.mktemp("takeover")
+    options = f"--nproc 1 --nnodes 2:3 --metrics {PORT} --notify 'cat >> events'"
+    script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
+    body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
+    found = Traces(cluster.sbatch(body, directory=directory, env=ONE_THREAD))
+
+    def trains() -> bool:
+        found.before.update(scraped(cluster, "n1"))
+        return found.before.get(("round_steps",), 0) > 0 < found.before.get(("goodput_ratio",), 0)
+
+    eventually("its steps", trains, timeout=90.0)
+    found.beside.update(scraped(cluster, "n2"))
+    found.remote.update(scraped(cluster, "n1", at="n2"))
+    eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists, timeout=60)
+    found.report.update(report(cluster, found.job))
+    launch = running(cluster, found.job.id, each=1)
+    (agent,) = cluster.processes(AGENT, host="n1")
+    agent.kill()
+
+    def leads() -> bool:
+        found.after.update(scraped(cluster, "n2"))
+        trained = found.after.get(("seat_seconds", "training"), 0.0)
+        return (
+            found.after.get(("leads",)) == 1 and trained >= found.before["seat_seconds", "training"]
+        )
+
+    eventually("the metrics of the job on the other node", leads)
+    found.of_the_dead.update(scraped(cluster, "n1"))
+
+    def led_by_another() -> bool:
+        return any(each["job"]["head"] == "n2" for each in told(cluster, str(found.job.id)))
+
+    eventually("another head", led_by_another)
+    found.launches += [told(cluster, str(found.job.id)) for _ in range(10)]  # of all nodes at once
+    assert launch["host"] == "n1"
+    (directory / "enough").touch()
+    found.job.wait()
+    return found
+
+
+def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
+    """There is no agent on the first node any more."""
+    assert [len(launches) for launches in traces.launches] == [1] * 10
+    (launch,) = traces.launches[-1]
+    assert launch["host"] == "n2"
+    assert launch["job"]["agents"][0]["state"] == "lost"
+
+
+def test_metrics_and_notifications_go_on(traces: Traces) -> None:
+    """The ports stay where they are, and so does the book."""
+    before, after = traces.before, traces.after
+    assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 3, 3)
+    assert traces.beside.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
+    assert traces.beside["leads",] == 0
+    assert traces.remote == {}  # it is on loopback
+    assert (after["nodes", "running"], after["nodes", "lost"], after["world_size",]) == (2, 1, 2)
+    assert after["begin_timestamp_seconds",] == pytest.approx(
+        before["begin_timestamp_seconds",], abs=2
+    )
+    assert traces.of_the_dead == {}
+    said = events(traces.job.directory)
+    assert names(said) == ["round_began", "round_ended", "round_began", "job_over"]
+    assert [event["host"] for event in said] == ["n1", "n2", "n2", "n2"]
+    assert said[1]["text"] == "the head on n1 was lost: n2 leads now"
+    assert said[1]["cause"] == "node lost"
+    assert {event["slurm_id"] for event in said} == {str(traces.job.id)}
+
+
+def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
+    """While the job runs, and after its end."""
+    assert not traces.report["over"]
+    assert traces.report["seats"] == 3
+    job = traces.job
+    assert "n2 leads now" in job.output
+    final = report(cluster, job)
+    assert (final["over"], final["code"], final["rounds"]) == (True, 0, 2)
+    assert final["total"] == pytest.approx(3 * (final["end"] - final["begin"]), rel=0.01)
+    # Two or three train for 90 steps or more, which take a tenth of a second.
+    assert final["seconds"]["training"] > 2 * 80 * 0.1
+    assert final["seconds"]["lost or cordoned"] > 0
+    assert len(list(logs(job).glob("ledger-*.json"))) == 2
+    histories = list(logs(job).glob("history-*.jsonl"))
+    assert len(histories) == 3
+    assert {stat.S_IMODE(file.stat().st_mode) for file in histories} == {0o600}
+
+
+def test_the_page_names_the_lost_node(cluster: Cluster, traces: Traces) -> None:
+    job = traces.job
+    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --html page.html"
+    cluster.on("n4", ["sh", "-c", command])
+    page = (job.directory / "page.html").read_text()
+    for said in ("n1 is lost", ">n3</text>"):
+        assert said in page
+    assert re.search(r"a checkpoint of step \d+ is complete", page)
+
+
+def test_the_journals_are_replayed(traces: Traces) -> None:
+    assert len(list(logs(traces.job).glob("journal*.jsonl"))) == 3
+    command = [sys.executable, "-m", "hpclaunch", "replay", str(logs(traces.job))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stdout.count("all decided as recorded") == 3
+    assert "leads, stage" in done.stdout
