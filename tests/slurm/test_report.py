@@ -32,7 +32,7 @@ def logs(job: Job) -> Path:
 
 
 def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch) -> None:
-    arguments = (COSTLY, "--dir", "saved", "--steps", 90, "--save", 30, "--fail", 50)
+    arguments = (COSTLY, "--dir", "saved", "--steps", 60, "--save", 20, "--fail", 35)
     options = ("--nproc", 1, "--nnodes", 2, "--checkpoint-dir", "saved")
     begin = 'scontrol show job "$SLURM_JOB_ID" | grep -o "StartTime=[^ ]*"'
     when = f"({begin}; date +%s.%N) > when"
@@ -50,9 +50,9 @@ def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch
     whole = 3 * (told["end"] - allocated)
     assert sum(seconds.values()) == pytest.approx(whole, rel=0.01)
     assert told["goodput"] == pytest.approx(seconds["training"] / whole, rel=0.01)
-    # Two of three train for 90 steps, which take a tenth of a second; 20 are done twice.
-    assert seconds["training"] > 2 * 80 * 0.1
-    assert seconds["steps done twice"] > 2 * 15 * 0.1
+    # Two of three train for 60 steps, which take a tenth of a second; 15 are done twice.
+    assert seconds["training"] > 2 * 50 * 0.1
+    assert seconds["steps done twice"] > 2 * 10 * 0.1
     assert seconds["idle spare"] > seconds["training"] / 2
     assert seconds["saving"] > 0
     assert {"job script", "imports", "rendezvous", "loading", "restart"} <= seconds.keys()
