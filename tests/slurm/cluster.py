@@ -102,7 +102,7 @@ class Cluster:
         self.directory.chmod(0o755)
         self._open_to_all = open_to_all
         self._all: list[Host] = []
-        self.submitted: list[Job] = []  # by `sbatch`
+        self.submitted: list[Job] = []  # by the test that runs
         self.env = {  # nothing of the environment that the tests were started in
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "LANG": "C.UTF-8",
@@ -263,8 +263,7 @@ class Cluster:
         said = self.controller.run(
             command, env=self.environment(directory) | dict(env or {}), user=user, stdin=script
         )
-        self.submitted.append(Job(self, int(said.split(";")[0]), directory, output))
-        return self.submitted[-1]
+        return Job(self, int(said.split(";")[0]), directory, output)
 
     def jobs(self) -> list[str]:
         """The ids of those that are not over."""
@@ -304,6 +303,9 @@ class Job:
     id: int
     directory: Path
     _output: Path
+
+    def __post_init__(self) -> None:
+        self.cluster.submitted.append(self)
 
     @property
     def output(self) -> str:

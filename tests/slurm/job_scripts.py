@@ -80,10 +80,7 @@ def run_with_a_kill(
     with Stop(directory / stop) if stop else nullcontext() as stopping:
         job = submit(cluster, directory, name, **more)
         if after:
-            try:
-                eventually(after, (directory / after).exists, timeout=90)
-            except AssertionError as e:
-                raise AssertionError(f"{e}\n{job.output}") from None
+            eventually(after, (directory / after).exists, timeout=90)
         if stopping:
             stopping.reached(job)
         kill(job, rank)
@@ -117,10 +114,7 @@ class Stop:
 
     def reached(self, job: Job, timeout: float = 240.0) -> None:
         """Wait until the training is there. Whoever comes next finds no such file."""
-        try:
-            eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{job.output}") from None
+        eventually(f"a writer of {self._path.name}", self._has_a_writer, timeout)
         self._path.unlink()
 
     def _has_a_writer(self) -> bool:
