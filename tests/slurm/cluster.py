@@ -66,13 +66,15 @@ PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 
 
-def eventually(what: str, found: Callable[[], object], timeout: float = 30.0) -> None:
+def eventually(
+    what: str, found: Callable[[], object], timeout: float = 30.0, pause: float = 0.1
+) -> None:
     """Wait until `found()` is true; AssertionError names what never came."""
     began = time.monotonic()
     while not found():
         waited = time.monotonic() - began
         assert waited < timeout, f"{what}: not within {timeout:.0f} s"
-        time.sleep(max(0.1, min(0.5, waited / 40)))  # Slurm's commands cost CPU time
+        time.sleep(max(pause, min(0.5, waited / 40)))
 
 
 def remove_stale() -> None:
@@ -334,7 +336,8 @@ class Job:
                 self._begins(fields, times)
             return fields["JobState"] not in GOING_ON
 
-        eventually(f"the end of job {self.id}", over, timeout)
+        # Slurm's commands cost CPU time.
+        eventually(f"the end of job {self.id}", over, timeout, pause=0.25)
         return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
     def starts_again(self, times: int, timeout: float = 120.0) -> None:

@@ -269,7 +269,7 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
     job = launch("--nproc", 1, TELL, "--until", "go", timing={"silence_notice": 2.0})
     job.until_all_run(3)
     workers = {p.pid for p in cluster.processes(WORKER)}
-    for host, silence in (("n2", "n2: silent for 2 s"), ("n1", "the head on n1: it has been sil")):
+    for host, silence in (("n2", "n2: silent for"), ("n1", "the head on n1: it has been sil")):
         (agent,) = cluster.processes(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:

@@ -30,7 +30,7 @@ class Traces:
     after: Metrics = field(default_factory=dict)
     beside: Metrics = field(default_factory=dict)  # of an agent that does not lead
     remote: Metrics = field(default_factory=dict)  # from another node
-    of_the_dead: Metrics = field(default_factory=dict)
+    at_lost_head: Metrics = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     launches: list[list[Any]] = field(default_factory=list)  # as status has them, ten times
 
@@ -64,7 +64,7 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
         )
 
     eventually("the metrics of the job on the other node", leads)
-    found.of_the_dead.update(scraped(cluster, "n1"))
+    found.at_lost_head.update(scraped(cluster, "n1"))
 
     def led_by_another() -> bool:
         return any(each["job"]["head"] == "n2" for each in told(cluster, str(found.job.id)))
@@ -96,7 +96,7 @@ def test_metrics_and_notifications_go_on(traces: Traces) -> None:
     assert after["begin_timestamp_seconds",] == pytest.approx(
         before["begin_timestamp_seconds",], abs=2
     )
-    assert traces.of_the_dead == {}
+    assert traces.at_lost_head == {}
     said = events(traces.job.directory)
     assert names(said) == ["round_began", "round_ended", "round_began", "job_over"]
     assert [event["host"] for event in said] == ["n1", "n2", "n2", "n2"]
