@@ -35,9 +35,9 @@ def until_it_trains(job: Job) -> None:
 
 
 def limited(launch: Launch, directory: Path, how: str) -> Job:
-    """With a time limit of a minute, the shortest that Slurm knows."""
+    """With a time limit, which `limit` brings near once it trains."""
     directory.mkdir()
-    settings, options, asking = (*SETTINGS, *AMPLE), ["--time=1"], {"ask_end": 1.0}
+    settings, options, asking = (*SETTINGS, *AMPLE), ["--time=5"], {"ask_end": 1.0}
     return launch(
         *settings,
         ENDING,
@@ -51,7 +51,7 @@ def limited(launch: Launch, directory: Path, how: str) -> Job:
 
 
 def limit(job: Job, seconds: int) -> None:
-    """Change its time limit as an administrator can, once it trains."""
+    """Let its time limit be in so many seconds, fewer than a user can ask Slurm for."""
     until_it_trains(job)
     update = ["scontrol", "update", f"JobId={job.id}", f"EndTime=now+{seconds}"]
     job.cluster.on(CONTROLLER, update)
