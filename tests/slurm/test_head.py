@@ -56,8 +56,8 @@ def test_a_killed_head_is_survived(
 
 
 def with_a_first_agent_killed(cluster: Cluster, launch: Launch, after: str, *options: str) -> Job:
-    """Another one leads, and it is started anew `after` so many seconds, or once they are written
-    to the FIFO that `again.n1` is then."""
+    """Another one leads. The first is started anew `after` so many seconds or, without any, once
+    they are written to the FIFO again.n1."""
     srun = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
     options = ("--nnodes", "1:3", *options)
     job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=srun)

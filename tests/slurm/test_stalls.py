@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -126,7 +126,8 @@ def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Pa
     def stop() -> list[Process]:
         helpers = [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]
         for helper in helpers:
-            helper.kill(signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # it has ended just now
+                helper.kill(signal.SIGSTOP)
         return helpers
 
     for when in ("step 0", "step 20"):

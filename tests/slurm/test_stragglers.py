@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 from .conftest import SCRIPTS, Launch
 
 PACING = SCRIPTS / "pacing.py"
 
 
 SAMPLES = {"sampling": 4.0}  # seconds between two of them
+
+
+def saved_steps(directory: Path) -> int:
+    return max(int(path.stem.partition("-")[2]) for path in directory.glob("saved/step-*.pt"))
 
 
 def test_a_spare_takes_the_place_of_a_straggler(
@@ -26,6 +30,8 @@ def test_a_spare_takes_the_place_of_a_straggler(
     )
     job.says("ending the round: a spare takes the place of n2", timeout=100)
     job.says("resuming from")
+    resumed = saved_steps(tmp_path)
+    eventually("more samples", lambda: saved_steps(tmp_path) > resumed + 60, timeout=100)
     (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)
