@@ -314,7 +314,7 @@ class Job:
         return self._output.read_text() if self._output.exists() else ""
 
     def __str__(self) -> str:
-        """All that helps to see what went wrong."""
+        """Show its state, exit codes, logs and console, for a test that failed."""
         try:
             state = self.fields()["JobState"]
         except AssertionError as e:  # Slurm does not answer, or does not remember the job

@@ -71,7 +71,7 @@ def assert_saved_alike(job: Job, how: str) -> None:
 
 
 def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) -> None:
-    """Of the job, or of its step."""
+    """The time limit of their job, or of their step."""
     jobs = {how: limited(launch, tmp_path / how, how) for how in ("signal", "due")}
     srun = "srun --time=1 hpclaunch"
     of_step = launch(*SETTINGS, *AMPLE, ENDING, "due", nodes=2, srun=srun)

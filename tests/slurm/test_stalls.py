@@ -57,7 +57,7 @@ def stalling(cluster: Cluster, directory: Path, *hosts: str) -> Iterator[Callabl
 
 
 def source(directory: Path, host: str) -> Path:
-    """Where these tests see what is on a file system of `stalling`."""
+    """Return where these tests see what is on the host's file system of `stalling`."""
     return directory.with_suffix(f".{host}")
 
 
@@ -78,8 +78,8 @@ def assert_no_line_is_lost(job: Job, output: str) -> None:
 
 @needs_fuse
 def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """For the head and for another node: first when they read, then when their workers write as
-    well, for which the third node waits. No line is lost, here or in the files."""
+    """Reading stalls for the head and for another node, and then writing as well: the third node
+    waits for their workers. No line is lost, here or in the files."""
     logs = tmp_path / "logs"
     with stalling(cluster, logs, "n1", "n2") as stall:
         script = (SCRIPTS / "chatty.py", "--until", "enough")

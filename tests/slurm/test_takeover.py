@@ -1,4 +1,4 @@
-"""What is left of a job whose head was lost in the midst of a training: all of it, in one job."""
+"""Status, metrics, report and journals of one job that lost its head in the midst of a training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 @dataclass
 class Traces:
-    """What was seen while n1 led, and after n2 did."""
+    """Answers of the job while n1 led it, and while n2 did."""
 
     job: Job
     before: Metrics = field(default_factory=dict)

@@ -54,7 +54,7 @@ def finish(job: Job, saved: Path) -> Ended:
 
 
 def result(saved: Path) -> str:
-    """What a training that has saved this comes to; it saved every epoch once."""
+    """Return the result of a training that has saved this, every epoch once."""
     epochs = [epoch for epoch, _ in writers(saved)]
     assert epochs == list(range(len(epochs))), epochs
     return expected(len(epochs))

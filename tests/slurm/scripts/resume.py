@@ -33,7 +33,7 @@ def load_checkpoint(path: str, breaks: str) -> int:
 
 
 def barrier(step: int) -> None:
-    """By files in the working directory, which all nodes share."""
+    """Wait for all ranks, by files in the working directory, which all nodes share."""
     round_ = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
     Path(f"done-{round_}-{step}-{os.environ['RANK']}").touch()
     while len(list(Path().glob(f"done-{round_}-{step}-*"))) < int(os.environ["WORLD_SIZE"]):
