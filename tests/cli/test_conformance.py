@@ -3,7 +3,8 @@
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
 them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
-has torch. torch.compile, which takes many seconds, is in test_warm_start.py.
+has torch. In most cases this is a package of the same name and shape, for both; in those marked
+`torch` it is the real one. torch.compile, which takes many seconds, is in test_warm_start.py.
 """
 
 import json
@@ -21,9 +22,7 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, without_load
 
 from hpclaunch.cli import shim
 from hpclaunch.system.processes.fork_server_client import SITE
-from surroundings import SHORT, environment
-
-pytestmark = pytest.mark.torch
+from surroundings import LIGHT_TORCH, SHORT, environment
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
 ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
@@ -105,18 +104,32 @@ def assert_same(reference, other, allowed=()):
         assert not lines, "\n".join(lines)
 
 
+WITH_TORCH = ("at_exit", "segfault_told", "what_is_left")  # ends
 TORCH = {  # how a script comes to have torch, so that it is started warm
     "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
     # Most are quicker without it, and start warm all the same. A few ends show that it is there.
     "children.py": ('LEVEL = "', 'if not sys.argv:\n    import torch\n\nLEVEL = "'),
     "endings.py": (
         "\n\nif __name__",
-        "\n\nif sys.argv[1] in ('at_exit', 'segfault_told', 'what_is_left'):\n    import torch\n"
-        "\nif __name__",
+        f"\n\nif sys.argv[1] in {WITH_TORCH}:\n    import torch\n\nif __name__",
     ),
     "training.py": ("", ""),
 }
 both = pytest.mark.parametrize("start", ["cold", "warm"])
+
+
+def cold_and_warm(cases, real):
+    """Each case with both starts. The warm ones of `real` have the real torch."""
+    return [
+        pytest.param(
+            case,
+            start,
+            id=f"{getattr(case, '__name__', case)}-{start}",
+            marks=[pytest.mark.torch] if start == "warm" and case in real else [],
+        )
+        for case in cases
+        for start in ("cold", "warm")
+    ]
 
 
 def place(directory, name, file="probe.py", start="cold"):
@@ -131,6 +144,12 @@ def place(directory, name, file="probe.py", start="cold"):
 def _unknown_script(tmp_path, monkeypatch):
     """Or the template would import what the script has imported after it had told what there is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _torch(request, monkeypatch):
+    if not request.node.get_closest_marker("torch"):
+        monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
 
 
 @pytest.fixture
@@ -156,17 +175,20 @@ def plain(tmp_path_factory):
     }
 
 
+@pytest.mark.torch
 def test_facts(plain):
     assert_same(plain["python"], plain["hpclaunch"], ALLOWED)
     assert [run.code for run in plain.values()] == [0, 0, 0]
     assert len(plain["python"].facts[0]) > 400
 
 
+@pytest.mark.torch
 def test_nothing_is_allowed_in_vain(plain):
     found = differences(plain["python"].facts[0], plain["hpclaunch"].facts[0])
     assert sorted(found) == sorted(ALLOWED)
 
 
+@pytest.mark.torch
 def test_facts_of_a_warm_start(here, tmp_path):
     script = place(here, "train.py", start="warm")
     launchers = Launchers(here, tmp_path / "left", start="warm")
@@ -180,12 +202,14 @@ def test_facts_of_a_warm_start(here, tmp_path):
     assert first["own.random"] != second["own.random"]
 
 
+@pytest.mark.torch
 def test_what_torchrun_changes(plain):
     """So that a reader of ALLOWED sees what a script was never promised."""
     for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
         assert sorted(differences(python, torchrun).keys() - OLDER) == sorted(TORCHRUNS)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("launcher", ["python", "torchrun", "hpclaunch"])
 def test_workers_share_nothing_by_chance(plain, launcher):
     """Nobody seeded them: neither hashes nor numbers are those of a common ancestor."""
@@ -268,8 +292,7 @@ def compare(cwd, tmp_path, words, start="cold", allowed=(), **more):
     return python, hpclaunch
 
 
-@both
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(("way", "start"), cold_and_warm(WAYS, [a_zip_app]))
 def test_ways_to_name_a_script(here, tmp_path, way, start):
     # torch looks for plugins in every entry of sys.path as it is imported, and keeps this open.
     scanned = ("fd.3", "module.encodings.cp437") if (way, start) == (a_zip_app, "warm") else ()
@@ -316,8 +339,7 @@ SETTINGS = {
 }
 
 
-@both
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "start"), cold_and_warm(SETTINGS, ["torch's and nobody's"]))
 def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
     words = [place(here, "train.py", start=start)]
     python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
@@ -380,7 +402,7 @@ def test_the_modules_of_a_users_path(here, tmp_path, start):
     env = {"CONFORMANCE_IMPORT": ",".join(names), "PYTHONPATH": path}
     words = [place(here, "start.py", start=start)]
     _, hpclaunch = compare(here, tmp_path, words, start, env=env)
-    assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}{os.pathsep}{path}"
+    assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}:{path}:{LIGHT_TORCH}"
     assert hpclaunch.out == "customized\n"
 
 
@@ -477,9 +499,11 @@ def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
 SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
 
 
-@both
-@pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "start"), cold_and_warm(["children.py a", "-m children a"], ["children.py a"])
+)
 def test_children(here, tmp_path, words, start):
+    words = words.split()
     place(here, "children.py", "children.py", start)
     launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
@@ -494,6 +518,7 @@ def test_children(here, tmp_path, words, start):
     assert_same(python, hpclaunch)
 
 
+@pytest.mark.torch
 @both
 def test_training(here, tmp_path, start):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
@@ -549,8 +574,7 @@ def compare_ends(cwd, tmp_path, *words, start="cold"):
     return launchers, python
 
 
-@both
-@pytest.mark.parametrize("ending", ENDINGS.split())
+@pytest.mark.parametrize(("ending", "start"), cold_and_warm(ENDINGS.split(), WITH_TORCH))
 def test_endings(here, tmp_path, ending, start):
     place(here, "train.py", "endings.py", start)
     launchers, _ = compare_ends(here, tmp_path, "train.py", ending, start=start)
@@ -560,35 +584,52 @@ def test_endings(here, tmp_path, ending, start):
         assert error["message"].startswith(RECORDED[ending])
 
 
-@both
-def test_what_is_finalized(here, tmp_path, start):
+@pytest.mark.parametrize(("ending", "start"), cold_and_warm(["what_is_left"], WITH_TORCH))
+def test_what_is_finalized(here, tmp_path, ending, start):
     place(here, "train.py", "endings.py", start)
-    _, python = compare_ends(here, tmp_path, "train.py", "what_is_left", start=start)
+    _, python = compare_ends(here, tmp_path, "train.py", ending, start=start)
     assert python.out.count("collected") == 2
     assert (here / "left").read_text() == "not flushed"
 
 
-WITH_TORCH = """import sys
+# The last ending as the worker's own, where torchrun has it recorded; the others in forks of it.
+RECORDS = """import os, sys
 import endings
 from torch.distributed.elastic.multiprocessing.errors import record
-end = getattr(endings, sys.argv[1])
+*others, last = sys.argv[1:]
+for ending in others:
+    if not os.fork():
+        os.environ["TORCHELASTIC_ERROR_FILE"] = f"{ending}.json"
+        last = ending
+        break
+    os.wait()
+record(getattr(endings, last))()
 """
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A directory with a script for each ending, and what @record has written of it there."""
+    directory = tmp_path_factory.mktemp("recorded")
+    place(directory, "endings.py", "endings.py")
+    (directory / "recorded.py").write_text(RECORDS)
+    (directory / "train.py").write_text("import sys, endings\ngetattr(endings, sys.argv[1])()\n")
+    launchers = Launchers(directory, directory / "left")
+    *others, last = RECORDED
+    launchers.torchrun("recorded.py", *others, last)
+    written = {name: json.loads((directory / f"{name}.json").read_text()) for name in others}
+    errors = {name: error["message"] for name, error in written.items()}
+    errors[last] = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
+    return directory, errors
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("ending", RECORDED)
-def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, ending):
+def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
     """The same but for the frames around the script's own."""
-    place(here, "endings.py", "endings.py")
-    (here / "recorded.py").write_text(WITH_TORCH + "record(end)()\n")
-    (here / "train.py").write_text(WITH_TORCH + "end()\n")
-    launchers = Launchers(here, tmp_path / "left")
-    if ending == "exception":
-        launchers.torchrun("recorded.py", ending)
-        theirs = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
-    else:  # torchrun's part in it is to name the file
-        launchers.python("recorded.py", ending)
-        file = here / by_hand(0, 1)["TORCHELASTIC_ERROR_FILE"]
-        theirs = json.loads(file.read_text())["message"]
+    directory, errors = recorded
+    theirs = errors[ending]
+    launchers = Launchers(directory, tmp_path / "left")
     launchers.hpclaunch("train.py", ending)
     ours = error_of(launchers)
     assert ours.keys() == theirs.keys()
@@ -600,9 +641,10 @@ def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, endi
     assert ours == theirs
 
 
+@pytest.mark.torch
 def test_what_record_wrote_is_left_alone(here, tmp_path):
     place(here, "endings.py", "endings.py")
-    (here / "train.py").write_text(WITH_TORCH + "record(end)()\n")
+    (here / "train.py").write_text(RECORDS)
     launchers, _ = compare_ends(here, tmp_path, "train.py", "exception")
     assert "in wrapper" in error_of(launchers)["extraInfo"]["py_callstack"]
 
@@ -625,6 +667,7 @@ def test_a_module_that_is_not_there(here, tmp_path):
     assert "ModuleNotFoundError" in python.err
 
 
+@pytest.mark.torch
 def test_torchrun_shows_the_same_traceback(here, tmp_path):
     place(here, "train.py", "endings.py")
     launchers, python = compare_ends(here, tmp_path, "train.py", "exception")
