@@ -29,6 +29,16 @@ while not os.path.exists("over"):
 """
 
 
+# One that counts its steps itself, and so does without torch.
+COUNTING = """\
+import os, time
+from hpclaunch.progress import step
+
+number = 0
+while not os.path.exists("over"):
+    step(number := number + 1)
+    time.sleep(0.02)
+"""
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
@@ -37,7 +47,7 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, args=(), text=STEPPING):
+    def __init__(self, directory, *options, args=(), text=COUNTING):
         self.directory = directory
         self.process = start(*options, script(directory, text), *args, cwd=directory)
 
@@ -80,7 +90,7 @@ def stepping(directory, *options, **more):
 
 
 def test_a_launch_on_this_machine(tmp_path):
-    with stepping(tmp_path, "--nproc", 2) as run:
+    with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
         launch = run.until_told(lambda each: phases(each) == ["step", "step"])
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
@@ -99,7 +109,9 @@ def test_a_launch_on_this_machine(tmp_path):
 
 
 def test_restart_notice_and_stop(tmp_path):
-    with stepping(tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"]) as run:
+    with stepping(
+        tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"], text=STEPPING
+    ) as run:
         name = run.until_told()["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr
