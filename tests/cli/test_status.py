@@ -58,7 +58,7 @@ class Stepping:
         return next((each for each in launches if each["pid"] == self.process.pid), None)
 
     def until_told(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
-        return until(lambda: (launch := self.told()) and condition(launch) and launch)
+        return until(lambda: (launch := self.told()) and condition(launch) and launch, pause=0.5)
 
     def ends(self):
         (self.directory / "over").touch()
