@@ -119,7 +119,7 @@ both = pytest.mark.parametrize("start", ["cold", "warm"])
 
 
 def cold_and_warm(cases, real):
-    """Each case with both starts. The warm ones of `real` have the real torch."""
+    """Return each case with both starts. The warm ones of `real` have the real torch."""
     return [
         pytest.param(
             case,
@@ -148,6 +148,7 @@ def _unknown_script(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _torch(request, monkeypatch):
+    """Let everything find the light torch, unless the test needs the real one."""
     if not request.node.get_closest_marker("torch"):
         monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
 
@@ -609,7 +610,7 @@ record(getattr(endings, last))()
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A directory with a script for each ending, and what @record has written of it there."""
+    """Return a directory with scripts that end, and what @record has written there of each end."""
     directory = tmp_path_factory.mktemp("recorded")
     place(directory, "endings.py", "endings.py")
     (directory / "recorded.py").write_text(RECORDS)

@@ -29,7 +29,7 @@ while not os.path.exists("over"):
 """
 
 
-# One that counts its steps itself, and so does without torch.
+# A script that counts its own steps needs no torch.
 COUNTING = """\
 import os, time
 from hpclaunch.progress import step

@@ -35,7 +35,7 @@ class Forks:
                 env=environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1"),
                 pass_fds=[theirs.fileno()],
             )
-        self._codes = {}  # of those that have ended
+        self._codes = {}  # {pid: exit code} of workers that have ended
 
     def start(self, text, *, cwd=None, env=()):
         pipes = [os.pipe() for _ in range(3)]
@@ -49,7 +49,7 @@ class Forks:
         return ForkedWorker(self, reply["begun"], [pipes[0][1], pipes[1][0], pipes[2][0]])
 
     def code(self, pid, timeout):
-        """Of a worker, once it has ended; None if it has not by then."""
+        """Return the exit code of a worker; None if it does not end within so many seconds."""
         deadline = time.monotonic() + timeout
         while pid not in self._codes:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -63,6 +63,8 @@ class Forks:
 
     def _hear(self):
         reply = json.loads(self._socket.recv(1 << 16))
+        if "begun" in reply:
+            self._codes.pop(reply["begun"], None)  # of an earlier process with this pid
         if "ended" in reply:
             self._codes[reply["ended"]] = reply["code"]
         return reply
@@ -73,7 +75,7 @@ class Forks:
 
 
 class ForkedWorker:
-    """What a test needs of a `subprocess.Popen` with pipes and text."""
+    """The part of `subprocess.Popen` that the tests use, with pipes and text."""
 
     def __init__(self, forks, pid, pipes):
         self._forks, self.pid = forks, pid
@@ -95,7 +97,7 @@ class ForkedWorker:
             os.kill(self.pid, signal.SIGKILL)
 
     def communicate(self, timeout=LIMIT):
-        """The rest of what it has written; only a little fits into stderr."""
+        """Return the rest of its output, of which little may be in stderr."""
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
         for stream in (self.stdout, self.stderr):

@@ -25,7 +25,7 @@ class ProgressServer:
         self.processes = []
 
     def start(self, command, cwd, *, workers=1, environ=(), forks=None):
-        """Of `forks`, the command is the text of the script."""
+        """Start workers, and return the first. With `forks`, the command is a script's text."""
         told = [{"rank": rank, "env": {}} for rank in range(workers)]
         self.watch.begin(told, told=True)
         for rank, worker in enumerate(told):

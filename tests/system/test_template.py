@@ -26,7 +26,7 @@ PATH = {"PYTHONPATH": SITE}
 
 
 class Warm(Client):
-    """Whose template is for one script; `torch` are directories for its PYTHONPATH."""
+    """A client whose template is for one script. `torch` lists directories for its PYTHONPATH."""
 
     def __init__(self, tmp_path, torch):
         super().__init__(tmp_path)
