@@ -520,20 +520,23 @@ def test_children(here, tmp_path, words, start):
 
 
 @pytest.mark.torch
-@both
-def test_training(here, tmp_path, start):
+def test_training(here, tmp_path):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
     place(here, "training.py", "training.py")
-    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
-    python = launchers.python("training.py", workers=2)
-    hpclaunch = launchers.hpclaunch("training.py", workers=2)
-    for run in (python, hpclaunch):
-        assert len(run.facts) == 2, run.err
-        first, second = run.facts
+
+    def run(launcher, start="cold"):
+        launchers = Launchers(here, tmp_path / launcher / start, start=start, env=SOCKETS)
+        return getattr(launchers, launcher)("training.py", workers=2)
+
+    python, cold, warm = run("python"), run("hpclaunch"), run("hpclaunch", "warm")
+    for each in (python, cold, warm):
+        assert len(each.facts) == 2, each.err
+        first, second = each.facts
         assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
-    assert_same(python, hpclaunch, ["torch was there"] if start == "warm" else ())
+    assert_same(python, cold)
+    assert_same(python, warm, ["torch was there"])
 
 
 # Ends
