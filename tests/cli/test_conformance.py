@@ -11,6 +11,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, without_load
 
 from hpclaunch.cli import shim
 from hpclaunch.system.processes.fork_server_client import SITE
+from hpclaunch.worker.site._hpclaunch_progress import HIGH
 from surroundings import LIGHT_TORCH, SHORT, environment
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
@@ -37,6 +39,7 @@ OURS = [
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
+HIGHEST = max(n for n in HIGH if n < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 SESSION = "a worker and all it starts are ended as a group; torchrun's workers lead sessions too"
 ORPHANS = "a worker must not outlive its launcher, however that dies"
 
@@ -56,7 +59,7 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_errors": ERRORS,
     "module._hpclaunch_output": OUTPUT,
     "module._hpclaunch_progress": STACKS,
-    "fd.900": STACKS,
+    f"fd.{HIGHEST}": STACKS,
     "status.SigCgt": STACKS,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
@@ -300,7 +303,7 @@ def test_ways_to_name_a_script(here, tmp_path, way, start):
     compare(here, tmp_path, way(here, start), start, scanned)
 
 
-LOW = ("fd.60",)  # where fd.900 is otherwise: the limit of open files is lower
+LOW = ("fd.60",)  # in place of HIGHEST: the limit of open files is lower
 SETTINGS = {
     "its own": {
         "PYTHONHASHSEED": "7",
