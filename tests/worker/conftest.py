@@ -16,7 +16,7 @@ def server() -> Iterator[ProgressServer]:
     server.end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
