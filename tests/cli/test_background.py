@@ -13,7 +13,7 @@ import psutil
 import pytest
 from launching import HPCLAUNCH, LIMIT, family, hpclaunch, living, script, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
@@ -46,7 +46,7 @@ class Shell:
         self.process = subprocess.Popen(
             ["sh", "-c", line.format(words)],
             cwd=cwd,
-            env=environment(),
+            env=environment(PYTHONPATH=LIGHT_TORCH),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -124,7 +124,8 @@ def test_closed_standard_streams(tmp_path, source, closed):
     close = " ".join(f"{fd}>&-" for fd in closed)
     before = ["sh", "-c", f'exec "$@" {close}', "sh"]
     path = script(tmp_path, source)
-    done = hpclaunch("--nproc=2", "--log-dir=logs", path, cwd=tmp_path, before=before)
+    env = environment(PYTHONPATH="" if closed == "012" else LIGHT_TORCH)
+    done = hpclaunch("--nproc=2", "--log-dir=logs", path, cwd=tmp_path, env=env, before=before)
     assert done.returncode == 0, done.stderr
     for fd, kind, shown in (("1", "out", done.stdout), ("2", "err", done.stderr)):
         wrote = [f"{kind} {rank}\n" for rank in range(2)]

@@ -3,13 +3,15 @@
 Each case runs the same words under an interpreter, which is the reference, and under hpclaunch;
 some under torchrun too. `conformance/probe.py` tells several hundred facts of its process; all of
 them must be equal, but for those of ALLOWED, and WARM where workers are forked from a process that
-has torch. torch.compile, which takes many seconds, is in test_warm_start.py.
+has torch. In most cases this is a package of the same name and shape, for both; in those marked
+`torch` it is the real one. torch.compile, which takes many seconds, is in test_warm_start.py.
 """
 
 import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -21,9 +23,10 @@ from launching import HPCLAUNCH, LIMIT, hpclaunch, without_load
 
 from hpclaunch.cli import shim
 from hpclaunch.system.processes.fork_server_client import SITE
-from surroundings import SHORT, environment
+from hpclaunch.worker.site._hpclaunch_progress import HIGH
+from surroundings import LIGHT_TORCH, SHORT, environment
 
-pytestmark = [pytest.mark.starts, pytest.mark.torch]
+pytestmark = pytest.mark.starts
 
 HOOK = "the hook that serves a script's own rendezvous (docs/slurm.md)"
 ERRORS = "writes what torch's @record would, where the script has none (docs/output.md)"
@@ -38,6 +41,7 @@ OURS = [
 CONTRACT = "another value at every launch, in torchrun's contract too"
 OWN = "a variable of hpclaunch's own, under its own prefix"
 INTERFACE = "gloo would ask the resolver for our own name; set only where the user has not"
+HIGHEST = max(n for n in HIGH if n < resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 SESSION = "a worker and all it starts are ended as a group; torchrun's workers lead sessions too"
 ORPHANS = "a worker must not outlive its launcher, however that dies"
 
@@ -57,7 +61,7 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_errors": ERRORS,
     "module._hpclaunch_output": OUTPUT,
     "module._hpclaunch_progress": STACKS,
-    "fd.900": STACKS,
+    f"fd.{HIGHEST}": STACKS,
     "status.SigCgt": STACKS,
     "atexit.callbacks": ERRORS,
     "meta_path._hpclaunch_hooks.Finder": HOOK,
@@ -105,18 +109,32 @@ def assert_same(reference, other, allowed=()):
         assert not lines, "\n".join(lines)
 
 
+WITH_TORCH = ("at_exit", "segfault_told", "what_is_left")  # ends
 TORCH = {  # how a script comes to have torch, so that it is started warm
     "probe.py": ("AT_START =", "import torch.distributed\n\nAT_START ="),
     # Most are quicker without it, and start warm all the same. A few ends show that it is there.
     "children.py": ('LEVEL = "', 'if not sys.argv:\n    import torch\n\nLEVEL = "'),
     "endings.py": (
         "\n\nif __name__",
-        "\n\nif sys.argv[1] in ('at_exit', 'segfault_told', 'what_is_left'):\n    import torch\n"
-        "\nif __name__",
+        f"\n\nif sys.argv[1] in {WITH_TORCH}:\n    import torch\n\nif __name__",
     ),
     "training.py": ("", ""),
 }
 both = pytest.mark.parametrize("start", ["cold", "warm"])
+
+
+def cold_and_warm(cases, real):
+    """Return each case with both starts. The warm ones of `real` have the real torch."""
+    return [
+        pytest.param(
+            case,
+            start,
+            id=f"{getattr(case, '__name__', case)}-{start}",
+            marks=[pytest.mark.torch] if start == "warm" and case in real else [],
+        )
+        for case in cases
+        for start in ("cold", "warm")
+    ]
 
 
 def place(directory, name, file="probe.py", start="cold"):
@@ -131,6 +149,13 @@ def place(directory, name, file="probe.py", start="cold"):
 def _unknown_script(tmp_path, monkeypatch):
     """Or the template would import what the script has imported after it had told what there is."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _torch(request, monkeypatch):
+    """Let everything find the light torch, unless the test needs the real one."""
+    if not request.node.get_closest_marker("torch"):
+        monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
 
 
 @pytest.fixture
@@ -156,17 +181,20 @@ def plain(tmp_path_factory):
     }
 
 
+@pytest.mark.torch
 def test_facts(plain):
     assert_same(plain["python"], plain["hpclaunch"], ALLOWED)
     assert [run.code for run in plain.values()] == [0, 0, 0]
     assert len(plain["python"].facts[0]) > 400
 
 
+@pytest.mark.torch
 def test_nothing_is_allowed_in_vain(plain):
     found = differences(plain["python"].facts[0], plain["hpclaunch"].facts[0])
     assert sorted(found) == sorted(ALLOWED)
 
 
+@pytest.mark.torch
 def test_facts_of_a_warm_start(here, tmp_path):
     script = place(here, "train.py", start="warm")
     launchers = Launchers(here, tmp_path / "left", start="warm")
@@ -180,12 +208,14 @@ def test_facts_of_a_warm_start(here, tmp_path):
     assert first["own.random"] != second["own.random"]
 
 
+@pytest.mark.torch
 def test_what_torchrun_changes(plain):
     """So that a reader of ALLOWED sees what a script was never promised."""
     for python, torchrun in zip(plain["python"].facts, plain["torchrun"].facts, strict=True):
         assert sorted(differences(python, torchrun).keys() - OLDER) == sorted(TORCHRUNS)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("launcher", ["python", "torchrun", "hpclaunch"])
 def test_workers_share_nothing_by_chance(plain, launcher):
     """Nobody seeded them: neither hashes nor numbers are those of a common ancestor."""
@@ -268,15 +298,14 @@ def compare(cwd, tmp_path, words, start="cold", allowed=(), **more):
     return python, hpclaunch
 
 
-@both
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(("way", "start"), cold_and_warm(WAYS, [a_zip_app]))
 def test_ways_to_name_a_script(here, tmp_path, way, start):
     # torch looks for plugins in every entry of sys.path as it is imported, and keeps this open.
     scanned = ("fd.3", "module.encodings.cp437") if (way, start) == (a_zip_app, "warm") else ()
     compare(here, tmp_path, way(here, start), start, scanned)
 
 
-LOW = ("fd.60",)  # where fd.900 is otherwise: the limit of open files is lower
+LOW = ("fd.60",)  # in place of HIGHEST: the limit of open files is lower
 SETTINGS = {
     "its own": {
         "PYTHONHASHSEED": "7",
@@ -316,8 +345,7 @@ SETTINGS = {
 }
 
 
-@both
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("setting", "start"), cold_and_warm(SETTINGS, ["torch's and nobody's"]))
 def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
     words = [place(here, "train.py", start=start)]
     python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
@@ -380,7 +408,7 @@ def test_the_modules_of_a_users_path(here, tmp_path, start):
     env = {"CONFORMANCE_IMPORT": ",".join(names), "PYTHONPATH": path}
     words = [place(here, "start.py", start=start)]
     _, hpclaunch = compare(here, tmp_path, words, start, env=env)
-    assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}{os.pathsep}{path}"
+    assert hpclaunch.facts[0]["environ.PYTHONPATH"] == f"{SITE}:{path}:{LIGHT_TORCH}"
     assert hpclaunch.out == "customized\n"
 
 
@@ -477,9 +505,11 @@ def test_what_python_runs_before_a_script(here, tmp_path, interpreter, start):
 SOCKETS = {"TMPDIR": SHORT}  # multiprocessing has some there
 
 
-@both
-@pytest.mark.parametrize("words", [["children.py", "a"], ["-m", "children", "a"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("words", "start"), cold_and_warm(["children.py a", "-m children a"], ["children.py a"])
+)
 def test_children(here, tmp_path, words, start):
+    words = words.split()
     place(here, "children.py", "children.py", start)
     launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
     python, hpclaunch = launchers.python(*words), launchers.hpclaunch(*words)
@@ -494,20 +524,24 @@ def test_children(here, tmp_path, words, start):
     assert_same(python, hpclaunch)
 
 
-@both
-def test_training(here, tmp_path, start):
+@pytest.mark.torch
+def test_training(here, tmp_path):
     """Seeds, a loader, torch's own processes and threads, with two ranks."""
     place(here, "training.py", "training.py")
-    launchers = Launchers(here, tmp_path / "left", start=start, env=SOCKETS)
-    python = launchers.python("training.py", workers=2)
-    hpclaunch = launchers.hpclaunch("training.py", workers=2)
-    for run in (python, hpclaunch):
-        assert len(run.facts) == 2, run.err
-        first, second = run.facts
+
+    def run(launcher, start="cold"):
+        launchers = Launchers(here, tmp_path / launcher / start, start=start, env=SOCKETS)
+        return getattr(launchers, launcher)("training.py", workers=2)
+
+    python, cold, warm = run("python"), run("hpclaunch"), run("hpclaunch", "warm")
+    for each in (python, cold, warm):
+        assert len(each.facts) == 2, each.err
+        first, second = each.facts
         assert not set(first["own.unseeded"]) & set(second["own.unseeded"])
         assert first["own.initial_seed"] != second["own.initial_seed"]
         assert first["own.seeded"] == second["own.seeded"] == python.facts[0]["own.seeded"]
-    assert_same(python, hpclaunch, ["torch was there"] if start == "warm" else ())
+    assert_same(python, cold)
+    assert_same(python, warm, ["torch was there"])
 
 
 # Ends
@@ -549,8 +583,7 @@ def compare_ends(cwd, tmp_path, *words, start="cold"):
     return launchers, python
 
 
-@both
-@pytest.mark.parametrize("ending", ENDINGS.split())
+@pytest.mark.parametrize(("ending", "start"), cold_and_warm(ENDINGS.split(), WITH_TORCH))
 def test_endings(here, tmp_path, ending, start):
     place(here, "train.py", "endings.py", start)
     launchers, _ = compare_ends(here, tmp_path, "train.py", ending, start=start)
@@ -560,35 +593,52 @@ def test_endings(here, tmp_path, ending, start):
         assert error["message"].startswith(RECORDED[ending])
 
 
-@both
-def test_what_is_finalized(here, tmp_path, start):
+@pytest.mark.parametrize(("ending", "start"), cold_and_warm(["what_is_left"], WITH_TORCH))
+def test_what_is_finalized(here, tmp_path, ending, start):
     place(here, "train.py", "endings.py", start)
-    _, python = compare_ends(here, tmp_path, "train.py", "what_is_left", start=start)
+    _, python = compare_ends(here, tmp_path, "train.py", ending, start=start)
     assert python.out.count("collected") == 2
     assert (here / "left").read_text() == "not flushed"
 
 
-WITH_TORCH = """import sys
+# The last ending as the worker's own, where torchrun has it recorded; the others in forks of it.
+RECORDS = """import os, sys
 import endings
 from torch.distributed.elastic.multiprocessing.errors import record
-end = getattr(endings, sys.argv[1])
+*others, last = sys.argv[1:]
+for ending in others:
+    if not os.fork():
+        os.environ["TORCHELASTIC_ERROR_FILE"] = f"{ending}.json"
+        last = ending
+        break
+    os.wait()
+record(getattr(endings, last))()
 """
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a directory with scripts that end, and what @record has written there of each end."""
+    directory = tmp_path_factory.mktemp("recorded")
+    place(directory, "endings.py", "endings.py")
+    (directory / "recorded.py").write_text(RECORDS)
+    (directory / "train.py").write_text("import sys, endings\ngetattr(endings, sys.argv[1])()\n")
+    launchers = Launchers(directory, directory / "left")
+    *others, last = RECORDED
+    launchers.torchrun("recorded.py", *others, last)
+    written = {name: json.loads((directory / f"{name}.json").read_text()) for name in others}
+    errors = {name: error["message"] for name, error in written.items()}
+    errors[last] = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
+    return directory, errors
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("ending", RECORDED)
-def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, ending):
+def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
     """The same but for the frames around the script's own."""
-    place(here, "endings.py", "endings.py")
-    (here / "recorded.py").write_text(WITH_TORCH + "record(end)()\n")
-    (here / "train.py").write_text(WITH_TORCH + "end()\n")
-    launchers = Launchers(here, tmp_path / "left")
-    if ending == "exception":
-        launchers.torchrun("recorded.py", ending)
-        theirs = error_of(launchers, "torchrun/*/attempt_0/0/error.json")
-    else:  # torchrun's part in it is to name the file
-        launchers.python("recorded.py", ending)
-        file = here / by_hand(0, 1)["TORCHELASTIC_ERROR_FILE"]
-        theirs = json.loads(file.read_text())["message"]
+    directory, errors = recorded
+    theirs = errors[ending]
+    launchers = Launchers(directory, tmp_path / "left")
     launchers.hpclaunch("train.py", ending)
     ours = error_of(launchers)
     assert ours.keys() == theirs.keys()
@@ -600,9 +650,10 @@ def test_an_exception_is_recorded_as_by_torchrun_and_record(here, tmp_path, endi
     assert ours == theirs
 
 
+@pytest.mark.torch
 def test_what_record_wrote_is_left_alone(here, tmp_path):
     place(here, "endings.py", "endings.py")
-    (here / "train.py").write_text(WITH_TORCH + "record(end)()\n")
+    (here / "train.py").write_text(RECORDS)
     launchers, _ = compare_ends(here, tmp_path, "train.py", "exception")
     assert "in wrapper" in error_of(launchers)["extraInfo"]["py_callstack"]
 
@@ -625,6 +676,7 @@ def test_a_module_that_is_not_there(here, tmp_path):
     assert "ModuleNotFoundError" in python.err
 
 
+@pytest.mark.torch
 def test_torchrun_shows_the_same_traceback(here, tmp_path):
     place(here, "train.py", "endings.py")
     launchers, python = compare_ends(here, tmp_path, "train.py", "exception")

@@ -86,7 +86,7 @@ def test_a_job_can_be_looked_at_and_loses_its_fork_server(hidden, cwd, env, requ
     assert "train.py:1" in ask("stacks")
     server, *below = fork_server(process)
     os.kill(server, signal.SIGKILL)
-    until(lambda: "round 1 · 1 of 3 restarts" in ask("status"))
+    until(lambda: "round 1 · 1 of 3 restarts" in ask("status"), pause=0.5)
     assert not living([server, *below])
     code, _, said = end(process)
     assert code == 128 + signal.SIGTERM

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from launching import end, hpclaunch, script, start, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
@@ -64,21 +64,29 @@ import torch
 if os.environ["RANK"] == "0":
     open("first-has-ended", "w").close()
 else:
+    import time
     while not os.path.exists("first-has-ended"):
-        pass
+        time.sleep(0.01)
     fail()
 """
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("before", [[], ["--cold"], [sys.executable]])
-def test_a_script_on_standard_input(tmp_path, before):
+@pytest.mark.parametrize(
+    ("before", "path"),
+    [
+        pytest.param([], "", marks=pytest.mark.torch),
+        (["--cold"], LIGHT_TORCH),
+        ([sys.executable], LIGHT_TORCH),
+    ],
+)
+def test_a_script_on_standard_input(tmp_path, before, path):
     """Each worker of each round reads all of it, and then is what Python makes of it."""
+    known = environment(PYTHONPATH=path)
     words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
-    done = hpclaunch(*words, cwd=tmp_path, input=WHOLE)
+    done = hpclaunch(*words, cwd=tmp_path, env=known, input=WHOLE)
     assert done.returncode == 1, done.stderr
     for rank in "01":
-        env = environment(RANK=rank, TORCHELASTIC_RESTART_COUNT="1")
+        env = known | {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": "1"}
         alone = subprocess.run(
             [sys.executable, "-", "a", "--lr=1"],
             cwd=tmp_path,

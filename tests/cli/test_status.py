@@ -31,6 +31,16 @@ while not os.path.exists("over"):
 """
 
 
+# A script that counts its own steps needs no torch.
+COUNTING = """\
+import os, time
+from hpclaunch.progress import step
+
+number = 0
+while not os.path.exists("over"):
+    step(number := number + 1)
+    time.sleep(0.02)
+"""
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
@@ -39,7 +49,7 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, args=(), text=STEPPING):
+    def __init__(self, directory, *options, args=(), text=COUNTING):
         self.directory = directory
         self.process = start(*options, script(directory, text), *args, cwd=directory)
 
@@ -50,7 +60,7 @@ class Stepping:
         return next((each for each in launches if each["pid"] == self.process.pid), None)
 
     def until_told(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
-        return until(lambda: (launch := self.told()) and condition(launch) and launch)
+        return until(lambda: (launch := self.told()) and condition(launch) and launch, pause=0.5)
 
     def ends(self):
         (self.directory / "over").touch()
@@ -82,7 +92,7 @@ def stepping(directory, *options, **more):
 
 
 def test_a_launch_on_this_machine(tmp_path):
-    with stepping(tmp_path, "--nproc", 2) as run:
+    with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
         launch = run.until_told(lambda each: phases(each) == ["step", "step"])
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
@@ -101,7 +111,9 @@ def test_a_launch_on_this_machine(tmp_path):
 
 
 def test_restart_notice_and_stop(tmp_path):
-    with stepping(tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"]) as run:
+    with stepping(
+        tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"], text=STEPPING
+    ) as run:
         name = run.until_told()["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr

@@ -10,17 +10,16 @@ import pytest
 from launching import LIMIT, family, fork_server, free_port, living, script, start, until
 
 from hpclaunch.system.shared.prctl import adopt_orphans
+from surroundings import LIGHT_TORCH, environment
 
-pytestmark = [pytest.mark.starts, pytest.mark.torch]
+pytestmark = pytest.mark.starts
 
-# The workers meet in every round, and wait in the first one until a file lets them end.
+# The workers wait in the first round until a file lets them end.
 TRAIN = """
 import os, pathlib, signal, sys, time, torch.distributed as dist
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("saved")))
-dist.init_process_group("gloo")
-dist.barrier()
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-pathlib.Path(f"up-{dist.get_rank()}").write_text(str(os.getpid()))
+pathlib.Path(f"up-{os.environ['RANK']}").write_text(str(os.getpid()))
 while first and not os.path.exists("go"):
     time.sleep(0.05)
 if sys.argv[1:]:
@@ -31,8 +30,18 @@ TEMPLATE = "the template process on"
 STORE = "the store process on"
 
 
-def launch(cwd, *arguments, options=("--nproc", 2)):
-    return start(*options, script(cwd, TRAIN), *arguments, cwd=cwd)
+# With the real torch they meet in every round.
+MEETS = """
+dist.init_process_group("gloo")
+dist.barrier()
+first ="""
+
+
+def launch(cwd, *arguments, options=("--nproc", 2), meets=False):
+    path = "" if meets else LIGHT_TORCH
+    text = TRAIN.replace("\nfirst =", MEETS) if meets else TRAIN
+    environ = environment(PYTHONPATH=path)
+    return start(*options, script(cwd, text), *arguments, cwd=cwd, environ=environ)
 
 
 def server(job):
@@ -90,8 +99,9 @@ def test_while_it_waits_for_other_machines(tmp_path):
     ended_well(second)
 
 
+@pytest.mark.torch
 def test_while_workers_train(tmp_path):
-    job = launch(tmp_path)
+    job = launch(tmp_path, meets=True)
     until_up(tmp_path)
     _, store = of_torch(server(job))
     stop(server(job))
@@ -131,9 +141,10 @@ def test_nothing_outlives_a_killed_launcher(tmp_path):
     until(lambda: not living(everybody))
 
 
+@pytest.mark.torch
 def test_the_template_while_it_imports_torch(tmp_path):
     (tmp_path / "go").touch()
-    job = launch(tmp_path)
+    job = launch(tmp_path, meets=True)
     stop(of_torch(server(job))[0])
     ended_well(job, TEMPLATE)
 

@@ -1,4 +1,7 @@
-"""Warm or cold: where the workers come from, and what is said of it."""
+"""Warm or cold: where the workers come from, and what is said of it.
+
+What is marked `torch` has the real one; elsewhere a package of the same name and shape will do.
+"""
 
 import json
 import os
@@ -8,23 +11,27 @@ import sys
 import pytest
 from launching import hpclaunch
 
-from surroundings import entered, environment
+from surroundings import LIGHT_TORCH, entered, environment
 
-pytestmark = [pytest.mark.starts, pytest.mark.torch]
+pytestmark = pytest.mark.starts
 
 TELL = "import sys; print('torch' in sys.modules)\n"
 TRAINS = TELL + "import torch\n"
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, request):
     """Launch a script; what it said, what hpclaunch said, and the journal."""
 
     def run(source, *options, env=None, args=()):
         (tmp_path / "train.py").write_text(source)
+        env = env or {}
+        if not request.node.get_closest_marker("torch"):
+            path = filter(None, [env.get("PYTHONPATH"), LIGHT_TORCH])
+            env = env | {"PYTHONPATH": ":".join(map(str, path))}
         logs = tmp_path / "logs"
         words = ("--nproc=2", "--log-dir", logs, *options, "train.py", *args)
-        done = hpclaunch(*words, cwd=tmp_path, env=environment(**env or {}))
+        done = hpclaunch(*words, cwd=tmp_path, env=environment(**env))
         assert done.returncode == 0, done.stderr
         lines = (logs / "journal.jsonl").read_text().splitlines()
         return sorted(done.stdout.splitlines()), done.stderr, [json.loads(x) for x in lines]
@@ -36,6 +43,7 @@ def of_template(journal):
     return [entry["with"]["state"] for entry in journal if entry.get("note") == "template"]
 
 
+@pytest.mark.torch
 def test_a_script_with_torch_finds_it_imported(run):
     said, told, journal = run(TRAINS)
     assert said == ["True", "True"]
@@ -76,6 +84,7 @@ def test_a_variable_that_torch_never_reads_at_load(run):
     assert (said, told) == (["True", "True"], "")
 
 
+@pytest.mark.torch
 def test_threads_of_the_user_are_those_of_openmp(run):
     """libgomp reads OMP_NUM_THREADS when torch is loaded: the template has what workers have."""
     source = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
@@ -140,6 +149,7 @@ def test_a_site_that_all_workers_may_share(run, tmp_path, source):
     assert warm[2:] == cold[2:]
 
 
+@pytest.mark.torch
 def test_modules_beside_the_script_come_first(run, tmp_path):
     (tmp_path / "numpy.py").write_text("WHOSE = 'mine'\n")
     source = "import numpy; print(numpy.WHOSE)\ndef later():\n    import torch\n"
@@ -175,14 +185,22 @@ for _ in range(3):
 """
 
 
+# There is a template with what the text shows, and then one with what the workers have imported.
+UNTIL_LEARNED = """
+import time
+while open('logs/journal.jsonl').read().count('"note":"renewed"') < 2:
+    time.sleep(0.05)
+"""
+
+
 def renewed(journal):
     return [entry for entry in journal if entry.get("note") == "renewed"]
 
 
+@pytest.mark.torch
 def test_what_a_script_imports_is_there_when_it_starts_again(run, tmp_path):
     """What its text shows at once; the rest at the restart, and when it is launched again."""
-    wait = "\nimport time; time.sleep(15)"
-    source = LEARNS.format(STEPS + wait)
+    source = LEARNS.format(STEPS + UNTIL_LEARNED)
     env = {"XDG_CACHE_HOME": tmp_path / "cache"}
     said, _, journal = run(source, env=env)
     assert said == ["0 True False"] * 2 + ["1 True True"] * 2
@@ -194,6 +212,7 @@ def test_what_a_script_imports_is_there_when_it_starts_again(run, tmp_path):
     assert said == ["0 True True"] * 2 + ["1 True True"] * 2
 
 
+@pytest.mark.torch
 def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run, tmp_path):
     env = {"XDG_CACHE_HOME": tmp_path / "cache"}
     said, _, journal = run(LEARNS.format(STEPS), "--preload", "none", env=env)
@@ -202,6 +221,7 @@ def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run, tmp_pa
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.torch
 def test_arguments_of_a_round_are_those_of_its_workers(run, tmp_path):
     """Resuming adds some; the template was started without."""
     (tmp_path / "saved").mkdir()
@@ -225,6 +245,7 @@ print(round(step(torch.ones(1000)).item()))
 """
 
 
+@pytest.mark.torch
 @pytest.mark.compiles
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++")
 @pytest.mark.skipif("locale" in entered, reason="torch.compile reads files of torch in UTF-8")

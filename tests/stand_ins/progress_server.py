@@ -24,26 +24,31 @@ class ProgressServer:
         self.watch = ProgressWatch()
         self.processes = []
 
-    def start(self, command, cwd, *, workers=1, environ=()):
+    def start(self, command, cwd, *, workers=1, environ=(), forks=None):
+        """Start workers, and return the first. With `forks`, the command is a script's text."""
         told = [{"rank": rank, "env": {}} for rank in range(workers)]
         self.watch.begin(told, told=True)
         for rank, worker in enumerate(told):
             own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": workers, **dict(environ)}
-            store = {"PYTHONPATH": HOOKS, "HPCLAUNCH_STORE": "127.0.0.1:1"}
-            env = environment(**store, **own, **worker["env"])
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(
-                command,
-                cwd=cwd,
-                env=env,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
-                text=True,
-                start_new_session=True,
-            )
+            own = {name: str(value) for name, value in own.items()} | worker["env"]
+            if forks is None:
+                process = self._new(command, cwd, own)
+            else:
+                process = forks.start(command, cwd=cwd, env=own)
             self.processes.append(process)
         return self.processes[0]
+
+    def _new(self, command, cwd, own):
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1", **own),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def run(self, command, cwd, **how):
         """What they have written to stdout, once all have ended."""

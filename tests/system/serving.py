@@ -10,7 +10,7 @@ import psutil
 
 from hpclaunch.system.processes.fork_server_client import ForkServerClient, Worker
 
-LIMIT = 20  # seconds; far more than any of this takes
+LIMIT = 120  # seconds; far more than any of this takes
 
 
 class Client:

@@ -1,4 +1,8 @@
-"""The template: workers and stores forked from a process that has imported torch."""
+"""The template: workers and stores forked from a process that has imported torch.
+
+Where only our own rules are tested, that is a package of the same name and shape, which weighs
+next to nothing (stand_ins/light_torch). What is marked `torch` has the real one.
+"""
 
 import ctypes
 import os
@@ -16,22 +20,29 @@ import pytest
 from serving import LIMIT, Client, gone, python, sh, wait_for
 
 from hpclaunch.system.processes.fork_server_client import SITE
+from surroundings import LIGHT_TORCH
 
-pytestmark = [pytest.mark.starts, pytest.mark.torch]
+pytestmark = pytest.mark.starts
 
 PATH = {"PYTHONPATH": SITE}
 
 
 class Warm(Client):
-    """Whose template is for one script."""
+    """A client whose template is for one script. `torch` lists directories for its PYTHONPATH."""
+
+    def __init__(self, tmp_path, torch):
+        super().__init__(tmp_path)
+        self.torch = torch
 
     def prepare(self, source, *modules, now=True, env=None, steps=()):
         self.script = self.tmp_path / "app" / "train.py"
         self.script.parent.mkdir(exist_ok=True)
         self.script.write_text(source)
+        env = {**PATH, **(env or {})}
+        env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], *self.torch])
         self.server.prepare(
             self.command(),
-            {**PATH, **(env or {})},
+            env,
             modules,
             now=now,
             own=["LOCAL_RANK"],
@@ -71,12 +82,13 @@ def eventually(condition):
 
 
 @pytest.fixture
-def client(tmp_path):
-    client = Warm(tmp_path)
+def client(tmp_path, request):
+    client = Warm(tmp_path, [] if request.node.get_closest_marker("torch") else [LIGHT_TORCH])
     yield client
     client.server.close()
 
 
+@pytest.mark.torch
 def test_workers_find_torch_there(client):
     client.prepare("import sys; print('torch' in sys.modules, __name__, sys.argv[1:])\n")
     assert client.ready().round("a", "", workers=2) == ["True __main__ ['a', '']\n"] * 2
@@ -94,6 +106,7 @@ def test_workers_are_children_of_the_fork_server(client):
     assert client.until("exit")["signal"] == signal.SIGKILL
 
 
+@pytest.mark.torch
 def test_the_template_holds_nothing_that_a_fork_could_break(client):
     client.prepare("")
     process = client.ready().template()
@@ -107,6 +120,7 @@ def test_the_template_holds_nothing_that_a_fork_could_break(client):
     assert "zmq" not in maps
 
 
+@pytest.mark.torch
 def test_no_number_is_drawn_twice(client):
     client.prepare(
         "import random, torch, numpy, multiprocessing\n"
@@ -127,6 +141,7 @@ sys.exit(signal.SIGSTOP)
 """
 
 
+@pytest.mark.torch
 def test_a_worker_that_ends_copies_little_of_the_template(client):
     client.prepare(STOPS)
     client.ready().start(client.command(), warm=True, env=PATH)
@@ -155,7 +170,7 @@ if sys.argv[1:]: ctypes.CDLL(sys.argv[1])
 @pytest.mark.parametrize(
     ("words", "preloaded", "said"),
     [
-        ([], "", "not flushed\n"),
+        pytest.param([], "", "not flushed\n", marks=pytest.mark.torch),
         (["libcrypt.so.1"], "", "not flushed\nexit handler\n"),
         ([], "libcrypt.so.1", "not flushed\nexit handler\n"),
     ],
@@ -206,6 +221,7 @@ dist.init_process_group("own", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 
+@pytest.mark.torch
 def test_process_groups_are_destroyed_at_the_end(client):
     client.prepare(GROUP)
     assert client.ready().round() == ["destroyed\n"]
@@ -293,7 +309,13 @@ for _ in range(2):
 TELLS = "print('wave' in sys.modules, file=sys.stderr)\n"
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["after the first steps", "at its end"])
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(False, marks=pytest.mark.torch, id="after the first steps"),
+        pytest.param(True, id="at its end"),
+    ],
+)
 def test_what_the_script_imports_is_learned(client, ends):
     """In the midst of the round, unless it makes no steps."""
     wait = "" if ends else "import time; time.sleep(1000)\n"
@@ -437,7 +459,13 @@ NOT_FOR_ALL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("source", NOT_FOR_ALL)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, marks=[pytest.mark.torch] if "torch" in source else [])
+        for source in NOT_FOR_ALL
+    ],
+)
 def test_what_is_left_to_each_worker(client, packages, source):
     """The rest is learned all the same."""
     (packages / "awkward.py").write_text(source)
@@ -494,6 +522,7 @@ def test_generators_that_modules_make_for_themselves(client, packages):
     assert {number for _, *others in numbers for number in others} == {f"{Random(7).random()}"}
 
 
+@pytest.mark.torch
 def test_functions_that_are_noted_can_be_pickled(client):
     """As what a DataLoader's worker is to begin with, if it is spawned."""
     client.prepare(
@@ -583,7 +612,7 @@ def test_a_module_that_is_not_there_is_passed_over(client):
     )
 
 
-@pytest.mark.parametrize("name", ["random", "numpy"])
+@pytest.mark.parametrize("name", ["random", pytest.param("numpy", marks=pytest.mark.torch)])
 def test_a_module_beside_the_script_that_torch_imports_too(client, name):
     client.prepare(f"import {name}; print({name}.WHOSE)\n")
     client.script.with_name(f"{name}.py").write_text("WHOSE = 'the user'\n")
@@ -623,6 +652,7 @@ def test_command_lines_that_differ_before_the_script(client):
     assert client.path(0, "out").read_text() == "False\n"
 
 
+@pytest.mark.torch
 def test_a_stop_while_torch_is_imported(client):
     client.prepare("print('started')\n")
     client.ask(client.command(), warm=True)
@@ -742,6 +772,7 @@ USE = (
 )
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("now", [True, False])
 @pytest.mark.parametrize("warm", [True, False])
 def test_a_store_for_every_round(client, now, warm):
@@ -762,6 +793,7 @@ def test_nobody_pays_for_a_store_that_nobody_uses(client):
     assert client.others() == []
 
 
+@pytest.mark.torch
 def test_signals_meant_for_the_agent_leave_the_store_alone(client):
     client.prepare("")
     client.ready().round(store=True)
@@ -817,6 +849,7 @@ dist.TCPStore = Store
 """
 
 
+@pytest.mark.torch
 def test_a_torch_whose_libuv_takes_no_socket(client):
     """As before 2.8."""
     (client.tmp_path / "older.py").write_text(BROKEN)

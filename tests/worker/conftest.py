@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from forks_of_torch import Forks
 from progress_server import ProgressServer
 
 
@@ -13,3 +14,10 @@ def server(starts: None) -> Iterator[ProgressServer]:
     server = ProgressServer()
     yield server
     server.end()
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.end()

@@ -1,7 +1,6 @@
 """What a worker tells of itself in shared memory: real ones, below a fork server that is played."""
 
 import importlib.util
-import json
 import os
 import socket
 import subprocess
@@ -79,17 +78,6 @@ if __name__ == "__main__":
 """
 
 
-BROOD = """
-import json, os, sys, torch._dynamo
-from _hpclaunch_hooks import progress
-for variable, text in json.loads(sys.argv[1]):
-    if not os.fork():
-        os.environ["HPCLAUNCH_PROGRESS"] = variable
-        progress.begin()
-        exec(text)
-        sys.exit()
-    assert os.wait()[1] == 0
-"""
 CASES = {
     "plain": (PLAIN, 7),
     "steps, not batches": (ACCUMULATED, 3),
@@ -99,17 +87,10 @@ CASES = {
 }
 
 
-def test_optimizer_steps(server, tmp_path):
-    """Of workers that are forked, as from the template."""
-    told = [{"rank": rank, "env": {}} for rank in range(len(CASES))]
-    server.watch.begin(told, told=True)
-    texts = [MODEL + text for text, _ in CASES.values()]
-    variables = [each["env"]["HPCLAUNCH_PROGRESS"] for each in told]
-    each = json.dumps(list(zip(variables, texts, strict=True)))
-    env = environment(PYTHONPATH=HOOKS, HPCLAUNCH_STORE="127.0.0.1:1")
-    subprocess.run([*python(tmp_path, BROOD), each], env=env, check=True, timeout=LIMIT)
-    found = {name: server.told(rank)[0::2] for rank, name in enumerate(CASES)}
-    assert found == {name: (steps, "end") for name, (_, steps) in CASES.items()}
+@pytest.mark.parametrize(("text", "steps"), CASES.values(), ids=CASES)
+def test_optimizer_steps(server, forks, tmp_path, text, steps):
+    server.run(MODEL + text, tmp_path, forks=forks)
+    assert server.told()[0::2] == (steps, "end")
 
 
 def test_steps_of_processes_below_the_worker(server, tmp_path):
@@ -118,20 +99,16 @@ def test_steps_of_processes_below_the_worker(server, tmp_path):
 
 
 def test_steps_below_a_shell_script(server, tmp_path):
-    inner = " ".join(python(tmp_path, MODEL + PLAIN))
-    server.run(["sh", "-c", f"{sys.executable} -c 'print()'; {inner}; exit 0"], tmp_path)
-    assert server.told()[0::2] == (7, "end")
-
-
-def test_what_a_program_says_is_not_the_next_ones(server, tmp_path):
+    """What one program says is not the next one's."""
     (tmp_path / "before.py").write_text("import hpclaunch.progress as it\nit.step(1200)")
     inner = " ".join(python(tmp_path, MODEL + PLAIN))
-    server.run(["sh", "-c", f"{sys.executable} before.py; {inner}; exit 0"], tmp_path)
-    steps, _, _, number = server.told()
-    assert (steps, number) == (7, 0)
+    before = f"{sys.executable} -c 'print()'; {sys.executable} before.py"
+    server.run(["sh", "-c", f"{before}; {inner}; exit 0"], tmp_path)
+    steps, _, phase, number = server.told()
+    assert (steps, phase, number) == (7, "end", 0)
 
 
-def test_a_skipped_step_is_a_sign_of_life(server, tmp_path):
+def test_a_skipped_step_is_a_sign_of_life(server, forks, tmp_path):
     text = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu")
@@ -143,13 +120,13 @@ for batch in range(4):
     scaler.step(optimizer)
     scaler.update()
 """
-    (out,) = server.run(python(tmp_path, MODEL + text), tmp_path)
+    (out,) = server.run(MODEL + text, tmp_path, forks=forks)
     steps, at, _, _ = server.told()
     assert steps == 3
     assert at > float(out)
 
 
-def test_an_optimizer_that_torch_does_not_know(server, tmp_path):
+def test_an_optimizer_that_torch_does_not_know(server, forks, tmp_path):
     text = """
 class Own:
     def step(self):
@@ -159,7 +136,7 @@ for _ in range(3):
     loss().backward()
     own.step()
 """
-    server.run(python(tmp_path, MODEL + text), tmp_path)
+    server.run(MODEL + text, tmp_path, forks=forks)
     assert server.told() == (0, 0.0, "start", 0)
 
 
@@ -188,7 +165,7 @@ def test_what_it_says_without_the_launcher(tmp_path):
     subprocess.run(command, env=environment(), check=True, timeout=LIMIT)
 
 
-def test_a_step_ends_the_phase_that_the_script_has_named(server, tmp_path):
+def test_a_step_ends_the_phase_that_the_script_has_named(server, forks, tmp_path):
     text = """
 from hpclaunch.progress import phase
 many, few = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
@@ -200,7 +177,7 @@ few.step()
 sys.stdout.flush()
 os._exit(0)
 """
-    server.run(python(tmp_path, MODEL + text), tmp_path)
+    server.run(MODEL + text, tmp_path, forks=forks)
     assert server.told()[0::2] == (2, "step")
 
 
@@ -253,9 +230,9 @@ def test_a_compiled_step_is_compiled_as_without_the_launcher(server, tmp_path):
     assert server.told()[0::2] == (10, "end")
 
 
-def test_steps_in_one_graph_are_nothing_to_learn_from(server, tmp_path):
+def test_steps_in_one_graph_are_nothing_to_learn_from(server, forks, tmp_path):
     text = MODEL + COMPILED_STEPS.replace("(Own, torch.optim.AdamW)", "[Own]")
-    server.run(python(tmp_path, text + "sys.stdout.flush()\nos._exit(0)"), tmp_path)
+    server.run(text + "sys.stdout.flush()\nos._exit(0)", tmp_path, forks=forks)
     assert server.told() == (0, 0.0, "start", 0)
 
 
@@ -267,7 +244,7 @@ dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/met", rank=ra
 
 
 @pytest.mark.skipif(TORCH < (2, 7), reason="before torch 2.7, FSDP2 needs a GPU")
-def test_sharded_parameters(server, tmp_path):
+def test_sharded_parameters(server, forks, tmp_path):
     text = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -278,11 +255,11 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-    server.run(python(tmp_path, MODEL + GROUP + text), tmp_path, workers=2)
+    server.run(MODEL + GROUP + text, tmp_path, workers=2, forks=forks)
     assert [server.told(rank)[0::2] for rank in (0, 1)] == [(6, "end")] * 2
 
 
-def test_a_pipeline(server, tmp_path):
+def test_a_pipeline(server, forks, tmp_path):
     text = """
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 takes = (torch.zeros(2, 4),)  # before torch 2.6, it has to be told
@@ -294,7 +271,7 @@ for _ in range(5):
     optimizer.step()
 dist.destroy_process_group()
 """
-    server.run(python(tmp_path, MODEL + GROUP + text), tmp_path, workers=2)
+    server.run(MODEL + GROUP + text, tmp_path, workers=2, forks=forks)
     assert [server.told(rank)[0::2] for rank in (0, 1)] == [(5, "end")] * 2
 
 

@@ -9,23 +9,27 @@ from progress_server import HOOKS, python
 
 from hpclaunch.agent.evidence import state_of
 from hpclaunch.worker.progress_watch import is_traced
-from hpclaunch.worker.site._hpclaunch_progress import SIGNAL
+from hpclaunch.worker.site._hpclaunch_progress import HEARER, SIGNAL
 
 pytestmark = pytest.mark.torch
 
 
-def stacks_of(server, command, cwd):
+def stacks_of(server, command, cwd, forks=None):
     """What is known of a worker that has said that it is there."""
-    process = server.start(command, cwd)
+    process = server.start(command, cwd, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     return server.evidence()
 
 
-HEARS = "import torch\ntorch.optim.SGD([torch.ones(1)], lr=0.1)\n"
+# A worker that answers, once its thread for that has begun.
+HEARS = f"""import sys, time, torch
+torch.optim.SGD([torch.ones(1)], lr=0.1)
+while not sys.modules["_hpclaunch_progress"].progress._steps[{HEARER}]: time.sleep(0.001)
+"""
 
 
-@pytest.mark.parametrize("before", ["", HEARS])
-def test_stacks_of_all_threads_while_native_code_holds_the_lock(server, tmp_path, before):
+@pytest.mark.parametrize("before", ["", HEARS], ids=["does not answer", "answers"])
+def test_stacks_of_all_threads_while_native_code_holds_the_lock(server, forks, tmp_path, before):
     text = """
 import ctypes, threading
 def waits():
@@ -36,14 +40,14 @@ def holds():
 threading.Thread(target=waits, daemon=True).start()
 holds()
 """
-    found = stacks_of(server, python(tmp_path, before + text), tmp_path)
+    found = stacks_of(server, before + text, tmp_path, forks)
     assert " in waits\n" in found["stacks"]
     assert " in holds\n" in found["stacks"]
     assert found["stacks"].rstrip().endswith("in <module>")
 
 
 @pytest.mark.parametrize("kind", ["CDLL", "PyDLL"])
-def test_stacks_while_the_kernel_holds_up_the_main_thread(server, tmp_path, kind):
+def test_stacks_while_the_kernel_holds_up_the_main_thread(server, forks, tmp_path, kind):
     """As in a read from a file system that has stalled: here until a child has begun. The main
     thread has let go of Python's lock, or, as if the file were mapped into memory, has not."""
     text = f"""
@@ -57,16 +61,14 @@ def is_held_up():
     libc.clone(libc.sem_wait, top, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, never)
 is_held_up()
 """
-    found = stacks_of(server, python(tmp_path, HEARS + text), tmp_path)
+    found = stacks_of(server, HEARS + text, tmp_path, forks)
     assert found["processes"][0]["state"] == "D"
     assert " in is_held_up\n" in found["stacks"]
     assert found["stacks"].rstrip().endswith("in <module>")
 
 
 RUNNING = """
-import ctypes, io, sys, textwrap, threading, time, tokenize
-import torch
-PAUSE = float(sys.argv[1])
+import ctypes, io, textwrap, threading, time, tokenize
 def runs():
     text = "def f(x):\\n    return sorted([y for y in range(x)], key=lambda y: -y)"
     code = compile(text, "f", "exec")
@@ -85,13 +87,14 @@ def waits():
 
 
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
-def test_no_worker_dies_of_a_question(server, tmp_path, trains, pause):
+def test_no_worker_dies_of_a_question(server, forks, tmp_path, trains, pause):
     """What reads stacks while other threads change them finds memory that is gone: asked by signal
     at any moment, such a worker dies within a few questions."""
     text = RUNNING
     if trains:
         text += HEARS
-    process = server.start([*python(tmp_path, text + "waits()"), str(pause)], tmp_path)
+    text = text.replace("PAUSE", str(pause)) + "waits()"
+    process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):
         stacks = server.evidence()["stacks"]
@@ -101,7 +104,7 @@ def test_no_worker_dies_of_a_question(server, tmp_path, trains, pause):
             assert " in runs\n" in stacks
 
 
-def test_forked_processes_come_after_the_worker(server, tmp_path):
+def test_forked_processes_come_after_the_worker(server, forks, tmp_path):
     text = """
 import os, torch, time
 class Samples(torch.utils.data.Dataset):
@@ -119,7 +122,7 @@ batches = iter(torch.utils.data.DataLoader(Samples(), num_workers=2))
 os.read(loads, 1)
 waits()
 """
-    found = stacks_of(server, python(tmp_path, text), tmp_path)
+    found = stacks_of(server, text, tmp_path, forks)
     assert " in waits\n" in found["stacks"]
     assert " in __getitem__\n" not in found["stacks"]
     pids = {each["pid"] for each in found["processes"]}
@@ -128,7 +131,7 @@ waits()
     assert sum(" in __getitem__\n" in text for _, text in found["forked"]) == 1
 
 
-def test_the_main_thread_of_many(server, tmp_path):
+def test_the_main_thread_of_many(server, forks, tmp_path):
     """faulthandler writes the stacks of a hundred threads at most, and it comes last."""
     text = """
 import threading
@@ -140,8 +143,8 @@ for _ in range(120):
     threading.Thread(target=pool, daemon=True).start()
 waits()
 """
-    found = stacks_of(server, python(tmp_path, HEARS + text), tmp_path)
-    assert state_of(found).place == "train.py:8, waits"
+    found = stacks_of(server, HEARS + text, tmp_path, forks)
+    assert state_of(found).place == "train.py:9, waits"
 
 
 def test_descriptors_have_the_numbers_that_they_have_without_us(server, tmp_path):

@@ -4,11 +4,9 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import hpclaunch
 from hpclaunch.worker import step_notices
 from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site._hpclaunch_progress import ENTERED, IN_A_ROW
@@ -17,7 +15,6 @@ from surroundings import environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
-HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
 LIMIT = 120  # seconds; far more than any of this takes
 USR1, USR2, TERM = 10, 12, 15
 
@@ -97,7 +94,7 @@ end()
 class Group:
     """Workers below a fork server that is played; each makes a step when it is told to."""
 
-    def __init__(self, *texts, handled=(USR1,), told=True):
+    def __init__(self, forks, *texts, handled=(USR1,), told=True):
         self.watch = ProgressWatch()
         self.notices = StepNotices(self.watch)
         workers = [{"rank": rank, "env": {}} for rank in range(len(texts))]
@@ -105,14 +102,7 @@ class Group:
         self.workers = []
         for worker, text in zip(workers, texts, strict=True):
             setup = "".join(f"signal.signal({s}, heard)\n" for s in handled)
-            more = {"PYTHONPATH": str(HOOKS), "HPCLAUNCH_STORE": "127.0.0.1:1"} | worker["env"]
-            process = subprocess.Popen(
-                [sys.executable, "-c", BEGIN + setup + text],
-                env=environment(**more),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            process = forks.start(BEGIN + setup + text, env=worker["env"])
             self.watch.born(worker["rank"], process.pid)
             self.workers.append(process)
 
@@ -140,11 +130,11 @@ class Group:
 
 
 @pytest.fixture
-def group():
+def group(forks):
     groups = []
 
     def make(*texts, **more):
-        groups.append(Group(*texts, **more))
+        groups.append(Group(forks, *texts, **more))
         return groups[-1]
 
     yield make

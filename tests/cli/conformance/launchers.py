@@ -4,6 +4,7 @@ All start in the same directory with the same files, so that what they tell is c
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -64,7 +65,10 @@ class Launchers:
         self.cwd, self.outside, self.before, self.program = cwd, outside, before, program
         self.told = outside / "told"
         self.told.mkdir(parents=True)
-        self.env = {**environment(CONFORMANCE_OUT=self.told), **(env or {})}
+        known, env = environment(CONFORMANCE_OUT=self.told), env or {}
+        self.env = known | env
+        if paths := [each["PYTHONPATH"] for each in (env, known) if each.get("PYTHONPATH")]:
+            self.env["PYTHONPATH"] = os.pathsep.join(paths)  # the tests' own behind the user's
 
     def python(self, *words, workers=1):
         """The reference: an interpreter for each rank, told by hand what torchrun would tell."""
