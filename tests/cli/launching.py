@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+import timed
 from surroundings import environment
 
 CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
@@ -18,10 +19,10 @@ HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
 
 
-def hpclaunch(*args, cwd, env=None, before=(), **more):
-    """The finished run, with its output as text; `before` stands before the command."""
-    command = [*before, HPCLAUNCH, *map(str, args)]
-    env = environment() if env is None else env
+def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
+    """The finished run, with its output as text; `before` stands before the command, and `timing`
+    has time-outs other than the usual."""
+    command, env = _launch(args, env, before, timing)
     done = subprocess.run(
         command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
     )
@@ -34,12 +35,20 @@ def without_load(said):
     return re.sub(r"(?m)^hpclaunch: on \S+: load: .* before the training has begun.*\n", "", said)
 
 
-def start(*args, cwd, environ=None, before=(), **more):
+def start(*args, cwd, environ=None, before=(), timing=None, **more):
     """A running one."""
-    command = [*before, HPCLAUNCH, *map(str, args)]
+    command, environ = _launch(args, environ, before, timing)
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    environ = environment() if environ is None else environ
     return subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
+
+
+def _launch(args, environ, before, timing):
+    environ = environment() if environ is None else environ
+    program = [HPCLAUNCH]
+    if timing:
+        program = [sys.executable, timed.PROGRAM]
+        environ = environ | timed.variables(environ["PATH"], **timing)
+    return [*before, *program, *map(str, args)], environ
 
 
 def script(directory, text, name="train.py"):

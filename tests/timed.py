@@ -1,0 +1,18 @@
+"""Agents with other time-outs than those of users, so that a test waits less, or a wait has room.
+
+Most fields of `Timing` have no option. A program of the tests' own, `stand_ins/timed/hpclaunch`,
+sets them before it does what `hpclaunch` does; the product reads none of this.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+PROGRAM = Path(__file__).parent / "stand_ins" / "timed" / "hpclaunch"
+
+
+def variables(path: str, **timing: float) -> dict[str, str]:
+    """Make `hpclaunch` that program, for whoever finds it in PATH, which is `path` otherwise. All
+    agents of a job need the same; `timing` has fields of `Timing` and their values in seconds."""
+    return {"PATH": f"{PROGRAM.parent}:{path}", "TIMING_OF_TEST": json.dumps(timing)}
