@@ -174,10 +174,10 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 where = os.environ["HPCLAUNCH_CHECKPOINT"]
 begin = torch.load(where)["step"] if where else 0
-for step in range(begin, 160):  # twice as long as it takes to ask for memory again
+for step in range(begin, 100):  # so long that memory is asked for again, with OFTEN
     model(torch.ones(4)).sum().backward()
     optimizer.step()
-    time.sleep(0.1)
+    time.sleep(0.05)
     if step == 30 and os.environ["RANK"] == "0":
         torch.save({"step": step}, "saved/new")
         os.rename("saved/new", "saved/step-30.pt")
@@ -187,10 +187,13 @@ for step in range(begin, 160):  # twice as long as it takes to ask for memory ag
 """
 
 
+OFTEN = {"agent.history_keeping.ASKS": 0.5, "agent.history_keeping.SLACK": 0.1}
+
+
 def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
     (tmp_path / "saved").mkdir()
     options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", "saved")
-    done = hpclaunch(*options, script(tmp_path, TRAINS), cwd=tmp_path)
+    done = hpclaunch(*options, script(tmp_path, TRAINS), cwd=tmp_path, timing=OFTEN)
     assert done.returncode == 0, done.stderr
     made = hpclaunch("report", "--html", "page.html", cwd=tmp_path)
     assert (made.returncode, made.stdout, made.stderr) == (0, "", "")

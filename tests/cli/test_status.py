@@ -41,9 +41,10 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, args=(), text=STEPPING):
+    def __init__(self, directory, *options, args=(), text=STEPPING, timing=None):
         self.directory = directory
-        self.process = start(*options, script(directory, text), *args, cwd=directory)
+        words = (*options, script(directory, text), *args)
+        self.process = start(*words, cwd=directory, timing=timing)
 
     def told(self):
         """This launch, as `status --json` has it; there may be others on this machine."""
@@ -61,9 +62,9 @@ class Stepping:
         return self.process.returncode, out, err
 
 
-def waiting(directory, *options):
+def waiting(directory, *options, timing=None):
     """One that makes no steps, and so is there sooner."""
-    return stepping(directory, "--cold", *options, text=WAITING)
+    return stepping(directory, "--cold", *options, text=WAITING, timing=timing)
 
 
 def phases(launch):
