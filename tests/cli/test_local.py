@@ -256,6 +256,9 @@ def test_a_worker_that_ignores_sigterm_gets_sigkill(tmp_path):
     assert until(lambda: not living(pids))
 
 
+IMPATIENT = {"stuck": 2.0}  # with an idle worker
+
+
 def test_a_lost_round_waits_for_nobody_who_saves_nothing(tmp_path):
     """As one that is stuck in a collective, where its handler never runs."""
     body = """
@@ -270,7 +273,7 @@ while True:
     time.sleep(600)
 """
     args = ("--nproc", 2, "--grace", 600, "--max-restarts", 0, script(tmp_path, body))
-    assert hpclaunch(*args, cwd=tmp_path).returncode == 3
+    assert hpclaunch(*args, cwd=tmp_path, timing=IMPATIENT).returncode == 3
 
 
 def test_a_lost_round_waits_for_whoever_saves(tmp_path):
@@ -283,9 +286,9 @@ if os.environ["RANK"] == "1":
     sys.exit(3)
 def save(*_):
     with open("saved", "wb+") as file:
-        file.truncate(40 << 20)
-        there = mmap.mmap(file.fileno(), 40 << 20)
-        for at in range(0, 40 << 20, 1 << 20):
+        file.truncate(20 << 20)
+        there = mmap.mmap(file.fileno(), 20 << 20)
+        for at in range(0, 20 << 20, 1 << 20):
             there[at : at + (1 << 20)] = bytes(range(256)) * (1 << 12)
             there.flush(at, 1 << 20)
             time.sleep(0.2)
@@ -297,7 +300,7 @@ while True:
     time.sleep(600)
 """
     args = ("--nproc", 2, "--grace", 600, "--max-restarts", 0, script(tmp_path, body))
-    assert hpclaunch(*args, cwd=tmp_path).returncode == 3
+    assert hpclaunch(*args, cwd=tmp_path, timing=IMPATIENT).returncode == 3
     assert (tmp_path / "complete").exists()
 
 
