@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,15 +18,20 @@ from surroundings import environment
 CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
+started = deque(maxlen=4)  # the last launches, by pid and directory: for whoever reads a failure
 
 
 def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
     """The finished run, with its output as text; `before` stands before the command, and `timing`
     has time-outs other than the usual."""
     command, env = _launch(args, env, before, timing)
-    done = subprocess.run(
-        command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
+        )
+    except subprocess.TimeoutExpired as e:
+        said = (e.stderr or b"").decode(errors="replace")
+        raise AssertionError(f"it runs for more than {LIMIT} s, in {cwd}, and said: {said}") from e
     done.stderr = without_load(done.stderr)
     return done
 
@@ -39,7 +45,9 @@ def start(*args, cwd, environ=None, before=(), timing=None, **more):
     """A running one."""
     command, environ = _launch(args, environ, before, timing)
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
+    process = subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
+    started.append((process.pid, cwd))
+    return process
 
 
 def _launch(args, environ, before, timing):
@@ -78,9 +86,15 @@ def until(condition):
     """What `condition` returns once it is true."""
     deadline = time.monotonic() + LIMIT
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came to that"
+        assert time.monotonic() < deadline, f"not within {LIMIT} s, but {found!r}; {_launches()}"
         time.sleep(0.02)
     return found
+
+
+def _launches():
+    """Whether the last launches run, and where their logs are."""
+    states = [(pid, "runs" if living([pid]) else "has ended", cwd) for pid, cwd in started]
+    return "; ".join(f"launcher {pid} {state}, in {cwd}" for pid, state, cwd in states)
 
 
 def living(pids):
