@@ -59,6 +59,11 @@ def _launch(args, environ, before, timing):
     return [*before, *program, *map(str, args)], environ
 
 
+def said(process, text):
+    """The first line on standard error that has this text, once it is there; "" at the end."""
+    return next((line for line in process.stderr if text in line), "")
+
+
 def script(directory, text, name="train.py"):
     path = directory / name
     path.write_text(text)

@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from launching import LIMIT, end, family, fork_server, hpclaunch, living, script, start, until
+from launching import LIMIT, end, family, fork_server, hpclaunch, living, said, script, start, until
 
 from hpclaunch.core.protocol.model import ENDING
 from surroundings import environment
@@ -213,9 +213,8 @@ if os.environ["RANK"] == "0":
 def test_an_upload_in_the_background_is_waited_for(tmp_path, session):
     path = script(tmp_path, UPLOADS.format(enough="enough", session=session))
     job = start("--nproc", 2, path, cwd=tmp_path)
-    line = job.stderr.readline()
     waiting = "waiting up to 20 s (--grace) for what the workers left behind: bash (rank 0, pid "
-    assert waiting in line
+    assert said(job, waiting)
     (tmp_path / "enough").touch()
     _, err = job.communicate(timeout=LIMIT)
     assert (job.returncode, err) == (0, "")
@@ -242,8 +241,7 @@ def test_usr1_is_passed_on_and_the_workers_run_on(tmp_path):
     until(lambda: sum(1 for text in outputs(tmp_path).values() if "got USR1" in text) == 2)
     assert job.poll() is None
     job.send_signal(signal.SIGUSR2)  # for which WAIT has no handler
-    err = until(lambda: job.stderr.readline())
-    assert "SIGUSR2 not passed on to rank 0, 1: the script has no handler for it" in err
+    assert said(job, "SIGUSR2 not passed on to rank 0, 1: the script has no handler for it")
     assert end(job)[0] == 128 + signal.SIGTERM
 
 
