@@ -30,6 +30,16 @@ dist.destroy_process_group()
 """
 
 
+LIGHT = """
+import os, signal, time
+rank, restarts = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+if restarts == "0":
+    os.kill(os.getpid(), signal.SIGKILL) if rank == "1" else time.sleep(600)
+names = ("LOCAL_RANK", "GROUP_RANK", "TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE")
+print(rank, os.environ["WORLD_SIZE"], restarts, *(os.environ[n] for n in names))
+"""
+
+
 SAVE = """
 import os, sys, torch
 names = ("RANK", "TORCHELASTIC_RUN_ID", "HPCLAUNCH_CHECKPOINT")
@@ -64,7 +74,7 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 def test_strangers_crowd_at_the_port(tmp_path):
     """There are more of them than a shell lets a process have open files. A member joins after
     they have come, and there is a restart while they go on coming."""
-    path = script(tmp_path, TRAIN)
+    path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
     common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=25"]
     with crowd(port, 1200) as strangers:
@@ -79,7 +89,7 @@ def test_a_stranger_has_the_port_already(tmp_path):
     """What it says is not believed, and the head takes another of its ports."""
     with talker(MALFORMED) as port:
         common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d"]
-        common += [f"--rdzv-endpoint=localhost:{port}", script(tmp_path, TRAIN)]
+        common += [f"--rdzv-endpoint=localhost:{port}", script(tmp_path, LIGHT)]
         agents = [start(*common, cwd=tmp_path) for _ in range(2)]
         assert finish(agents) == [f"{rank} 2 1 0 {rank} none 2" for rank in range(2)]
 
