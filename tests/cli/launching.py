@@ -70,6 +70,20 @@ def script(directory, text, name="train.py"):
     return path
 
 
+def only_logs(cwd):
+    (directory,) = (cwd / "hpclaunch-logs").iterdir()
+    return directory
+
+
+def outputs(cwd, number=0):
+    """What the workers of a round have written to standard output so far, by file."""
+    return {p.name: p.read_text() for p in (only_logs(cwd) / f"round-{number}").glob("*.out")}
+
+
+def outputs_if_any(cwd, number=0):
+    return outputs(cwd, number) if any(cwd.glob("hpclaunch-logs/*")) else {}
+
+
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]

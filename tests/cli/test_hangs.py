@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from launching import hpclaunch, script
+from launching import hpclaunch, only_logs, script
 
 from surroundings import environment
 
@@ -17,11 +17,6 @@ HANGING = Path(__file__).parents[1] / "slurm" / "scripts" / "hanging.py"
 KINDS = ("asleep", "stopped", "holding", "skipped", "loader", "end")
 # A worker that has made some steps hangs soon. What comes before takes as long as it takes.
 SOON = {"least_hang": 2.0}
-
-
-def logs_of(cwd):
-    (directory,) = (cwd / "hpclaunch-logs").iterdir()
-    return directory
 
 
 def test_each_hang_is_found_and_its_culprit_named(tmp_path):
@@ -34,7 +29,7 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     )
     assert len(accounts) == len(KINDS), done.stderr
     for number, (kind, (lines, who)) in enumerate(zip(KINDS, accounts, strict=True)):
-        evidence = logs_of(tmp_path) / f"round-{number}" / "evidence"
+        evidence = only_logs(tmp_path) / f"round-{number}" / "evidence"
         rank = number % 2
         if kind == "skipped":
             assert who == "the workers", done.stderr
@@ -49,7 +44,7 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
         both = {"rank-0.txt", "rank-1.txt"}
         assert told == both or (kind == "end" and told == {f"rank-{rank}.txt"})
         assert {stat.S_IMODE(path.stat().st_mode) for path in evidence.iterdir()} == {0o600}
-    text = (logs_of(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
+    text = (only_logs(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
     assert text.startswith("rank 0, pid ")
     assert ": step, step 8\n" in text
 
@@ -68,7 +63,7 @@ def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
     done = hpclaunch(*args, cwd=tmp_path, env=env, timing=SOON)
     assert done.returncode == 0, done.stderr
     assert "  rank 1 on " in done.stderr
-    evidence = logs_of(tmp_path) / "round-0" / "evidence"
+    evidence = only_logs(tmp_path) / "round-0" / "evidence"
     native = evidence / "rank-1.native.txt"
     if "sleep" in says:
         assert not native.exists()
@@ -92,7 +87,7 @@ def test_samples_that_are_taken_meanwhile_hide_no_hang(tmp_path):
     timing = {"least_hang": 5.0, "sampling": 0.5}
     done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8"), timing=timing)
     assert done.returncode == 0, done.stderr
-    text = (logs_of(tmp_path) / "journal.jsonl").read_text()
+    text = (only_logs(tmp_path) / "journal.jsonl").read_text()
     last_step, evidence = text.index('"steps":[8,8]'), text.index('"event":"EvidenceGathered"')
     assert '"event":"SampleTaken"' in text[last_step:evidence]
     assert "rank 1 on " in done.stderr
@@ -118,7 +113,7 @@ def test_no_round_is_ended_without_a_timeout(tmp_path):
     args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
     done = hpclaunch(*args, cwd=tmp_path, timing=SOON)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = (logs_of(tmp_path) / "journal.jsonl").read_text().splitlines()
+    lines = (only_logs(tmp_path) / "journal.jsonl").read_text().splitlines()
     events = [
         event["with"] for event in map(json.loads, lines) if event.get("event") == "WorkersSeen"
     ]
