@@ -24,7 +24,7 @@ from launching import (
 
 from hpclaunch.core.protocol.model import ENDING
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 WAIT = """
 import os, signal, sys, time

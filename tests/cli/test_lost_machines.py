@@ -14,6 +14,8 @@ from machines import MALFORMED, QUICK, is_open, start
 
 from surroundings import talker
 
+pytestmark = pytest.mark.starts
+
 WAIT = """
 import os, time
 open(f"of-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}", "w").close()

@@ -84,11 +84,16 @@ def waits():
 """
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("hpclaunch.worker.progress_watch.GATHERING", 0.25)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
-def test_no_worker_dies_of_a_question(server, tmp_path, monkeypatch, trains, pause):
+def test_no_worker_dies_of_a_question(server, tmp_path, trains, pause):
     """What reads stacks while other threads change them finds memory that is gone: asked by signal
     at any moment, such a worker dies within a few questions."""
-    monkeypatch.setattr("hpclaunch.worker.progress_watch.GATHERING", 0.25)
     text = RUNNING
     if trains:
         text += HEARS

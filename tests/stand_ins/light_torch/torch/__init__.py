@@ -1,0 +1,17 @@
+"""A package with the name and the shape of torch, as far as the template uses it, which weighs next
+to nothing. For tests of our own rules; what depends on torch is tested with the real one."""
+
+# ruff: noqa: F401
+
+# These too are in every process that has imported torch, and in the template in any case.
+import ctypes
+import gc
+import importlib.util
+import json
+import logging
+import pkgutil
+import signal
+import socket
+
+from . import random
+from .random import default_generator, initial_seed, manual_seed
