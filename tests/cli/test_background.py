@@ -13,7 +13,7 @@ import psutil
 import pytest
 from launching import HPCLAUNCH, LIMIT, family, hpclaunch, living, script, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 TELL = """
 import json, os, signal, sys, time
@@ -44,7 +44,7 @@ class Shell:
         self.process = subprocess.Popen(
             ["sh", "-c", line.format(words)],
             cwd=cwd,
-            env=environment(),
+            env=environment(PYTHONPATH=LIGHT_TORCH),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -122,7 +122,8 @@ def test_closed_standard_streams(tmp_path, source, closed):
     close = " ".join(f"{fd}>&-" for fd in closed)
     before = ["sh", "-c", f'exec "$@" {close}', "sh"]
     path = script(tmp_path, source)
-    done = hpclaunch("--nproc=2", "--log-dir=logs", path, cwd=tmp_path, before=before)
+    words, env = ("--nproc=2", "--log-dir=logs", path), environment(PYTHONPATH=LIGHT_TORCH)
+    done = hpclaunch(*words, cwd=tmp_path, env=env, before=before)
     assert done.returncode == 0, done.stderr
     for fd, kind, shown in (("1", "out", done.stdout), ("2", "err", done.stderr)):
         wrote = [f"{kind} {rank}\n" for rank in range(2)]

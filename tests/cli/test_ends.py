@@ -23,6 +23,7 @@ from launching import (
 )
 
 from hpclaunch.core.protocol.model import ENDING
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -69,7 +70,8 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("imports", ["", "import torch"], ids=["cold", "warm"])
 def test_an_interrupt_raises_in_the_workers(tmp_path, imports):
     body = SAVES_ON_INTERRUPT.format(imports=imports)
-    job = start("--nproc", 2, script(tmp_path, body), cwd=tmp_path)
+    env = environment(PYTHONPATH=LIGHT_TORCH)
+    job = start("--nproc", 2, script(tmp_path, body), cwd=tmp_path, environ=env)
     until(lambda: len(list(tmp_path.glob("up-?"))) == 2)
     code, out, err = end(job, signal.SIGINT)
     assert (code, out) == (128 + signal.SIGINT, "saved\n" * 2)
@@ -228,6 +230,7 @@ def test_the_launcher_needs_more_open_files_than_the_user_has_asked_for(tmp_path
     job = start(
         *("--nproc", 8, "--max-restarts", 1, script(tmp_path, torch + body)),
         cwd=tmp_path,
+        environ=environment(PYTHONPATH=LIGHT_TORCH),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, LIMITED),
     )
     for number in (0, 1):

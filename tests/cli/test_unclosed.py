@@ -7,7 +7,7 @@ import sys
 import pytest
 from launching import LIMIT, end, free_port, script, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 # The command, and its helpers, which are isolated from the environment, with these warnings.
 PROGRAM = """import sys
@@ -24,7 +24,7 @@ def begin(directory, *options):
     return subprocess.Popen(
         command,
         cwd=directory,
-        env=environment(),
+        env=environment(PYTHONPATH=LIGHT_TORCH),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
