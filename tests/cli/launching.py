@@ -30,8 +30,8 @@ def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
             command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
         )
     except subprocess.TimeoutExpired as e:
-        said = (e.stderr or b"").decode(errors="replace")
-        raise AssertionError(f"it runs for more than {LIMIT} s, in {cwd}, and said: {said}") from e
+        err = (e.stderr or b"").decode(errors="replace")
+        raise AssertionError(f"it runs for more than {LIMIT} s, in {cwd}, and said: {err}") from e
     done.stderr = without_load(done.stderr)
     return done
 
