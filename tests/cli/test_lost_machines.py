@@ -62,6 +62,7 @@ def test_machines_lose_their_head(tmp_path, nnodes, numbered):
     """They go on where no two groups of them could be large enough. Their logs are one launch's."""
     shared = ("--log-dir=logs", "--notify=cat >> told")
     agents, _ = three_machines(tmp_path, nnodes, numbered=numbered, options=shared)
+    until(lambda: any(tmp_path.glob("logs/ledger-0-*")))  # from which the next head learns
     agents[0].kill()
     agents[0].communicate()
     if nnodes == "2:3":
