@@ -66,6 +66,20 @@ class Agents:
         raise AssertionError(f"no {kind.__name__} came")
 
 
+@contextlib.contextmanager
+def posted(server):
+    """While the fork server of a dead agent posts its death notice, which takes some seconds."""
+    children = psutil.Process().children()
+    (process,) = [p for p in children if "hpclaunch.worker.fork_server" in p.cmdline()]
+    ending = threading.Thread(target=server.close, kwargs={"in_order": False})
+    ending.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        ending.join()
+
+
 @pytest.fixture
 def agents():
     agents = Agents(3)
@@ -177,20 +191,6 @@ def test_the_fork_server_of_a_dead_agent_says_so(agents):
     again = agents.start(2)
     mourning.join()  # it was told that there is another one now
     assert again.port == port
-
-
-@contextlib.contextmanager
-def posted(server):
-    """While the fork server of a dead agent posts its death notice, which takes some seconds."""
-    children = psutil.Process().children()
-    (process,) = [p for p in children if "hpclaunch.worker.fork_server" in p.cmdline()]
-    ending = threading.Thread(target=server.close, kwargs={"in_order": False})
-    ending.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        ending.join()
 
 
 def test_an_agent_without_a_place_can_be_dead_as_well(agents):

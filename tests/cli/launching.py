@@ -101,12 +101,13 @@ def crowd(port, number):
             process.kill()
 
 
-def until(condition):
-    """What `condition` returns once it is true."""
+def until(condition, pause=0.02):
+    """What `condition` returns once it is true. Where it starts programs, a longer pause between
+    two of them leaves the CPUs to what is waited for."""
     deadline = time.monotonic() + LIMIT
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {LIMIT} s, but {found!r}; {_launches()}"
-        time.sleep(0.02)
+        time.sleep(pause)
     return found
 
 

@@ -122,8 +122,8 @@ def test_closed_standard_streams(tmp_path, source, closed):
     close = " ".join(f"{fd}>&-" for fd in closed)
     before = ["sh", "-c", f'exec "$@" {close}', "sh"]
     path = script(tmp_path, source)
-    words, env = ("--nproc=2", "--log-dir=logs", path), environment(PYTHONPATH=LIGHT_TORCH)
-    done = hpclaunch(*words, cwd=tmp_path, env=env, before=before)
+    env = environment(PYTHONPATH="" if closed == "012" else LIGHT_TORCH)
+    done = hpclaunch("--nproc=2", "--log-dir=logs", path, cwd=tmp_path, env=env, before=before)
     assert done.returncode == 0, done.stderr
     for fd, kind, shown in (("1", "out", done.stdout), ("2", "err", done.stderr)):
         wrote = [f"{kind} {rank}\n" for rank in range(2)]

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from launching import end, hpclaunch, script, start, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 TELL = "import os, sys; print(os.environ['RANK'], __name__, sys.argv[1:])\n"
 
@@ -64,40 +64,38 @@ if os.environ["RANK"] == "0":
 else:
     import time
     while not os.path.exists("first-has-ended"):
-        time.sleep(0.02)
+        time.sleep(0.01)
     fail()
 """
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """What each rank writes in its second round, as Python alone has it."""
-    cwd = tmp_path_factory.mktemp("alone")
-    command = [sys.executable, "-", "a", "--lr=1"]
-    return [
-        subprocess.run(
-            command,
-            cwd=cwd,
-            env=environment(RANK=rank, TORCHELASTIC_RESTART_COUNT="1"),
+@pytest.mark.parametrize(
+    ("before", "path"),
+    [
+        pytest.param([], "", marks=pytest.mark.torch),
+        (["--cold"], LIGHT_TORCH),
+        ([sys.executable], LIGHT_TORCH),
+    ],
+)
+def test_a_script_on_standard_input(tmp_path, before, path):
+    """Each worker of each round reads all of it, and then is what Python makes of it."""
+    known = environment(PYTHONPATH=path)
+    words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
+    done = hpclaunch(*words, cwd=tmp_path, env=known, input=WHOLE)
+    assert done.returncode == 1, done.stderr
+    for rank in "01":
+        env = known | {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": "1"}
+        alone = subprocess.run(
+            [sys.executable, "-", "a", "--lr=1"],
+            cwd=tmp_path,
+            env=env,
             input=WHOLE,
             capture_output=True,
             text=True,
         )
-        for rank in range(2)
-    ]
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("before", [[], ["--cold"], [sys.executable]])
-def test_a_script_on_standard_input(tmp_path, alone, before):
-    """Each worker of each round reads all of it, and then is what Python makes of it."""
-    words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
-    done = hpclaunch(*words, cwd=tmp_path, input=WHOLE)
-    assert done.returncode == 1, done.stderr
-    for rank in range(2):
         worker = tmp_path / "logs" / "round-1" / f"rank-{rank}"
-        assert worker.with_suffix(".out").read_text() == alone[rank].stdout
-        assert worker.with_suffix(".err").read_text() == alone[rank].stderr
+        assert worker.with_suffix(".out").read_text() == alone.stdout
+        assert worker.with_suffix(".err").read_text() == alone.stderr
 
 
 @pytest.mark.parametrize("words", [["-"], ["python3", "-u", "-"]])
