@@ -9,7 +9,7 @@ signals      none is ignored or blocked but those that Python ignores itself
 umask        022
 limits       1024 open files, as a login gives them, or fewer where no more are allowed; no core
              files, since some tests abort on purpose
-environment  the variables in KEPT, and a UTF-8 locale
+environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active
 
 Limits on time, memory and the size of files stay: whoever has set them means the tests too.
 
@@ -79,6 +79,9 @@ def make_known() -> None:
         if name not in (*KEPT, *CONTROLS) and not name.startswith("PYTEST_"):
             del os.environ[name]
     os.environ["LANG"] = "C.UTF-8"
+    if sys.prefix != sys.base_prefix:
+        path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        os.environ["PATH"] = os.pathsep.join(p for p in path if p != f"{sys.prefix}/bin")
 
 
 def _go_on(*_: object) -> None:

@@ -1,7 +1,8 @@
 """Agents with other time-outs than those of users, so that a test waits less, or a wait has room.
 
 Most fields of `Timing` have no option. A program of the tests' own, `stand_ins/timed/hpclaunch`,
-sets them before it does what `hpclaunch` does; the product reads none of this.
+sets them before it does what `hpclaunch` does; the product reads none of this. It can also set the
+time-outs that stand in the agent's own modules, as {"agent.notifying.END_LIMIT": 1.0}.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ PROGRAM = Path(__file__).parent / "stand_ins" / "timed" / "hpclaunch"
 
 
 def variables(path: str, **timing: float) -> dict[str, str]:
-    """Make `hpclaunch` that program, for whoever finds it in PATH, which is `path` otherwise. All
-    agents of a job need the same; `timing` has fields of `Timing` and their values in seconds."""
+    """Make `hpclaunch` that program, for whoever finds it in PATH, which is `path` otherwise.
+
+    `timing` has fields of `Timing` and their values in seconds, the same for all agents of a job.
+    """
     return {"PATH": f"{PROGRAM.parent}:{path}", "TIMING_OF_TEST": json.dumps(timing)}

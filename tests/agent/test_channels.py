@@ -1,5 +1,6 @@
 """All channels of an agent with real sockets: what the core says goes out, what comes is events."""
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -63,6 +64,20 @@ class Agents:
                     self.inboxes[channels].remove(event)
                     return event
         raise AssertionError(f"no {kind.__name__} came")
+
+
+@contextlib.contextmanager
+def posted(server):
+    """While the fork server of a dead agent posts its death notice, which takes some seconds."""
+    children = psutil.Process().children()
+    (process,) = [p for p in children if "hpclaunch.worker.fork_server" in p.cmdline()]
+    ending = threading.Thread(target=server.close, kwargs={"in_order": False})
+    ending.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        ending.join()
 
 
 @pytest.fixture
@@ -189,11 +204,9 @@ def test_an_agent_without_a_place_can_be_dead_as_well(agents):
     port = other.port
     other.leave_notice(server, "x1")
     other.close()
-    mourning = threading.Thread(target=server.close, kwargs={"in_order": False})
-    mourning.start()
-    head.probe(effects.Probe(1, HERE, port, "x1"), time.monotonic())
-    assert agents.until(head, events.AgentGone).index == 1
-    mourning.join()
+    with posted(server):
+        head.probe(effects.Probe(1, HERE, port, "x1"), time.monotonic())
+        assert agents.until(head, events.AgentGone).index == 1
 
 
 @pytest.mark.starts
@@ -225,11 +238,9 @@ def test_an_agent_takes_the_place_that_it_is_given(agents):
     assert port != before
     other.leave_notice(server, "a2")
     agents.end(other)
-    mourning = threading.Thread(target=server.close, kwargs={"in_order": False})
-    mourning.start()
-    member.probe(effects.Probe(2), time.monotonic())
-    assert agents.until(member, events.AgentGone).index == 2
-    mourning.join()
+    with posted(server):
+        member.probe(effects.Probe(2), time.monotonic())
+        assert agents.until(member, events.AgentGone).index == 2
 
 
 def test_the_users_port_is_for_every_agent_that_may_lead(agents):

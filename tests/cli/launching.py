@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,15 +18,20 @@ from surroundings import environment
 CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
+started = deque(maxlen=4)  # the last launches, by pid and directory: for whoever reads a failure
 
 
 def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
     """The finished run, with its output as text; `before` stands before the command, and `timing`
     has time-outs other than the usual."""
     command, env = _launch(args, env, before, timing)
-    done = subprocess.run(
-        command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=env, timeout=LIMIT, capture_output=True, text=True, **more
+        )
+    except subprocess.TimeoutExpired as e:
+        err = (e.stderr or b"").decode(errors="replace")
+        raise AssertionError(f"it runs for more than {LIMIT} s, in {cwd}, and said: {err}") from e
     done.stderr = without_load(done.stderr)
     return done
 
@@ -39,7 +45,9 @@ def start(*args, cwd, environ=None, before=(), timing=None, **more):
     """A running one."""
     command, environ = _launch(args, environ, before, timing)
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
+    process = subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
+    started.append((process.pid, cwd))
+    return process
 
 
 def _launch(args, environ, before, timing):
@@ -51,10 +59,29 @@ def _launch(args, environ, before, timing):
     return [*before, *program, *map(str, args)], environ
 
 
+def said(process, text):
+    """The first line on standard error that has this text, once it is there; "" at the end."""
+    return next((line for line in process.stderr if text in line), "")
+
+
 def script(directory, text, name="train.py"):
     path = directory / name
     path.write_text(text)
     return path
+
+
+def only_logs(cwd):
+    (directory,) = (cwd / "hpclaunch-logs").iterdir()
+    return directory
+
+
+def outputs(cwd, number=0):
+    """What the workers of a round have written to standard output so far, by file."""
+    return {p.name: p.read_text() for p in (only_logs(cwd) / f"round-{number}").glob("*.out")}
+
+
+def outputs_if_any(cwd, number=0):
+    return outputs(cwd, number) if any(cwd.glob("hpclaunch-logs/*")) else {}
 
 
 def free_port():
@@ -79,9 +106,15 @@ def until(condition, pause=0.02):
     two of them leaves the CPUs to what is waited for."""
     deadline = time.monotonic() + LIMIT
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it never came to that"
+        assert time.monotonic() < deadline, f"not within {LIMIT} s, but {found!r}; {_launches()}"
         time.sleep(pause)
     return found
+
+
+def _launches():
+    """Whether the last launches run, and where their logs are."""
+    states = [(pid, "runs" if living([pid]) else "has ended", cwd) for pid, cwd in started]
+    return "; ".join(f"launcher {pid} {state}, in {cwd}" for pid, state, cwd in states)
 
 
 def living(pids):

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from launching import hpclaunch, script
+from launching import hpclaunch, only_logs, script
 
 from surroundings import environment
 
@@ -15,24 +15,21 @@ pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 HANGING = Path(__file__).parents[1] / "slurm" / "scripts" / "hanging.py"
 KINDS = ("asleep", "stopped", "holding", "skipped", "loader", "end")
-
-
-def logs_of(cwd):
-    (directory,) = (cwd / "hpclaunch-logs").iterdir()
-    return directory
+# A worker that has made some steps hangs soon. What comes before takes as long as it takes.
+SOON = {"least_hang": 2.0}
 
 
 def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     hangs = [f"{kind}:{number % 2}:8" for number, kind in enumerate(KINDS)]
-    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 9, HANGING]
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS=" ".join(hangs)))
+    args = ["--nproc", 2, "--max-restarts", 9, HANGING]
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS=" ".join(hangs)), timing=SOON)
     assert done.returncode == 0, done.stderr
     accounts = re.findall(
         r"no step for .*: the workers hang\n((?:  .*\n)+)hpclaunch: (.*) hung; restart", done.stderr
     )
     assert len(accounts) == len(KINDS), done.stderr
     for number, (kind, (lines, who)) in enumerate(zip(KINDS, accounts, strict=True)):
-        evidence = logs_of(tmp_path) / f"round-{number}" / "evidence"
+        evidence = only_logs(tmp_path) / f"round-{number}" / "evidence"
         rank = number % 2
         if kind == "skipped":
             assert who == "the workers", done.stderr
@@ -43,12 +40,11 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
         line = int(re.search(r"hangs in line (\d+)", out)[1])
         known = line and kind != "skipped"
         assert not known or f" hanging.py:{line}, " in lines, (kind, done.stderr)
-        files = {path.name: path for path in evidence.iterdir()}
-        told = {name for name in files if name.endswith(".txt")}
+        told = {path.name for path in evidence.glob("rank-?.txt")}
         both = {"rank-0.txt", "rank-1.txt"}
         assert told == both or (kind == "end" and told == {f"rank-{rank}.txt"})
-        assert {stat.S_IMODE(path.stat().st_mode) for path in files.values()} == {0o600}
-    text = (logs_of(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
+        assert {stat.S_IMODE(path.stat().st_mode) for path in evidence.iterdir()} == {0o600}
+    text = (only_logs(tmp_path) / "round-0" / "evidence" / "rank-0.txt").read_text()
     assert text.startswith("rank 0, pid ")
     assert ": step, step 8\n" in text
 
@@ -62,11 +58,12 @@ def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
     (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\n{says}\n")
     (tmp_path / "bin" / "py-spy").chmod(0o755)
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 1, HANGING]
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8", PATH=path))
+    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
+    env = environment(HANGS="asleep:1:8", PATH=path)
+    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=SOON)
     assert done.returncode == 0, done.stderr
     assert "  rank 1 on " in done.stderr
-    evidence = logs_of(tmp_path) / "round-0" / "evidence"
+    evidence = only_logs(tmp_path) / "round-0" / "evidence"
     native = evidence / "rank-1.native.txt"
     if "sleep" in says:
         assert not native.exists()
@@ -77,42 +74,50 @@ def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
 
 def test_hangs_until_no_restart_is_left(tmp_path):
     args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 1, HANGING]
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8 asleep:1:8"))
+    env = environment(HANGS="asleep:1:8 asleep:1:8")
+    done = hpclaunch(*args, cwd=tmp_path, env=env, timing={"core.head.hang_watch.PATIENCE": 2})
     assert done.returncode == 124, done.stderr
+    assert "no restart is left: unless they go on, the job ends in " in done.stderr
     assert "hung in round 1, and the only restart is used up" in done.stderr
 
 
 def test_samples_that_are_taken_meanwhile_hide_no_hang(tmp_path):
-    """They are, every 10 s: the workers answer."""
-    args = ["--nproc", 2, "--hang-timeout", 12, "--max-restarts", 1, HANGING]
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8"))
+    """There is one after their last step, which the workers answer."""
+    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
+    timing = {"least_hang": 5.0, "sampling": 0.5}
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8"), timing=timing)
     assert done.returncode == 0, done.stderr
+    text = (only_logs(tmp_path) / "journal.jsonl").read_text()
+    last_step, evidence = text.index('"steps":[8,8]'), text.index('"event":"EvidenceGathered"')
+    assert '"event":"SampleTaken"' in text[last_step:evidence]
     assert "rank 1 on " in done.stderr
     assert " hung; restart 1 of 1" in done.stderr
 
 
 RESTING = """
-import time, torch
+import glob, time, torch
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(8):
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     if step == 6:
-        time.sleep(8)
+        time.sleep(4)
+(journal,) = glob.glob("hpclaunch-logs/*/journal.jsonl")
+while '"steps":[8]' not in open(journal).read():
+    time.sleep(0.1)
 """
 
 
 def test_no_round_is_ended_without_a_timeout(tmp_path):
-    text = RESTING + "time.sleep(3)  # the workers are looked at once more\n"
-    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, text)]
-    done = hpclaunch(*args, cwd=tmp_path)
+    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
+    done = hpclaunch(*args, cwd=tmp_path, timing=SOON)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = (logs_of(tmp_path) / "journal.jsonl").read_text().splitlines()
+    lines = (only_logs(tmp_path) / "journal.jsonl").read_text().splitlines()
     events = [
         event["with"] for event in map(json.loads, lines) if event.get("event") == "WorkersSeen"
     ]
-    assert max(event["still"] for event in events) > 5
+    assert max(event["still"] for event in events) > SOON["least_hang"]
     assert events[-1]["steps"] == [8]
 
 

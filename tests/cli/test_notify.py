@@ -69,12 +69,13 @@ def test_a_command_that_fails_is_complained_of_once(tmp_path, command, complaint
 
 def test_a_command_that_hangs_holds_up_neither_training_nor_the_end_for_long(tmp_path):
     command = "echo $$ >> pids; sleep 1000"
-    with waiting(tmp_path, "--notify", command) as run:
+    timing = {"agent.notifying.END_LIMIT": 1.0}
+    with waiting(tmp_path, "--notify", command, timing=timing) as run:
         run.until_told(runs)
         assert run.told()["job"]["round"] == 0
         code, _, err = run.ends()
         assert code == 0
-        assert "the command of --notify took longer than 10 s at the end of the job" in err
+        assert "the command of --notify took longer than 1 s at the end of the job" in err
         assert "was too slow for 1 event" in err
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         until(lambda: not living(pids))

@@ -13,7 +13,7 @@ import pytest
 from launching import LIMIT, hpclaunch, script, start, until
 from test_prune import made, prune
 
-from surroundings import SHORT, environment
+from surroundings import LIGHT_TORCH, SHORT, environment
 
 pytestmark = pytest.mark.starts
 
@@ -163,9 +163,9 @@ def test_an_error_is_not_written_through_a_link(project, how):
     opened(project / "logs" / "round-0")
     victim = project / "authorized_keys"
     victim.write_text("")
-    path = script(project, WAITS)
+    path = script(project, "import torch\n" + WAITS)
     options = ("--nproc=1", "--max-restarts=0", "--log-dir=logs", how, path, "one")
-    process = start(*options, cwd=project)
+    process = start(*options, cwd=project, environ=environment(PYTHONPATH=LIGHT_TORCH))
     until((project / "one-0").exists)
     assert by_another(f"ln -s {victim} logs/round-0/rank-0.error.json && touch go", project)
     _, err = process.communicate(timeout=LIMIT)

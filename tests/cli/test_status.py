@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import termios
@@ -49,9 +50,10 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, args=(), text=COUNTING):
+    def __init__(self, directory, *options, args=(), text=COUNTING, timing=None):
         self.directory = directory
-        self.process = start(*options, script(directory, text), *args, cwd=directory)
+        words = (*options, script(directory, text), *args)
+        self.process = start(*words, cwd=directory, timing=timing)
 
     def told(self):
         """This launch, as `status --json` has it; there may be others on this machine."""
@@ -68,9 +70,9 @@ class Stepping:
         return self.process.returncode, out, err
 
 
-def waiting(directory, *options):
+def waiting(directory, *options, timing=None):
     """One that makes no steps, and so is there sooner."""
-    return stepping(directory, "--cold", *options, text=WAITING)
+    return stepping(directory, "--cold", *options, text=WAITING, timing=timing)
 
 
 def phases(launch):
@@ -139,8 +141,8 @@ def test_what_is_not_there(in_process, tmp_path, command):
 
 
 def test_no_notice_where_it_is_off(tmp_path):
-    with stepping(tmp_path, "--notice", "off") as run:
-        name = run.until_told()["name"]
+    with waiting(tmp_path, "--notice", "off") as run:
+        name = run.until_told(runs)["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr.endswith(f"{name}: its workers are to have no notice (--notice off)\n")
@@ -148,8 +150,8 @@ def test_no_notice_where_it_is_off(tmp_path):
 
 
 def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
-    with stepping(tmp_path) as run:
-        name = run.until_told()["name"]
+    with waiting(tmp_path) as run:
+        name = run.until_told(runs)["name"]
         command = [HPCLAUNCH, "status", "--watch", name]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env=environment(), cwd=tmp_path
@@ -163,21 +165,21 @@ def test_a_watch_in_a_file_ends_with_the_job(tmp_path):
 
 def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
     """And one that is there is seen beside it."""
-    with stepping(tmp_path) as one, stepping(tmp_path) as other:
-        one.until_told()
-        other.until_told()
-        one.process.send_signal(19)
+    with waiting(tmp_path) as one, waiting(tmp_path) as other:
+        one.until_told(runs)
+        other.until_told(runs)
+        one.process.send_signal(signal.SIGSTOP)
         assert one.told() is None
         assert other.told() is not None
-        one.process.send_signal(18)
-        assert one.until_told()
+        one.process.send_signal(signal.SIGCONT)
+        assert one.until_told(runs)
         assert one.ends()[0] == other.ends()[0] == 0
 
 
 @pytest.mark.parametrize("code", [0, 143], ids=["q", "SIGTERM"])
 def test_top_on_a_terminal(tmp_path, code):
-    with stepping(tmp_path, "--nproc", 2) as run:
-        name = run.until_told()["name"]
+    with waiting(tmp_path, "--nproc", 2) as run:
+        name = run.until_told(runs)["name"]
         ours, theirs = os.openpty()
         before = termios.tcgetattr(theirs)
         os.set_blocking(ours, False)
@@ -214,8 +216,8 @@ def test_top_on_a_terminal(tmp_path, code):
 
 
 def test_the_log_directory_tells_when_nobody_does(tmp_path):
-    with stepping(tmp_path) as run:
-        launch = run.until_told()
+    with waiting(tmp_path) as run:
+        launch = run.until_told(runs)
         assert run.ends()[0] == 0
     for name in (launch["name"], launch["logs"]):
         done = hpclaunch("status", name, cwd=tmp_path)
@@ -271,22 +273,24 @@ def test_another_user_is_not_answered(tmp_path):
     """Neither by the command, nor when it asks the socket itself."""
     asking = f"""
 import os, sys
+from concurrent.futures import ThreadPoolExecutor
 sys.path[:0] = {[p for p in sys.path if p]!r}
 from hpclaunch.system.network import view_client
 names = view_client.sockets()
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
-view_client.LIMIT = 1.0
-print(len(names), len(view_client.ask(sys.argv[1].encode(), names)))
+with ThreadPoolExecutor() as pool:
+    asked = [pool.submit(view_client.ask, word.encode(), names, 1.0) for word in sys.argv[1:]]
+print(len(names), *(len(each.result()) for each in asked))
 """
-    with stepping(tmp_path) as run:
-        before = run.until_told()
-        for word in ("look", "stop", "restart", "notice"):
-            done = subprocess.run(
-                [sys.executable, "-c", asking, word], capture_output=True, text=True, check=True
-            )
-            number, answers = done.stdout.split()
-            assert int(number) > 0
-            assert answers == "0"
+    words = ("look", "stop", "restart", "notice")
+    with waiting(tmp_path) as run:
+        before = run.until_told(runs)
+        done = subprocess.run(
+            [sys.executable, "-c", asking, *words], capture_output=True, text=True, check=True
+        )
+        number, *answers = done.stdout.split()
+        assert int(number) > 0
+        assert answers == ["0"] * len(words)
         after = run.told()
         assert (after["pid"], after["job"]["round"]) == (before["pid"], 0)
         assert run.ends()[0] == 0

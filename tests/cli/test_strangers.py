@@ -82,7 +82,8 @@ def test_a_host_of_any_name(tmp_path):
 @pytest.mark.parametrize("how", ["--cold", "--bind=auto"])
 def test_a_lost_round(strangers, tmp_path, how):
     path = script(tmp_path, LOSES)
-    done = hpclaunch("--nproc=2", how, path, b"mod\xc3".hex(), cwd=tmp_path)
+    words = ("--nproc=2", how, path, b"mod\xc3".hex())
+    done = hpclaunch(*words, cwd=tmp_path, timing={"stuck": 2.0})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["asked to end", "done 0", "done 1"]
     assert "Traceback" not in done.stderr

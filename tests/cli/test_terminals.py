@@ -10,10 +10,9 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 
 import pytest
-from launching import HPCLAUNCH, LIMIT, family, fork_server, living, until
+from launching import HPCLAUNCH, family, fork_server, living, until
 
 from surroundings import environment
 
@@ -341,11 +340,8 @@ def test_no_live_line(launch, monkeypatch, elsewhere):
 
 def test_nothing_is_left(launch):
     body = "import os, time\nprint('up', flush=True)\nif not os.fork(): time.sleep(600)"
-    screen = launch(body, "--nproc=2")
+    screen = launch(body, "--nproc=2", "--grace=1")
     screen.shows(b"up")
     pids = family(screen.process)
     assert screen.over() == 0
-    deadline = time.monotonic() + LIMIT
-    while living(pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not living(pids))

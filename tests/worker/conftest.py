@@ -17,7 +17,7 @@ def server(starts: None) -> Iterator[ProgressServer]:
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
+def forks(starts: None) -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.end()

@@ -86,6 +86,12 @@ def waits():
 """
 
 
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr("hpclaunch.worker.progress_watch.GATHERING", 0.25)
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
 def test_no_worker_dies_of_a_question(server, forks, tmp_path, trains, pause):
     """What reads stacks while other threads change them finds memory that is gone: asked by signal

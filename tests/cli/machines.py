@@ -1,0 +1,24 @@
+"""Agents of this machine that meet without Slurm, as those of several machines do."""
+
+from __future__ import annotations
+
+import socket
+
+from launching import start as start_agent
+
+from surroundings import environment
+
+MALFORMED = b"hpclaunch: dead: --5 x y\n"  # a stranger's word
+# The first of several machines waits for less long for one that cannot say that it has left.
+QUICK = {"goodbye": 1.0, "first_notice": 0.5, "next_notice": 0.5}
+
+
+def start(*args, cwd, errors=None, timing=None, **changes):
+    """With a secret of the test's own."""
+    environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
+    return start_agent(*args, cwd=cwd, environ=environ, errors=errors, timing=timing)
+
+
+def is_open(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
