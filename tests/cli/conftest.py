@@ -1,0 +1,60 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from launching import started, without_load
+
+from hpclaunch.cli import main
+from hpclaunch.system.logs import log_client
+from hpclaunch.system.processes import fork_server_client
+
+
+class Unused:
+    """A helper of the agent that a mistake makes unnecessary."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def in_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Return `launching.hpclaunch` without a process, for what ends before an agent begins."""
+    monkeypatch.setattr(fork_server_client, "ForkServerClient", Unused)
+    monkeypatch.setattr(log_client, "LogServiceClient", Unused)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # main puts it in another order
+
+    def run(*args: object, cwd: str, env: dict[str, str] | None = None) -> Any:
+        monkeypatch.chdir(cwd)
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        try:
+            code = main([str(word) for word in args])
+        except SystemExit as e:  # after --help and the like
+            code = int(e.code or 0)
+        out, err = capfd.readouterr()
+        return subprocess.CompletedProcess(args, code, out, without_load(err))
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_launch_is_left() -> Iterator[None]:
+    """Not even by a test that fails: it would be in the way of others."""
+    started.clear()
+    yield
+    for process, _ in started:
+        if process.poll() is None:
+            with process:
+                process.kill()
+    started.clear()
