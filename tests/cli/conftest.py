@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from launching import without_load
+from launching import started, without_load
 
 from hpclaunch.cli import main
 from hpclaunch.system.logs import log_client
@@ -46,3 +46,15 @@ def in_process(
         return subprocess.CompletedProcess(args, code, out, without_load(err))
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _no_launch_is_left() -> Iterator[None]:
+    """Not even by a test that fails: it would be in the way of others."""
+    started.clear()
+    yield
+    for process, _ in started:
+        if process.poll() is None:
+            with process:
+                process.kill()
+    started.clear()

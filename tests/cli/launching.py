@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from surroundings import environment
 CROWD = Path(__file__).parents[1] / "stand_ins" / "crowd.py"
 HPCLAUNCH = Path(sys.executable).parent / "hpclaunch"
 LIMIT = 120  # seconds; far more than any of these runs takes
-started = deque(maxlen=4)  # the last launches, by pid and directory: for whoever reads a failure
+started = []  # the launches of this test that `start` has begun, each with its directory
 
 
 def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
@@ -46,7 +45,7 @@ def start(*args, cwd, environ=None, before=(), timing=None, **more):
     command, environ = _launch(args, environ, before, timing)
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     process = subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
-    started.append((process.pid, cwd))
+    started.append((process, cwd))
     return process
 
 
@@ -112,9 +111,9 @@ def until(condition, pause=0.02):
 
 
 def _launches():
-    """Whether the last launches run, and where their logs are."""
-    states = [(pid, "runs" if living([pid]) else "has ended", cwd) for pid, cwd in started]
-    return "; ".join(f"launcher {pid} {state}, in {cwd}" for pid, state, cwd in states)
+    """Whether those of this test run, and where their logs are."""
+    states = [("runs" if p.poll() is None else f"ended with {p.returncode}") for p, _ in started]
+    return "; ".join(f"a launch in {d} {s}" for s, (_, d) in zip(states, started, strict=True))
 
 
 def living(pids):
