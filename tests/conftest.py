@@ -3,6 +3,7 @@
 import os
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -102,7 +103,11 @@ def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> None:
 def _nothing_is_left_in_this_process() -> Iterator[None]:
     """What a launch within this process has raised, or torch has set, no later test is to find."""
     limit, environ = resource.getrlimit(resource.RLIMIT_NOFILE), _environ()
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
     yield
+    for signum, handler in handlers.items():
+        if handler is not None and signal.getsignal(signum) is not handler:
+            signal.signal(signum, handler)
     if resource.getrlimit(resource.RLIMIT_NOFILE) != limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     if (now := _environ()) != environ:

@@ -247,8 +247,8 @@ def _add_devices(add: Callable[..., None]) -> None:
         type=values.threads,
         default="auto",
         metavar="P",
-        help="the highest percentage of its GPU that a worker may use (default: auto, twice its "
-        "equal share)",
+        help="the highest percentage of its GPU that a worker may use (default: "
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE if that is set, else twice its equal share)",
     )
     add(
         "--mps-memory",

@@ -197,7 +197,7 @@ class FrontEnd:
             env={**os.environ, PIPES: self.pipes},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # an answer is compared exactly
+            stderr=subprocess.PIPE,  # apart: an answer is compared exactly
             text=True,
             errors="replace",
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
@@ -207,11 +207,11 @@ class FrontEnd:
         """The lines of the answer, None if nobody answers."""
         with self.begin() as process:
             try:
-                out, _ = process.communicate(f"{command}\n", timeout=limit)
+                out, err = process.communicate(f"{command}\n", timeout=limit)
             except subprocess.TimeoutExpired:
                 process.kill()
                 return None
-        return None if process.returncode else out.split("\n")[:-1]
+        return None if process.returncode else (out or err).split("\n")[:-1]
 
     def servers(self):
         answer = self.ask("get_server_list")
@@ -339,6 +339,7 @@ def stop(daemons):
             process.kill()
             process.wait()
         process.stdout.close()
+        process.stderr.close()
     left = [daemon.directory for daemon in daemons if not end_users(daemon.directory)]
     for daemon in daemons:
         if daemon.owner is not None:

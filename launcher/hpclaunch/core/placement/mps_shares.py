@@ -14,7 +14,7 @@ PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-FEW = 2  # connections of a client, with which the most clients fit
+MOST_CONNECTIONS = 2  # of a client, with which as many clients fit as MPS can have
 VOLTA = (7, 0)
 MORE_CLIENTS = (13, 1)  # the first version of CUDA whose MPS takes 60 clients
 NAMED = 3  # GPUs named in one message
@@ -226,14 +226,15 @@ def _with_foreign(candidates: list[_Shared], found: MpsSupport) -> Plan:
 
 
 def _connections(found: MpsSupport) -> tuple[str, ...]:
-    """A note if clients take so many of the GPU's connections that fewer clients fit: each owns
-    its connections from Volta on.
+    """Return a note if clients take so many of the GPU's connections that fewer clients fit: from
+    Volta on, each owns its connections.
     """
-    if not found.connections.isdecimal() or int(found.connections) <= FEW:
+    if not found.connections.isdecimal() or int(found.connections) <= MOST_CONNECTIONS:
         return ()
     return (
         f"{CONNECTIONS}={found.connections}: each worker under MPS keeps so many of its GPU's "
-        f"connections to itself, and fewer workers fit. Leave it unset, or at most {FEW}",
+        f"connections to itself, and fewer workers fit. Leave it unset, or at most "
+        f"{MOST_CONNECTIONS}",
     )
 
 

@@ -176,7 +176,9 @@ class Gpus:
             nvml.nvmlDeviceGetComputeRunningProcesses,
             nvml.nvmlDeviceGetMPSComputeRunningProcesses,
         ):
-            running |= {p.pid: p for p in self._ask(ask, [], target.handle)}
+            for p in self._ask(ask, [], target.handle):
+                if p.pid not in running or p.usedGpuMemory is not None:
+                    running[p.pid] = p
         return tuple(_process(p.pid, p.usedGpuMemory, dead) for p in running.values())
 
     def events(self) -> Any:

@@ -636,41 +636,35 @@ def arrived(since):
 
 
 def _entries():
-    """The oldest first; none if this torch has another recorder."""
+    """The oldest first; none of a recorder that this torch does not have."""
     import json
 
     torch = sys.modules.get("torch")
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
     entries = []
-    try:
-        for text in _dumps(c10d):
-            entries += json.loads(text).get("entries", ())
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return []
+    for name, words in (
+        ("_dump_nccl_trace_json", {}),
+        ("_dump_fr_trace_json", {}),  # of gloo, and before torch 2.15 of all backends
+        *(("_dump_fr_trace_json", {"backend": each}) for each in _backends()),
+    ):
+        try:
+            entries += json.loads(getattr(c10d, name)(True, False, **words)).get("entries", ())
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            continue
     entries.sort(key=lambda entry: entry.get("time_created_ns", 0))
     return entries
 
 
-def _dumps(c10d):
-    """What NCCL's recorder has, and that of all backends, or from torch 2.15 on, each one's."""
-    if (dump := getattr(c10d, "_dump_nccl_trace_json", None)) is not None:
-        yield dump(True, False)
-    if (dump := getattr(c10d, "_dump_fr_trace_json", None)) is None:
-        return
-    try:
-        yield dump(True, False, backend="gloo")
-    except TypeError:  # an older one
-        yield dump(True, False)
-        return
-    for name in _backends() - {"gloo"}:
-        yield dump(True, False, backend=name)
-
-
 def _backends():
-    """The names of all backends of the process's groups."""
+    """Return the names of the backends of all groups, but for gloo."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    groups = [] if world is None else list(world.pg_map)
-    return {group._get_backend(device).name() for group in groups for device in group._device_types}
+    names = set()
+    for group in [] if world is None else list(world.pg_map):
+        try:
+            names |= {group._get_backend(device).name() for device in group._device_types}
+        except (AttributeError, RuntimeError):  # an older torch, or no backend yet
+            continue
+    return names - {"gloo"}
 
 
 def _line(value):
