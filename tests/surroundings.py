@@ -36,7 +36,7 @@ KEPT = (
 )
 # For the tests themselves: what they must not skip, which faults they choose, a program to compare
 CONTROLS = (
-    *("HPCLAUNCH_SLURM_REQUIRED", "HPCLAUNCH_GPU_REQUIRED"),
+    *("HPCLAUNCH_SLURM_REQUIRED", "HPCLAUNCH_GPU_REQUIRED", "HPCLAUNCH_GPU_LIMIT"),
     *("HPCLAUNCH_SOAK_SEED", "HPCLAUNCH_REAL_MPS_CONTROL"),
 )
 PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)  # every Python ignores them, but for what it starts

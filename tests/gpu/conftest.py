@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -161,7 +162,10 @@ def run(machine: Machine, temporary: Path, nothing_left: None) -> Run:
             code = launcher.wait(LIMIT)
         except subprocess.TimeoutExpired:
             launcher.terminate()
-            launcher.wait(60)
+            with suppress(subprocess.TimeoutExpired):
+                launcher.wait(15)
+            launcher.kill()
+            launcher.wait()
             pytest.fail(f"not over after {LIMIT:.0f} s; it says\n{output.read_text()}")
         return subprocess.CompletedProcess(command, code, output.read_text())
 

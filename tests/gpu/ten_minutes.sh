@@ -1,13 +1,13 @@
 #!/bin/bash
-# What ten minutes on a machine with one GPU have to show: what matters most first, what may leave
-# the GPU in disorder last.
+# Run, in ten minutes on a machine with one GPU, what matters most first, and last what may leave the
+# GPU in disorder.
 #
 #     make gpu-bundle                         where there is a network; carry .wheels along
 #     bash tests/gpu/ten_minutes.sh           there; again, to go on where it stopped
 #     bash tests/gpu/ten_minutes.sh nccl mps  these steps, whether they were done or not
 #
-# Each step has a limit of its own. What it prints is in $OUT/ten_minutes.txt as well (bench/results
-# without OUT), and one line for each step in $OUT/summary.txt.
+# Each step has a limit of its own. What all calls print is in $OUT/ten_minutes.txt as well
+# (bench/results without OUT); $OUT/summary.txt has one line for each step of the last one.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 out=${OUT:-bench/results} venv=.venv-gpu state=.venv-gpu.done
@@ -15,13 +15,16 @@ log=$out/ten_minutes.txt summary=$out/summary.txt
 chosen=" $* " python=$venv/bin/python
 mkdir -p "$out"
 touch "$state"
+: > "$summary"
 # The driver's programs; where MPS is, too.
 export PATH="$PWD/$venv/bin:$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
-export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=40 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=30 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 
-# step NAME SECONDS COMMAND...: exit code 77 of the command means that it cannot be tried here.
+# step NAME SECONDS COMMAND...: exit code 77 of the command means that it cannot be tried here. A
+# second call leaves out what went well. The output comes at the end of the step: whoever holds a pipe
+# open, as a daemon may, would outlast the limit.
 step() {
     local name=$1 limit=$2 began=$SECONDS status what last
     shift 2
@@ -31,8 +34,9 @@ step() {
         [[ $chosen = *" $name "* ]] || return 0
     fi
     printf '\n==== %s (at most %s s)\n' "$name" "$limit" | tee -a "$log"
-    timeout --kill-after=5 "$limit" "$@" 2>&1 < /dev/null | tee -a "$log" | tee "$out/.last"
-    status=${PIPESTATUS[0]}
+    timeout --kill-after=5 "$limit" "$@" > "$out/.last" 2>&1 < /dev/null
+    status=$?
+    tee -a "$log" < "$out/.last"
     case $status in
         0) what=ok ;;
         77) what='not here' ;;
@@ -40,9 +44,8 @@ step() {
         *) what="FAILED ($status)" ;;
     esac
     last=$(grep -v '^\s*$' "$out/.last" | tail -1 | cut -c1-110)
-    printf '%-12s %4d s  %-12s %s\n' "$name" $((SECONDS - began)) "$what" "$last" | tee -a "$log" >> "$summary"
-    echo "$name" >> "$state"
-    return "$status"
+    printf '%-12s %4d s  %-12s %s\n' "$name" $((SECONDS - began)) "$what" "$last" >> "$summary"
+    case $status in 0 | 77) echo "$name" >> "$state" ;; esac
 }
 
 tests() { "$python" -m pytest -q -p pytest_timeout -p no:cacheprovider "$@"; }
@@ -54,34 +57,34 @@ machine() {
     for program in nvidia-smi nvidia-cuda-mps-control nvidia-cuda-mps-server; do
         command -v $program || echo "no $program in PATH"
     done
-    nvidia-smi -pm 1
     nvidia-smi && nvidia-smi -q -d COMPUTE,PAGE_RETIREMENT,ROW_REMAPPER,ECC | head -60
 }
-prepare() { PYTHON=${PYTHON:-python3} tests/gpu/prepare "$venv"; }
+prepare() { PYTHON=${PYTHON:-python3} bash tests/gpu/prepare "$venv" && touch "$venv/complete"; }
 export -f tests figures machine prepare
 export python out venv
 
-rest() {
-    local scripts=tests/gpu/scripts
+step machine 20 bash -c machine
+[ -e "$venv/complete" ] || chosen='  ' step prepare 150 bash -c prepare
+if [ -e "$venv/complete" ]; then
+    scripts=tests/gpu/scripts
     step import 60 "$python" $scripts/import_torch.py
-    step doctor 40 bash -c 'hpclaunch doctor && tests tests/gpu/test_counting.py'
+    step doctor 20 hpclaunch doctor
+    step counting 60 bash -c 'tests tests/gpu/test_counting.py'
     step raw_mps 60 "$python" $scripts/raw_mps.py
-    step template 40 bash -c 'tests tests/gpu/test_warm.py'
-    step health 60 bash -c 'tests tests/gpu/test_health.py'
-    step nccl 60 bash -c 'tests tests/gpu/test_nccl.py'
+    step template 60 bash -c 'tests tests/gpu/test_warm.py'
+    step health 80 bash -c 'tests tests/gpu/test_health.py'
+    step nccl 80 bash -c 'tests tests/gpu/test_nccl.py'
     step mps 90 bash -c 'tests tests/gpu/test_sharing.py'
     step restart 80 bash -c 'figures restart memory'
     step throughput 90 bash -c 'figures throughput'
     # A rank that waits for the GPU uses a CPU, and has ten times as long.
-    step hangs 150 env HPCLAUNCH_GPU_LIMIT=60 bash -c 'tests -rP tests/gpu/test_hangs.py'
+    step hangs 240 env HPCLAUNCH_GPU_LIMIT=60 bash -c 'tests -rP tests/gpu/test_hangs.py'
     step recorder 40 torchrun --standalone --nproc-per-node 1 $scripts/recorder.py
     step resumed 90 bash -c 'tests tests/gpu/test_resuming.py'
     step faults 120 bash -c 'tests tests/gpu/test_faults.py'
-}
-
-step machine 20 bash -c machine
-step prepare 90 bash -c prepare && rest
+fi
 rm -f "$out/.last"
+[ -s "$summary" ] || { echo "no step to run: $*" >&2; exit 2; }
 printf '\n==== summary\n'
-cat "$summary"
+tee -a "$log" < "$summary"
 ! grep -qE 'FAILED|over [0-9]+ s' "$summary"

@@ -14,7 +14,7 @@ TRAINING = SCRIPTS / "training.py"
 
 
 def results(output: str) -> list[str]:
-    """Losses and flags, of each rank."""
+    """Return the losses and flags of all ranks."""
     return sorted(re.findall(r"rank \d+: .*", output))
 
 
@@ -34,4 +34,5 @@ def test_warm_and_cold_are_equal(run: Run, words: tuple[str, ...]) -> None:
     warm, cold = (run("--nproc", 1, *how, TRAINING, *words) for how in ((), ("--cold",)))
     assert (warm.returncode, cold.returncode) == (0, 0), warm.stdout + cold.stdout
     assert len(results(warm.stdout)) == 2
+    assert "cold start" not in warm.stdout
     assert results(warm.stdout) == results(cold.stdout)

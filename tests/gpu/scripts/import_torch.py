@@ -1,5 +1,5 @@
-"""What importing torch leaves in a process that is to be forked, without and with a first look at
-CUDA: its threads, its devices, its connections. Exit code 1 if a fork would share a device."""
+"""Show which threads, devices and connections a process has that has imported torch, then asked for
+GPUs, then used one. Exit code 1 if the import opens a device, which a fork would share."""
 
 import os
 import time
@@ -37,7 +37,7 @@ import torch  # noqa: E402
 imported = show("torch is imported", time.monotonic() - began)
 began = time.monotonic()
 print("is_available:", torch.cuda.is_available(), "device_count:", torch.cuda.device_count())
-counted = show("CUDA was asked for devices", time.monotonic() - began)
+show("CUDA was asked for devices", time.monotonic() - began)
 print("initialised:", torch.cuda.is_initialized(), "bad fork:", torch.cuda._is_in_bad_fork())
 began = time.monotonic()
 if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What NVIDIA's MPS itself answers and does with two clients, without the launcher.
+"""Show what NVIDIA's MPS itself answers and does with two clients, without the launcher.
 
 Each command to the daemon is shown with the bytes of its two streams and its time; then how long a
 server takes to be ACTIVE, what the driver lists, and what becomes of the server and of the other
@@ -61,7 +61,12 @@ class Client:
 
 def ask(command: str) -> str:
     began = time.monotonic()
-    done = subprocess.run([CONTROL], input=f"{command}\n".encode(), capture_output=True)
+    asked = f"{command}\n".encode()
+    try:
+        done = subprocess.run([CONTROL], input=asked, capture_output=True, timeout=5)
+    except subprocess.TimeoutExpired:
+        say(f"{command!r}: no answer within 5 s")
+        return ""
     took = time.monotonic() - began
     say(f"{command!r} -> {done.returncode}, {done.stdout!r}, stderr {done.stderr!r}, {took:.3f} s")
     return done.stdout.decode()
@@ -94,6 +99,7 @@ def until_active() -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the daemon is ended
     if shutil.which(CONTROL) is None:
         print(f"no {CONTROL} in PATH")
         sys.exit(77)
@@ -109,8 +115,10 @@ def main() -> None:
     for name in ("pipe", "log"):
         (directory / name).mkdir()
     listed(handle)
-    done = subprocess.run([CONTROL, "-d"], capture_output=True)
-    say("-d ->", done.returncode, done.stdout, done.stderr)
+    with (directory / "start.txt").open("w+b") as said:  # and no pipe, which the daemon may keep
+        done = subprocess.run([CONTROL, "-d"], stdout=said, stderr=said)
+        said.seek(0)
+        say("-d ->", done.returncode, said.read())
     clients: list[Client] = []
     try:
         for command in (

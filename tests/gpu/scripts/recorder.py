@@ -1,5 +1,5 @@
-"""What it costs, and whether it is safe, to dump NCCL's flight recorder beside fast collectives, as
-the launcher does now and then.
+"""Measure what it costs, and try whether it is safe, to dump NCCL's flight recorder beside fast
+collectives, as the launcher does now and then.
 
 Ten thousand small all_reduces of one rank, alone and beside a thread that dumps without a pause.
 """

@@ -1,6 +1,7 @@
 """A small seeded training on the first GPU, or without one on the CPU, whose result shows each bit.
 
     training.py [--steps 20] [--compile] [--save DIR] [--kill-at N] [--hang HOW] [--late SECONDS]
+                [--pause SECONDS] [--backend NAME]
 
 Rank 0 saves after each step with --save. In the first round rank 1, or the only one, kills itself
 before step N with --kill-at, and hangs before step 8 with --hang: it sleeps, or the GPU is busy for
