@@ -22,7 +22,7 @@ RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clu
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
 
 .PHONY: help quick
-help:     ## these targets, and how long they take on two cores
+help:     ## these targets; where a duration is named, it is on two cores
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
 
 quick: lint types     ## style, types, and the tests that start no process; a minute
@@ -43,7 +43,7 @@ types: $(VENV)/ready     ## types, by mypy; seconds, the first time half a minut
 pytest: $(VENV)/ready     ## the tests alone; 45 minutes
 	$(RUN) -m '$(SHORT)'
 
-test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; a good hour
+test-surroundings: $(SURROUNDINGS:%=test-in-%)     ## where umask, locale, ... are unusual; two runs, each about as long as make test
 
 # What decides or simulates starts nothing and reads nothing, and is the same anywhere.
 $(SURROUNDINGS:%=test-in-%): test-in-%: $(VENV)/ready system

@@ -17,7 +17,8 @@ class StartWatch:
     """Fail each test that starts a process without a mark.
 
     The start is refused, so that the traceback shows where it was. What a fixture of a module or a
-    session starts counts for every test that uses the fixture.
+    session starts counts for every test that uses the fixture. A process that multiprocessing
+    spawns is not noticed: Python raises none of these events for it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""A test without the marks that it needs fails, and a failure says how to run the test alone."""
+"""A test without the marks that it needs fails, a failure says how to run the test alone, and no
+test leaves a handler of a signal."""
 
 import re
 import subprocess
@@ -68,6 +69,13 @@ def test_skipped_for_another_reason(): pytest.skip("because")
 def test_torch(): pytest.importorskip("torch.no_such_module")
 """
 
+HANDLES = """
+import signal
+
+def test_leaves_a_handler(): signal.signal(signal.SIGTERM, lambda *_: None)
+def test_finds_none(): assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+"""
+
 pytestmark = pytest.mark.starts
 
 
@@ -99,3 +107,9 @@ def test_a_library_that_is_missing(tmp_path):
     assert failed == ["test_without_mark"], output
     assert "no_such_library is missing; mark this test with @pytest.mark.frameworks" in output
     assert "3 skipped" in output
+
+
+def test_no_test_leaves_a_handler_of_a_signal(tmp_path):
+    failed, output = run(HANDLES, tmp_path)
+    assert failed == [], output
+    assert "2 passed" in output

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from launching import started, without_load
+from launching import family, living, started, until, without_load
 
 from hpclaunch.cli import main
 from hpclaunch.system.logs import log_client
@@ -50,11 +53,15 @@ def in_process(
 
 @pytest.fixture(autouse=True)
 def _no_launch_is_left() -> Iterator[None]:
-    """Not even by a test that fails: it would be in the way of others."""
+    """Kill launches that a test has left running, with all their processes."""
     started.clear()
     yield
     for process, _ in started:
         if process.poll() is None:
             with process:
-                process.kill()
+                pids = family(process)
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            until(lambda pids=pids: not living(pids))
     started.clear()

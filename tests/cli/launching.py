@@ -21,8 +21,8 @@ started = []  # the launches of this test that `start` has begun, each with its 
 
 
 def hpclaunch(*args, cwd, env=None, before=(), timing=None, **more):
-    """The finished run, with its output as text; `before` stands before the command, and `timing`
-    has time-outs other than the usual."""
+    """Return the finished run, with its output as text. `before` has words before the command, and
+    `timing` has time-outs other than the usual."""
     command, env = _launch(args, env, before, timing)
     try:
         done = subprocess.run(
@@ -41,7 +41,7 @@ def without_load(said):
 
 
 def start(*args, cwd, environ=None, before=(), timing=None, **more):
-    """A running one."""
+    """Start a launch, and return its process."""
     command, environ = _launch(args, environ, before, timing)
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     process = subprocess.Popen(command, cwd=cwd, env=environ, text=True, **more)
@@ -59,7 +59,7 @@ def _launch(args, environ, before, timing):
 
 
 def said(process, text):
-    """The first line on standard error that has this text, once it is there; "" at the end."""
+    """Return the first line on standard error with this text, once it is there; "" at the end."""
     return next((line for line in process.stderr if text in line), "")
 
 
@@ -75,7 +75,7 @@ def only_logs(cwd):
 
 
 def outputs(cwd, number=0):
-    """What the workers of a round have written to standard output so far, by file."""
+    """Return what the workers of a round have written to standard output so far, by file."""
     return {p.name: p.read_text() for p in (only_logs(cwd) / f"round-{number}").glob("*.out")}
 
 
@@ -111,7 +111,7 @@ def until(condition, pause=0.02):
 
 
 def _launches():
-    """Whether those of this test run, and where their logs are."""
+    """Return the states of the launches of this test, and their directories, as text."""
     states = [("runs" if p.poll() is None else f"ended with {p.returncode}") for p, _ in started]
     return "; ".join(f"a launch in {d} {s}" for s, (_, d) in zip(states, started, strict=True))
 

@@ -14,7 +14,7 @@ QUICK = {"goodbye": 1.0, "first_notice": 0.5, "next_notice": 0.5}
 
 
 def start(*args, cwd, errors=None, timing=None, **changes):
-    """With a secret of the test's own."""
+    """Start an agent with the test's own secret."""
     environ = environment(**{"HPCLAUNCH_SECRET_FILE": cwd / "secret"} | changes)
     return start_agent(*args, cwd=cwd, environ=environ, errors=errors, timing=timing)
 

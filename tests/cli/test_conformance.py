@@ -345,7 +345,10 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("setting", "start"), cold_and_warm(SETTINGS, ["torch's and nobody's"]))
+WITH_REAL_TORCH = ["torch's and nobody's", "compilation", "development and locale"]
+
+
+@pytest.mark.parametrize(("setting", "start"), cold_and_warm(SETTINGS, WITH_REAL_TORCH))
 def test_variables_that_an_interpreter_reads_as_it_starts(here, tmp_path, setting, start):
     words = [place(here, "train.py", start=start)]
     python, hpclaunch = compare(here, tmp_path, words, start, env=SETTINGS[setting])
@@ -614,6 +617,11 @@ for ending in others:
     os.wait()
 record(getattr(endings, last))()
 """
+NOT_RECORDED = """import sys
+import endings
+import torch.distributed
+getattr(endings, sys.argv[1])()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -622,7 +630,7 @@ def recorded(tmp_path_factory):
     directory = tmp_path_factory.mktemp("recorded")
     place(directory, "endings.py", "endings.py")
     (directory / "recorded.py").write_text(RECORDS)
-    (directory / "train.py").write_text("import sys, endings\ngetattr(endings, sys.argv[1])()\n")
+    (directory / "train.py").write_text(NOT_RECORDED)
     launchers = Launchers(directory, directory / "left")
     *others, last = RECORDED
     launchers.torchrun("recorded.py", *others, last)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.starts, pytest.mark.torch]
 HANGING = Path(__file__).parents[1] / "slurm" / "scripts" / "hanging.py"
 KINDS = ("asleep", "stopped", "holding", "skipped", "loader", "end")
 # A worker that has made some steps hangs soon. What comes before takes as long as it takes.
-SOON = {"least_hang": 2.0}
+SOON = {"least_hang": 4.0}
 
 
 def test_each_hang_is_found_and_its_culprit_named(tmp_path):
@@ -73,9 +73,10 @@ def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
 
 
 def test_hangs_until_no_restart_is_left(tmp_path):
-    args = ["--nproc", 2, "--hang-timeout", 4, "--max-restarts", 1, HANGING]
+    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
     env = environment(HANGS="asleep:1:8 asleep:1:8")
-    done = hpclaunch(*args, cwd=tmp_path, env=env, timing={"core.head.hang_watch.PATIENCE": 2})
+    timing = SOON | {"core.head.hang_watch.PATIENCE": 2}
+    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=timing)
     assert done.returncode == 124, done.stderr
     assert "no restart is left: unless they go on, the job ends in " in done.stderr
     assert "hung in round 1, and the only restart is used up" in done.stderr
@@ -102,7 +103,7 @@ for step in range(8):
     model(torch.ones(4)).sum().backward()
     optimizer.step()
     if step == 6:
-        time.sleep(4)
+        time.sleep(6)
 (journal,) = glob.glob("hpclaunch-logs/*/journal.jsonl")
 while '"steps":[8]' not in open(journal).read():
     time.sleep(0.1)

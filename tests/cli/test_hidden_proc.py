@@ -62,7 +62,7 @@ def env(cwd):
 
 def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
     args = ("--nproc", 2, "--preflight", script(cwd, TRAINS))
-    done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 2.0})
+    done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 4.0})
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr
     assert re.search(r"rank 1 on \S+ was killed by SIGKILL; restart 1 of 3", done.stderr)

@@ -116,7 +116,7 @@ def test_of_a_launch_that_was_killed(tmp_path):
     out, index = (tmp_path / "logs" / "round-0" / n for n in ("rank-0.out", "index-agent-0.txt"))
 
     def noted(services):
-        """Whether so many log services have noted when the worker wrote."""
+        """Return whether so many log services have noted when the worker wrote."""
         parts = index.read_text().split(" begin ") if index.exists() else []
         return len(parts) > services and " rank-0.out " in parts[services]
 

@@ -8,7 +8,7 @@ import re
 import signal
 
 import pytest
-from launching import fork_server, free_port, script, until
+from launching import LIMIT, fork_server, free_port, script, until
 from launching import hpclaunch as command
 from machines import MALFORMED, QUICK, is_open, start
 
@@ -34,7 +34,7 @@ dist.destroy_process_group()
 
 
 def three_machines(tmp_path, nnodes, *, numbered, options=(), text=WAIT, timing=None):
-    """Three of them once they train, and how the first one was started: that is the head."""
+    """Return three agents, once they train, and the arguments of the first one, the head."""
     common = [f"--nnodes={nnodes}", "--nproc-per-node=1", "--wait-for-nodes=3", *options]
     common += ["--max-restarts=0", f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}"]
     common += [] if numbered else ["--rdzv-backend=c10d"]
@@ -50,7 +50,7 @@ def three_machines(tmp_path, nnodes, *, numbered, options=(), text=WAIT, timing=
 
 
 def knows_goodput(leader, directory):
-    """Whether the agent leads, and has read what the head before it wrote."""
+    """Return whether the agent leads, and has read the files of the head before it."""
     launches = json.loads(command("status", "--json", cwd=directory).stdout or "[]")
     jobs = [launch["job"] for launch in launches if launch["pid"] == leader.pid]
     return any(job["goodput"] is not None for job in jobs)
@@ -61,7 +61,8 @@ def knows_goodput(leader, directory):
 def test_machines_lose_their_head(tmp_path, nnodes, numbered):
     """They go on where no two groups of them could be large enough. Their logs are one launch's."""
     shared = ("--log-dir=logs", "--notify=cat >> told")
-    agents, _ = three_machines(tmp_path, nnodes, numbered=numbered, options=shared)
+    text = MEET if numbered and nnodes == "2:3" else WAIT
+    agents, _ = three_machines(tmp_path, nnodes, numbered=numbered, options=shared, text=text)
     until(lambda: any(tmp_path.glob("logs/ledger-0-*")))  # from which the next head learns
     agents[0].kill()
     agents[0].communicate()
@@ -69,7 +70,7 @@ def test_machines_lose_their_head(tmp_path, nnodes, numbered):
         until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
         until(lambda: any(knows_goodput(agent, tmp_path) for agent in agents[1:]))
     (tmp_path / "go").touch()
-    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents[1:]]
+    ended = [(agent.communicate(timeout=LIMIT)[1], agent.returncode) for agent in agents[1:]]
     if nnodes == "2:3":
         assert [code for _, code in ended] == [0, 0]
         assert "the head on 127.0.0.1 was lost: " in ended[0][0] + ended[1][0]
@@ -100,7 +101,7 @@ def test_the_first_machine_is_taken_back(tmp_path, numbered):
     agents[0] = start(*line, cwd=tmp_path)
     until(lambda: len(list(tmp_path.glob("of-3-*"))) == 3)
     (tmp_path / "go").touch()
-    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents]
+    ended = [(agent.communicate(timeout=LIMIT)[1], agent.returncode) for agent in agents]
     assert [code for _, code in ended] == [0, 0, 0]
     assert re.search(r"leads no more: .* does", ended[0][0])
 
@@ -118,7 +119,7 @@ def test_a_stranger_takes_the_port_of_a_dead_machine(tmp_path, words):
         until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)
     agents[0].communicate()
     (tmp_path / "go").touch()
-    ended = [(agent.communicate(timeout=60)[1], agent.returncode) for agent in agents[1:]]
+    ended = [(agent.communicate(timeout=LIMIT)[1], agent.returncode) for agent in agents[1:]]
     assert [code for _, code in ended] == [0, 0]
     said = ended[0][0] + ended[1][0]
     assert "the head on 127.0.0.1 was lost: " in said

@@ -179,8 +179,9 @@ where = os.environ["HPCLAUNCH_CHECKPOINT"]
 begin = torch.load(where)["step"] if where else 0
 
 def is_noted():
-    (history,) = glob.glob("hpclaunch-logs/*/history-0-*.jsonl")
-    noted = [line for line in open(history) if '"round":1,' in line and '"steps":0,' not in line]
+    histories = glob.glob("hpclaunch-logs/*/history-0-*.jsonl")
+    lines = (line for history in histories for line in open(history))
+    noted = [line for line in lines if '"round":1,' in line and '"steps":0,' not in line]
     return len(noted) > 2 and any('"memory":0,' not in line for line in noted)
 
 for step in itertools.count(begin):

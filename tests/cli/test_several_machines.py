@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launching import crowd, free_port, script, until
+from launching import LIMIT, crowd, free_port, script, until
 from machines import MALFORMED, QUICK, is_open, start
 
 import hpclaunch
@@ -58,7 +58,7 @@ elif rank == "0":
 def finish(agents):
     done = []
     for agent in agents:
-        out, err = agent.communicate(timeout=120)
+        out, err = agent.communicate(timeout=LIMIT)
         assert agent.returncode == 0, out + err
         done += out.splitlines()
     return sorted(done)
@@ -76,7 +76,7 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 def test_strangers_crowd_at_the_port(tmp_path):
     """There are more of them than a shell lets a process have open files. A member joins after
     they have come, and there is a restart while they go on coming."""
-    path = script(tmp_path, LIGHT)
+    path = script(tmp_path, TRAIN)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
     common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=25"]
     with crowd(port, 1200) as strangers:
@@ -128,7 +128,7 @@ def test_a_machine_without_the_script_names_it(tmp_path):
         start(*common, f"--node-rank={rank}", name, cwd=tmp_path, errors="surrogateescape")
         for rank, name in enumerate((script(tmp_path, ""), OLD_NAME))
     ]
-    head, member = (agent.communicate(timeout=60)[1] for agent in agents)
+    head, member = (agent.communicate(timeout=LIMIT)[1] for agent in agents)
     assert [agent.returncode for agent in agents] == [2, 2]
     assert f"no script {OLD_NAME} in {tmp_path}\n" in head
     assert "Traceback" not in head + member
@@ -140,16 +140,16 @@ def test_a_machine_with_another_secret_is_told_why(tmp_path):
     common.append(f"--rdzv-endpoint=127.0.0.1:{(port := free_port())}")
     path = script(tmp_path, "")
     agents = []
-    for name, conf in (("a", "join_timeout=8,is_host=1"), ("b", "join_timeout=4,is_host=0")):
+    for name, conf in (("a", "join_timeout=15,is_host=1"), ("b", "join_timeout=8,is_host=0")):
         own = {"HPCLAUNCH_SECRET_FILE": tmp_path / name, "timing": QUICK}
         agents.append(start(*common, f"--rdzv-conf={conf}", path, cwd=tmp_path, **own))
         until(lambda: is_open(port))
-    head, member = (agent.communicate(timeout=60)[1] for agent in agents)
+    head, member = (agent.communicate(timeout=LIMIT)[1] for agent in agents)
     assert [agent.returncode for agent in agents] == [1, 1]
-    waiting = r"waiting for machine 1 \(\d s so far\); 1 of 2 agents .* did not know this"
+    waiting = r"waiting for machine 1 \(\d+ s so far\); 1 of 2 agents .* did not know this"
     assert re.search(waiting, head)
     theirs = r"does not know our secret \(here [0-9a-f]{8}\)"
-    assert re.search(rf"waited \d s for the head on 127.0.0.1: .*{theirs}", member)
+    assert re.search(rf"waited \d+ s for the head on 127.0.0.1: .*{theirs}", member)
     assert "Traceback" not in head + member
 
 
@@ -163,7 +163,7 @@ def test_nobody_at_the_endpoint(tmp_path):
     ]
     args += ["--nproc=1", "--rdzv-conf=join_timeout=4", script(tmp_path, "")]
     agent = start(*args, cwd=tmp_path, timing=QUICK)
-    _, err = agent.communicate(timeout=60)
+    _, err = agent.communicate(timeout=LIMIT)
     assert agent.returncode == 1
     assert "did not answer" in err
     assert "nothing listens there" in err.splitlines()[-1]
@@ -172,7 +172,7 @@ def test_nobody_at_the_endpoint(tmp_path):
 def test_an_address_of_another_machine(tmp_path):
     args = ["--nnodes=2", "--node-rank=0", "--nproc=1", "--local-addr=192.0.2.1"]
     agent = start(*args, script(tmp_path, ""), cwd=tmp_path)
-    _, err = agent.communicate(timeout=60)
+    _, err = agent.communicate(timeout=LIMIT)
     assert agent.returncode == 2
     assert "--local-addr 192.0.2.1 is no address of this host" in err
 
@@ -182,7 +182,7 @@ def test_a_head_that_has_no_address(tmp_path, host):
     args = ["--nnodes=2", "--node-rank=1", "--nproc=1", f"--master-addr={host}"]
     quick = {"system.network.route.PAUSE": 0.1}
     agent = start(*args, script(tmp_path, ""), cwd=tmp_path, timing=quick)
-    _, err = agent.communicate(timeout=60)
+    _, err = agent.communicate(timeout=LIMIT)
     assert agent.returncode == 2
     assert f"no address for {host}" in err
     assert "Traceback" not in err
@@ -199,7 +199,7 @@ def test_two_versions_do_not_work_together(tmp_path):
     head = start(*common, "--node-rank=0", path, cwd=tmp_path, timing=QUICK)
     member = start(*common, "--node-rank=1", path, cwd=tmp_path, PYTHONPATH=other, timing=QUICK)
     for agent in (head, member):
-        _, err = agent.communicate(timeout=60)
+        _, err = agent.communicate(timeout=LIMIT)
         assert agent.returncode == 1
         assert "one speaks version" in err
         assert "install the same hpclaunch on all nodes" in err

@@ -376,7 +376,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *handle, MemoryV2 *memory)
     LEAVE(OK);
 }
 
-/* Of MPS's clients, or of all others. */
+/* Lists MPS clients if mps is set, else all others. */
 static int processes(const Call *c, unsigned *count, ProcessInfo *infos, int mps)
 {
     const Gpu *g = c->gpu;

@@ -8,15 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import hpclaunch
+from forks_of_torch import HOOKS, LIMIT
+
 from hpclaunch.worker.progress_watch import ProgressWatch
 from hpclaunch.worker.site._hpclaunch_progress import PHASES
 from surroundings import environment
-
-HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
-LIMIT = 120  # seconds; far more than any of this takes
 
 
 class ProgressServer:
@@ -25,7 +22,10 @@ class ProgressServer:
         self.processes = []
 
     def start(self, command, cwd, *, workers=1, environ=(), forks=None):
-        """Start workers, and return the first. With `forks`, the command is a script's text."""
+        """Start workers, and return the first. The command may be a script's text, and is one with
+        `forks`."""
+        if forks is None and isinstance(command, str):
+            command = python(cwd, command)
         told = [{"rank": rank, "env": {}} for rank in range(workers)]
         self.watch.begin(told, told=True)
         for rank, worker in enumerate(told):

@@ -304,6 +304,7 @@ def _impatient(monkeypatch):
         ("stuck", "the state of its server is FAULT"),
         ("535", "this driver cannot tell"),
         ("535,slow", "this driver cannot tell"),
+        ("535,complains", "this driver cannot tell"),
     ],
 )
 def test_a_server_that_may_be_unsound_is_replaced(agents, base, clients, monkeypatch, traits, why):

@@ -1,7 +1,7 @@
 """The template: workers and stores forked from a process that has imported torch.
 
-Where only our own rules are tested, that is a package of the same name and shape, which weighs
-next to nothing (stand_ins/light_torch). What is marked `torch` has the real one.
+Where only our own rules are tested, that is a package of the same name and shape, which imports
+in milliseconds (stand_ins/light_torch). What is marked `torch` has the real one.
 """
 
 import ctypes
@@ -95,6 +95,7 @@ def test_workers_find_torch_there(client):
     assert client.round("b") == ["True __main__ ['b']\n"]
 
 
+@pytest.mark.torch
 def test_a_start_waits_for_the_import(client):
     client.prepare("import sys; print('torch' in sys.modules)\n")
     assert client.round() == ["True\n"]

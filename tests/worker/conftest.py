@@ -21,3 +21,9 @@ def forks(starts: None) -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.end()
+
+
+@pytest.fixture(params=["forked", "cold"])
+def forks_or_none(request: pytest.FixtureRequest) -> Forks | None:
+    """`forks`, and None for workers in a new interpreter, which import torch below the hooks."""
+    return request.getfixturevalue("forks") if request.param == "forked" else None

@@ -39,7 +39,7 @@ print(progress.recorded().decode().strip())
 
 
 def names(*words):
-    """Of the collectives that are found."""
+    """Return the names of the recorded collectives."""
     env = environment(TORCH_FR_BUFFER_SIZE="100", TORCH_NCCL_TRACE_BUFFER_SIZE="100")
     command = [sys.executable, "-c", MEETS.replace("{site!r}", repr(SITE)), *words]
     said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout

@@ -224,8 +224,8 @@ class HeadChannel(Channel):
         self.agents = agents
         self.keys = keys
         self._numbers: dict[bytes, int] = {}  # name -> number, of those without an index
-        # Agent -> routing id of its last message. It may just have dropped this connection: then what
-        # is sent to it is lost, until it reports again.
+        # Agent -> routing id of its last message. It may just have dropped this connection: then
+        # what is sent to it is lost, until it reports again.
         self._heard_on: dict[int, bytes] = {}
         self.zap = self.context.socket(zmq.REP)
         self.zap.linger = 0
