@@ -54,7 +54,7 @@ def running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
         made = [worker["steps"] for agent in agents for worker in agent["workers"]]
         return bool(agents) and len(made) == each * len(agents) and all(made)
 
-    eventually("its steps", look, timeout=60.0)
+    eventually("its steps", look)
     return found[0]
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, SCRIPTS
+from .conftest import SCRIPTS, own_jobs
 from .test_metrics import PORT, Metrics, events, names, scraped
 from .test_report import COSTLY, ONE_THREAD, logs, report
 from .test_status import running, told
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 @dataclass
@@ -41,42 +41,49 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
     options = f"--nproc 1 --nnodes 2:3 --metrics {PORT} --notify 'cat >> events'"
     script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
     body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
-    found = Traces(cluster.sbatch(body, directory=directory, env=ONE_THREAD))
+    with own_jobs(cluster):
+        answers = Traces(cluster.sbatch(body, directory=directory, env=ONE_THREAD))
+        ask_until_the_end(cluster, answers)
+    return answers
+
+
+def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
+    directory = answers.job.directory
 
     def trains() -> bool:
-        found.before.update(scraped(cluster, "n1"))
-        return found.before.get(("round_steps",), 0) > 0 < found.before.get(("goodput_ratio",), 0)
+        answers.before.update(scraped(cluster, "n1"))
+        return all(answers.before.get((name,), 0) > 0 for name in ("round_steps", "goodput_ratio"))
 
-    eventually("its steps", trains, timeout=90.0)
-    found.beside.update(scraped(cluster, "n2"))
-    found.remote.update(scraped(cluster, "n1", at="n2"))
-    eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists, timeout=60)
-    found.report.update(report(cluster, found.job))
-    assert running(cluster, found.job.id, each=1)["host"] == "n1"
-    (agent,) = cluster.processes(AGENT, host="n1")
-    agent.kill()
+    eventually("its steps", trains, timeout=90)
+    answers.beside.update(scraped(cluster, "n2"))
+    answers.remote.update(scraped(cluster, "n1", at="n2"))
+    eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists)
+    answers.report.update(report(cluster, answers.job))
+    leading = running(cluster, answers.job.id, each=1)
+    assert leading["host"] == "n1"
+    cluster.on("n1", ["kill", "-KILL", str(leading["pid"])])
 
     def leads() -> bool:
-        found.after.update(scraped(cluster, "n2"))
-        trained = found.after.get(("seat_seconds", "training"), 0.0)
-        goes_on = found.after.get(("nodes", "running")) == 2
-        return goes_on and trained >= found.before["seat_seconds", "training"]
+        answers.after.update(scraped(cluster, "n2"))
+        trained = answers.after.get(("seat_seconds", "training"), 0.0)
+        goes_on = answers.after.get(("nodes", "running")) == 2
+        return goes_on and trained >= answers.before["seat_seconds", "training"]
 
     eventually("the metrics of the job on the other node", leads)
-    found.at_lost_head.update(scraped(cluster, "n1"))
+    answers.at_lost_head.update(scraped(cluster, "n1"))
 
     def led_by_another() -> bool:
-        return any(each["job"]["head"] == "n2" for each in told(cluster, str(found.job.id)))
+        return any(each["job"]["head"] == "n2" for each in told(cluster, str(answers.job.id)))
 
     eventually("another head", led_by_another)
-    found.launches += [told(cluster, str(found.job.id)) for _ in range(10)]  # of all nodes at once
+    for _ in range(10):
+        answers.launches.append(told(cluster, str(answers.job.id)))  # of all nodes at once
     (directory / "enough").touch()
-    found.job.wait()
-    return found
+    answers.job.wait()
 
 
 def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
-    """There is no agent on the first node any more."""
+    """Ask for the launch when its first node has no agent any longer."""
     assert [len(launches) for launches in traces.launches] == [1] * 10
     (launch,) = traces.launches[-1]
     assert launch["host"] == "n2"
@@ -84,7 +91,7 @@ def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
 
 
 def test_metrics_and_notifications_go_on(traces: Traces) -> None:
-    """The ports stay where they are, and so does the book."""
+    """Find the same ports on the same nodes, and all that was counted before."""
     before, after = traces.before, traces.after
     assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 3, 3)
     assert traces.beside.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
@@ -105,7 +112,7 @@ def test_metrics_and_notifications_go_on(traces: Traces) -> None:
 
 
 def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
-    """While the job runs, and after its end."""
+    """Account for each second, while the job runs and after its end."""
     assert not traces.report["over"]
     assert traces.report["seats"] == 3
     job = traces.job
