@@ -1,4 +1,4 @@
-"""--metrics and --notify in a job on several nodes, and when its head is lost."""
+"""--metrics in a job on several nodes, and of several agents on one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
 PORT = 9400
-STEPPING = """\
-import os, time
-import torch
-
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-while not os.path.exists("over"):
-    optimizer.step()
-    time.sleep(0.05)
-"""
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
@@ -83,7 +74,7 @@ def test_files_of_all_nodes(cluster: Cluster) -> None:
     body = f"srun {SCRIPTS}/agent.sh --cold --nproc 1 --metrics {textfile} {script}"
     job = cluster.sbatch(body, directory=directory, nodes=2, user="nobody")
     first, second = (textfile / f"hpclaunch-{job.id}.0-{n}.prom" for n in (0, 1))
-    eventually("both files", lambda: first.exists() and second.exists(), timeout=60.0)
+    eventually("both files", lambda: first.exists() and second.exists())
     assert first.stat().st_mode & 0o777 == 0o644
     assert written(second)["leads",] == 0
     (directory / "over").touch()
@@ -107,7 +98,7 @@ def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_pa
         found[:] = [scraped(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
         return all(found)
 
-    eventually("both ports, from another host", both, timeout=60.0)
+    eventually("both ports, from another host", both)
     assert [metrics["leads",] for metrics in found] == [1, 0]
     (tmp_path / "over").touch()
     ended = job.wait()
