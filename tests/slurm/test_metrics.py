@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 
+from .asking import PORT, Metrics, scraped, values
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
-PORT = 9400
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
     time.sleep(0.05)
 """
-SCRAPE = """\
-import sys, urllib.request
-accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-url = f"http://{sys.argv[1]}:{sys.argv[2]}/metrics"
-try:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
-        print(answer.read().decode())
-except OSError:
-    pass
-"""
-Metrics = dict[tuple[str, ...], float]
-
-
-def scraped(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
-    """What the agent on this host tells; {} if nobody answers."""
-    text = cluster.on(host, ["python", "-", at, str(port)], stdin=SCRAPE)
-    return values(openmetrics(text.rstrip("\n") + "\n")) if text.strip() else {}
 
 
 def written(file: Path) -> Metrics:
     return values(older(file.read_text()))
-
-
-def values(families: Iterable[Metric]) -> Metrics:
-    """{(name, labels but for those of the launch): value}"""
-    found = {}
-    for family in families:
-        for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
-            found[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
-    return found
-
-
-def events(directory: Path) -> list[dict[str, Any]]:
-    file = directory / "events"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def names(told: Sequence[dict[str, Any]]) -> list[str]:
-    return [event["event"] for event in told]
 
 
 def test_files_of_all_nodes(cluster: Cluster) -> None:

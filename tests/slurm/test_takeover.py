@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import stat
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from .asking import PORT, Metrics, logs, report, running, scraped, told
 from .cluster import Cluster, Job, eventually
 from .conftest import SCRIPTS, own_jobs
-from .test_metrics import PORT, Metrics, events, names, scraped
-from .test_report import COSTLY, ONE_THREAD, logs, report
-from .test_status import running, told
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+COSTLY = SCRIPTS / "costly.py"
 
 
 @dataclass
@@ -42,7 +43,7 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
     script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
     body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
     with own_jobs(cluster):
-        answers = Traces(cluster.sbatch(body, directory=directory, env=ONE_THREAD))
+        answers = Traces(cluster.sbatch(body, directory=directory, env={"OMP_NUM_THREADS": "1"}))
         ask_until_the_end(cluster, answers)
     return answers
 
@@ -92,7 +93,7 @@ def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
 
 def test_metrics_and_notifications_go_on(traces: Traces) -> None:
     """Find the same ports on the same nodes, and all that was counted before."""
-    before, after = traces.before, traces.after
+    job, before, after = traces.job, traces.before, traces.after
     assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 3, 3)
     assert traces.beside.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
     assert traces.beside["leads",] == 0
@@ -103,12 +104,17 @@ def test_metrics_and_notifications_go_on(traces: Traces) -> None:
         before["begin_timestamp_seconds",], abs=2
     )
     assert traces.at_lost_head == {}
-    said = events(traces.job.directory)
-    assert names(said) == ["round_began", "round_ended", "round_began", "job_over"]
+    said = [json.loads(line) for line in (job.directory / "events").read_text().splitlines()]
+    assert [event["event"] for event in said] == [
+        "round_began",
+        "round_ended",
+        "round_began",
+        "job_over",
+    ]
     assert [event["host"] for event in said] == ["n1", "n2", "n2", "n2"]
     assert said[1]["text"] == "the head on n1 was lost: n2 leads now"
     assert said[1]["cause"] == "node lost"
-    assert {event["slurm_id"] for event in said} == {str(traces.job.id)}
+    assert {event["slurm_id"] for event in said} == {str(job.id)}
 
 
 def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
