@@ -375,7 +375,7 @@ class Job:
     def eventually(
         self, what: str, found: Callable[[], object], timeout: float = 60.0, pause: float = 0.1
     ) -> None:
-        """Wait until `found()` is true; AssertionError has the job's console too."""
+        """Wait until `found()` is true; AssertionError has the console, which benches need."""
         try:
             eventually(what, found, timeout, pause)
         except AssertionError as e:

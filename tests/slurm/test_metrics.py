@@ -23,7 +23,7 @@ def written(file: Path) -> Metrics:
 
 
 def test_files_of_all_nodes(cluster: Cluster) -> None:
-    """Of a user who is not root."""
+    """Write them for a user who is not root."""
     directory = cluster.directory_of("nobody")
     textfile = directory / "textfile"
     textfile.mkdir()

@@ -36,7 +36,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def refused(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> str:
-    """What a command says that ends with 2."""
+    """Return what a command says that ends with 2."""
     command = ["sh", "-c", 'hpclaunch "$@" 2>&1; test $? = 2', "sh", *words]
     return cluster.on(host, command, user=user)
 
