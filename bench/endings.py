@@ -29,7 +29,7 @@ from measuring import HPCLAUNCH, TORCHRUN
 from on_slurm import cluster_of, why_not
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job, eventually
+from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job
 
 HERE = Path(__file__).parent
 PACED = HERE / "paced_training.py"
@@ -124,7 +124,7 @@ def strike(cluster: Cluster, end: str, jobs: Sequence[Job], rng: random.Random) 
     if end in ("limit", "array", "bare"):
         return
     for job in jobs:
-        eventually("the training", lambda job=job: trains(job), timeout=LIMIT / 2)
+        job.eventually("the training", lambda job=job: trains(job), timeout=LIMIT / 2)
     time.sleep(rng.uniform(0.0, 10.0))
     ids = [str(job.id) for job in jobs]
     if end == "signal":
@@ -158,7 +158,7 @@ def outcome(cluster: Cluster, launcher: str, end: str, job: Job, reference: Path
             update = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=UNLIMITED"]
             cluster.on(CONTROLLER, update)
     elif end != "drain":
-        eventually("what comes of it", lambda: is_struck(job), timeout=LIMIT)
+        job.eventually("what comes of it", lambda: is_struck(job), timeout=LIMIT)
     (job.directory / "pause").unlink()
     ended = job.wait(timeout=LIMIT, runs=MOST_RUNS)
     restarts = int(job.fields()["Restarts"])

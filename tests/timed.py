@@ -14,7 +14,8 @@ PROGRAM = Path(__file__).parent / "stand_ins" / "timed" / "hpclaunch"
 
 
 def variables(path: str, **timing: float) -> dict[str, str]:
-    """Make `hpclaunch` that program, for whoever finds it in PATH, which is `path` otherwise.
+    """Return variables with which `hpclaunch` in PATH is the timed program; `path` is the PATH
+    behind it.
 
     `timing` has fields of `Timing` and their values in seconds, the same for all agents of a job.
     """

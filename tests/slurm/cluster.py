@@ -61,13 +61,13 @@ NodeName=n[1-{nodes}] NodeAddr={addresses} CPUs={cpus} RealMemory=4000 Gres=gpu:
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
-PartitionName=main Default=YES PriorityTier=1 GraceTime=20
+PartitionName=main Default=YES PriorityTier=1 GraceTime=30
 PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 
 
 def eventually(
-    what: str, found: Callable[[], object], timeout: float = 30.0, pause: float = 0.1
+    what: str, found: Callable[[], object], timeout: float = 60.0, pause: float = 0.1
 ) -> None:
     """Wait until `found()` is true; AssertionError names what never came."""
     began = time.monotonic()
@@ -165,7 +165,7 @@ class Cluster:
         for name in self.nodes:
             self.start_daemon(name, "slurmd")
 
-        eventually("an idle cluster", self.is_idle, timeout=60)
+        eventually("an idle cluster", self.is_idle)
 
     def is_idle(self) -> bool:
         states = self.on(CONTROLLER, ["sinfo", "-h", "-p", "main", "-N", "-o", "%T"]).split()
@@ -311,7 +311,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        return self._output.read_text() if self._output.exists() else ""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def __str__(self) -> str:
         """Show its state, exit codes, logs and console, for a test that failed."""
@@ -337,7 +337,7 @@ class Job:
             return fields["JobState"] not in GOING_ON
 
         # Slurm's commands cost CPU time.
-        eventually(f"the end of job {self.id}", over, timeout, pause=0.25)
+        self.eventually(f"the end of job {self.id}", over, timeout, pause=0.25)
         return Ended(fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.output)
 
     def starts_again(self, times: int, timeout: float = 120.0) -> None:
@@ -350,7 +350,7 @@ class Job:
             assert not is_over, f"job {self.id} is not requeued, but {state}"
             return self._begins(fields, times)
 
-        eventually(f"requeue {times} of job {self.id}", begun, timeout)
+        self.eventually(f"requeue {times} of job {self.id}", begun, timeout)
 
     def _begins(self, fields: Mapping[str, str], times: int) -> bool:
         waits = fields["JobState"] == "PENDING" and fields["Restarts"] == str(times)
@@ -370,12 +370,21 @@ class Job:
 
     def says(self, text: str, timeout: float = 60.0) -> None:
         """Wait until the text is on the job's console."""
-        eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
+        self.eventually(f"{text!r} on the console", lambda: text in self.output, timeout)
+
+    def eventually(
+        self, what: str, found: Callable[[], object], timeout: float = 60.0, pause: float = 0.1
+    ) -> None:
+        """Wait until `found()` is true; AssertionError has the console, which benches need."""
+        try:
+            eventually(what, found, timeout, pause)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.output}") from None
 
     @property
     def codes(self) -> dict[int, int]:
         """The exit code of every agent, by its task (see `scripts/agent.sh`)."""
-        found = self.directory.glob("code.*")
+        found = [p for p in self.directory.glob("code.*") if p.suffix[1:].isdecimal()]
         return {int(p.suffix[1:]): int(p.read_text()) for p in found}
 
     def told(self) -> dict[int, Mapping[str, str]]:
@@ -390,4 +399,4 @@ class Job:
 
     def until_all_run(self, world: int) -> None:
         """Wait until all workers of `scripts/tell.py` are there."""
-        eventually(f"{world} workers", lambda: len(self.told()) == world, timeout=60)
+        eventually(f"{world} workers", lambda: len(self.told()) == world)

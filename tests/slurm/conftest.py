@@ -40,12 +40,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failing test shows its jobs."""
+    """Show the jobs of a failing test, and those of its fixtures."""
     report = yield
-    cluster = getattr(item, "funcargs", {}).get("cluster")
-    if report.failed and isinstance(cluster, Cluster):
-        report.sections += [(f"job {job.id}", str(job)) for job in cluster.submitted]
+    if report.failed:
+        values = list(getattr(item, "funcargs", {}).values())
+        values += [getattr(value, "job", None) for value in values]
+        values += [job for value in values if isinstance(value, Cluster) for job in value.submitted]
+        for job in dict.fromkeys(value for value in values if isinstance(value, Job)):
+            report.sections.append((f"job {job.id}", _shown(job)))
     return report
+
+
+def _shown(job: Job) -> str:
+    try:
+        return str(job)
+    except Exception as e:  # it would end the whole run
+        return f"cannot be shown: {e!r}"
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +74,9 @@ def cluster_of(nodes: int) -> Iterator[Cluster]:
     remove_stale()
     package = Path(hpclaunch.__file__).parent
     prefixes = [Path(sys.base_prefix), Path(sys.prefix)]
+    usual = os.umask(0o022)  # every user reads what is compiled
     compileall.compile_dir(package, quiet=1)  # once, and not in every agent
+    os.umask(usual)
     it = Cluster(open_to_all=[*prefixes, package.parent, ROOT])
     try:
         it.up(nodes=nodes, gpus=4, cpus=8)
@@ -85,21 +97,29 @@ def _why_not() -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_left(cluster: Cluster) -> Iterator[None]:
-    """Once its jobs are over, no agent, fork server, store or worker lives on any node."""
+    with own_jobs(cluster):
+        yield
+
+
+@contextmanager
+def own_jobs(cluster: Cluster) -> Iterator[None]:
+    """Begin on idle nodes, and leave no job, and no agent, fork server, store or worker."""
+    cluster.submitted.clear()
     # Jobs that are just completing would keep the first nodes from this test.
     with suppress(AssertionError):
         eventually("idle nodes", cluster.is_idle, timeout=5)
-    yield
-    cluster.submitted.clear()
-    for job in cluster.jobs():
-        cluster.on("ctl", ["scancel", job])
     try:
-        eventually("nodes with nothing of ours", lambda: not cluster.processes())
-    except AssertionError as e:
-        left = cluster.processes()
-        for process in left:
-            process.kill()
-        raise AssertionError(f"{e}: {left}") from None
+        yield
+    finally:
+        for job in cluster.jobs():
+            cluster.on("ctl", ["scancel", job])
+        try:
+            eventually("nodes with nothing of ours", lambda: not cluster.processes())
+        except AssertionError as e:
+            left = cluster.processes()
+            for process in left:
+                process.kill()
+            raise AssertionError(f"{e}: {left}") from None
 
 
 class Launch(Protocol):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .cluster import Cluster, Ended, eventually
+from .cluster import Cluster, Ended
 from .conftest import SCRIPTS
 from .stand_in_gpus import Gpus
 from .training import ELASTIC, expected, newest, saves
@@ -49,19 +48,13 @@ class Endless:
     def progress(self, epochs: int) -> None:
         """Wait until so many more are saved."""
         wanted = newest(self.saved) + epochs
-        self._eventually("progress", lambda: newest(self.saved) >= wanted)
+        self.job.eventually("progress", lambda: newest(self.saved) >= wanted, PATIENCE)
 
     def all_take_part(self) -> None:
         """Wait until all nodes do."""
         self.progress(2)  # so the first of them is noted
         world = self._workers * len(self.cluster.nodes)
-        self._eventually("all nodes", lambda: saves(self.saved)[-1][2] == world)
-
-    def _eventually(self, what: str, found: Callable[[], bool]) -> None:
-        try:
-            eventually(what, found, PATIENCE)
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.job.output}") from None
+        self.job.eventually("all nodes", lambda: saves(self.saved)[-1][2] == world, PATIENCE)
 
     def end(self) -> Ended:
         self._over.touch()

@@ -58,7 +58,7 @@ class Gpus:
         return {int(p.stem[5:].partition(".")[0]): json.loads(p.read_text()) for p in found}
 
     def until_all_run(self, world: int, number: int = 0) -> list[dict[str, Any]]:
-        eventually(f"{world} workers", lambda: len(self.told(number)) == world, timeout=60)
+        eventually(f"{world} workers", lambda: len(self.told(number)) == world)
         told = self.told(number)
         return [told[rank] for rank in sorted(told)]
 

@@ -8,13 +8,12 @@ from .cluster import eventually
 from .conftest import SCRIPTS, Launch
 
 TELL = SCRIPTS / "tell.py"
-# Seconds after which agents say for what they wait, and for how long they do at the end.
-SOON = {"first_notice": 2.0, "next_notice": 2.0, "goodbye": 3.0}
+SOON = {"first_notice": 2.0, "next_notice": 2.0}  # seconds until agents say for what they wait
 
 
-def late(who: str, until: str) -> str:
-    """The tasks of these nodes begin late."""
-    return f"""srun bash -c '[ "$SLURM_NODEID" {who} ] && {until}; hpclaunch "$@"' bash"""
+def late(who: str, wait: str) -> str:
+    """Return an srun in which the tasks of these nodes begin late."""
+    return f"""srun bash -c '[ "$SLURM_NODEID" {who} ] && {wait}; hpclaunch "$@"' bash"""
 
 
 def test_a_late_head(launch: Launch) -> None:
@@ -42,8 +41,8 @@ def test_late_members(launch: Launch) -> None:
 def test_one_task_of_several_on_each_node(launch: Launch) -> None:
     """Both nodes are there, and what is missing on them is said."""
     srun = """srun bash -c 'test $SLURM_LOCALID = 0 && hpclaunch "$@"' bash"""
-    options = ["--ntasks-per-node=2"]
-    job = launch("--nproc", 1, TELL, srun=srun, nodes=2, options=options, timing=SOON)
+    options, timing = ["--ntasks-per-node=2"], SOON | {"goodbye": 3.0}
+    job = launch("--nproc", 1, TELL, srun=srun, nodes=2, options=options, timing=timing)
     said = (
         r"hpclaunch: waiting for n1, n2 \(\d+ s so far\); 2 of 4 agents are here; hpclaunch runs "
         "in 1 of 2 tasks on n1: start it in all of them, or ask Slurm for --ntasks-per-node=1"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Job
-from .conftest import SCRIPTS, Launch
+from .conftest import SCRIPTS, Launch, own_jobs
 
 TELL = SCRIPTS / "tell.py"
 
@@ -18,9 +18,10 @@ TELL = SCRIPTS / "tell.py"
 def good(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Two workers on each of three nodes."""
     body = f"srun {SCRIPTS}/agent.sh --nproc 2 {TELL}"
-    job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"))
-    ended = job.wait()
-    assert ended.code == 0, str(ended)
+    with own_jobs(cluster):
+        job = cluster.sbatch(body, directory=tmp_path_factory.mktemp("good"))
+        ended = job.wait()
+        assert ended.code == 0, str(ended)
     return job
 
 

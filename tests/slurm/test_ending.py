@@ -22,7 +22,7 @@ SAVED = 75
 
 
 def saved_alike(directory: Path) -> dict[str, object]:
-    """What all ranks have saved: the same."""
+    """Return what all ranks have saved: the same."""
     saved = [json.loads((directory / f"saved-{rank}.json").read_text()) for rank in range(RANKS)]
     assert all(each == saved[0] for each in saved), saved
     assert saved[0]["drawn"] - saved[0]["step"] in (0, 1)  # inside of a step, or after one
@@ -31,13 +31,14 @@ def saved_alike(directory: Path) -> dict[str, object]:
 
 def until_it_trains(job: Job) -> None:
     names = [job.directory / f"trains-{rank}" for rank in range(RANKS)]
-    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+    eventually("the training", lambda: all(name.exists() for name in names))
 
 
 def limited(launch: Launch, directory: Path, how: str) -> Job:
-    """With a time limit, which `limit` brings near once it trains."""
+    """Submit a job with a time limit, which `limit` brings near once it trains."""
     directory.mkdir()
-    settings, options, asking = (*SETTINGS, *AMPLE), ["--time=5"], {"ask_end": 1.0}
+    settings, options = (*SETTINGS, *AMPLE), ["--time=5"]
+    timing = {"ask_end": 1.0, "ask_again": 1.0}
     return launch(
         *settings,
         ENDING,
@@ -46,7 +47,7 @@ def limited(launch: Launch, directory: Path, how: str) -> Job:
         srun=SRUN,
         options=options,
         directory=directory,
-        timing=asking,
+        timing=timing,
     )
 
 
@@ -70,11 +71,13 @@ def assert_saved_alike(job: Job, how: str) -> None:
     assert "restart" not in ended.output
 
 
+@pytest.mark.timeout(300)
 def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) -> None:
-    """The time limit of their job, or of their step."""
-    jobs = {how: limited(launch, tmp_path / how, how) for how in ("signal", "due")}
+    """Set limits for two jobs and for a step, which has a minute from its beginning."""
     srun = "srun --time=1 hpclaunch"
     of_step = launch(*SETTINGS, *AMPLE, ENDING, "due", nodes=2, srun=srun)
+    until_it_trains(of_step)  # with no other beside it that would cost it the time
+    jobs = {how: limited(launch, tmp_path / how, how) for how in ("signal", "due")}
     for job in jobs.values():
         limit(job, 45)
     for how, job in jobs.items():
@@ -85,7 +88,7 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
 def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
     reads, unaware = (limited(launch, tmp_path / how, how) for how in ("file", "unaware"))
     limit(reads, 45)
-    limit(unaware, 15)
+    limit(unaware, 25)
     assert_saved_alike(reads, "file")
     ended = unaware.wait(timeout=150)
     assert ended.code == 143, str(ended)

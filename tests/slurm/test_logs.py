@@ -40,10 +40,10 @@ def test_two_nodes_and_a_restart(cluster: Cluster, launch: Launch, tmp_path: Pat
     (tmp_path / "in_turn.py").write_text(IN_TURN)
     job = launch("--nproc", 1, "-r", 3, "in_turn.py", nodes=2)
     head, again = f"-- {job.id}.0 round 0", f"-- {job.id}.0 round 1; round 0 ended: {CAUSE}"
-    eventually("all turns", (tmp_path / "turn-0-7").exists, timeout=60)
+    eventually("all turns", (tmp_path / "turn-0-7").exists)
     eventually("a round", lambda: logs(cluster, job) == [head, *TURNS])
     (tmp_path / "go-0").touch()
-    eventually("all turns", (tmp_path / "turn-1-7").exists, timeout=60)
+    eventually("all turns", (tmp_path / "turn-1-7").exists)
     eventually("two rounds", lambda: logs(cluster, job) == [head, *TURNS, again, *TURNS])
     (tmp_path / "go-1").touch()
     ended = job.wait()

@@ -15,7 +15,7 @@ from .faults import unkillable
 
 TELL = SCRIPTS / "tell.py"
 ANY = f"{WORKER}|^sleep 1000"  # the workers and the children that they left behind
-SECONDS = 20.0  # within which no worker may be left: far above the second that it takes
+HEARD = "is heard again"
 
 
 def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch: Launch) -> None:
@@ -23,7 +23,7 @@ def test_a_killed_agent_ends_a_job_that_needs_its_node(cluster: Cluster, launch:
     job.until_all_run(6)
     (agent,) = cluster.processes(AGENT, host="n2")
     agent.kill()
-    eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+    eventually("no worker", lambda: not cluster.processes(ANY))
     ended = job.wait()
     assert ended.code != 0, str(ended)
     assert {job.codes[task] for task in (0, 2)} == {1}
@@ -85,7 +85,7 @@ def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) 
         (server,) = cluster.processes(FORK_SERVER, host="n2")
         server.kill()
         gone = lambda: not pids & {p.pid for p in cluster.processes(ANY)}  # noqa: B023, E731
-        eventually("no worker of the round", gone, SECONDS)
+        eventually("no worker of the round", gone)
     ended = job.wait()
     assert ended.code == 137, str(ended)
     assert job.codes == {0: 137, 1: 137, 2: 137}
@@ -232,10 +232,10 @@ def test_a_node_without_network_ends_a_job_that_needs_it(cluster: Cluster, launc
     job.until_all_run(3)
     node = cluster.nodes["n3"]
     with node.without_network():
-        eventually("no worker", lambda: not cluster.processes(ANY), SECONDS)
+        eventually("no worker", lambda: not cluster.processes(ANY))
         job.says("waiting for n3: 2 of 3 nodes are here; 4 s more")
         job.says("2 of 3 nodes are left, and the job needs 3")
-        eventually("no agent on n3", lambda: not cluster.processes(AGENT, host="n3"), SECONDS)
+        eventually("no agent on n3", lambda: not cluster.processes(AGENT, host="n3"))
     ended = job.wait()
     assert ended.code == 1, str(ended)
     assert job.codes == {0: 1, 1: 1, 2: 1}
@@ -266,17 +266,18 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
     cluster: Cluster, launch: Launch
 ) -> None:
     """Nothing could begin without it, so nothing ends for its silence."""
-    job = launch("--nproc", 1, TELL, "--until", "go", timing={"silence_notice": 2.0})
+    job = launch("--nproc", 1, TELL, "--until", "go", timing={"silence_notice": 4.0})
     job.until_all_run(3)
     workers = {p.pid for p in cluster.processes(WORKER)}
     for host, silence in (("n2", "n2: silent for"), ("n1", "the head on n1: it has been sil")):
+        silent, heard = job.output.count(silence), job.output.count(HEARD)
         (agent,) = cluster.processes(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:
-            job.says(silence)
+            job.eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
         finally:
             agent.kill(signal.SIGCONT)
-        job.says("is heard again")
+        job.eventually(HEARD, lambda: job.output.count(HEARD) > heard)  # noqa: B023
     assert {p.pid for p in cluster.processes(WORKER)} == workers
     (job.directory / "go").touch()
     ended = job.wait()
@@ -295,7 +296,7 @@ def test_a_silent_head_does_not_keep_a_job_that_is_cancelled(
         others = [*cluster.processes(AGENT, host="n2"), *cluster.processes(AGENT, host="n3")]
         for other in others:
             other.kill(signal.SIGINT)
-        eventually("their end", lambda: len(cluster.processes(AGENT)) == 1, 2 * SECONDS)
+        eventually("their end", lambda: len(cluster.processes(AGENT)) == 1)
     finally:
         agent.kill(signal.SIGCONT)
     ended = job.wait()

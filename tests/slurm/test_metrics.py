@@ -1,79 +1,29 @@
-"""--metrics and --notify in a job on several nodes, and when its head is lost."""
+"""--metrics in a job on several nodes, and of several agents on one."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as older
 
+from .asking import PORT, Metrics, scraped, values
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
-PORT = 9400
-STEPPING = """\
-import os, time
-import torch
-
-optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-while not os.path.exists("over"):
-    optimizer.step()
-    time.sleep(0.05)
-"""
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
     time.sleep(0.05)
 """
-SCRAPE = """\
-import sys, urllib.request
-accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-url = f"http://{sys.argv[1]}:{sys.argv[2]}/metrics"
-try:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
-        print(answer.read().decode())
-except OSError:
-    pass
-"""
-Metrics = dict[tuple[str, ...], float]
-
-
-def scraped(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
-    """What the agent on this host tells; {} if nobody answers."""
-    text = cluster.on(host, ["python", "-", at, str(port)], stdin=SCRAPE)
-    return values(openmetrics(text.rstrip("\n") + "\n")) if text.strip() else {}
 
 
 def written(file: Path) -> Metrics:
     return values(older(file.read_text()))
 
 
-def values(families: Iterable[Metric]) -> Metrics:
-    """{(name, labels but for those of the launch): value}"""
-    found = {}
-    for family in families:
-        for sample in family.samples:
-            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
-            found[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
-    return found
-
-
-def events(directory: Path) -> list[dict[str, Any]]:
-    file = directory / "events"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def names(told: Sequence[dict[str, Any]]) -> list[str]:
-    return [event["event"] for event in told]
-
-
 def test_files_of_all_nodes(cluster: Cluster) -> None:
-    """Of a user who is not root."""
+    """Write them for a user who is not root."""
     directory = cluster.directory_of("nobody")
     textfile = directory / "textfile"
     textfile.mkdir()
@@ -83,7 +33,7 @@ def test_files_of_all_nodes(cluster: Cluster) -> None:
     body = f"srun {SCRIPTS}/agent.sh --cold --nproc 1 --metrics {textfile} {script}"
     job = cluster.sbatch(body, directory=directory, nodes=2, user="nobody")
     first, second = (textfile / f"hpclaunch-{job.id}.0-{n}.prom" for n in (0, 1))
-    eventually("both files", lambda: first.exists() and second.exists(), timeout=60.0)
+    eventually("both files", lambda: first.exists() and second.exists())
     assert first.stat().st_mode & 0o777 == 0o644
     assert written(second)["leads",] == 0
     (directory / "over").touch()
@@ -107,7 +57,7 @@ def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_pa
         found[:] = [scraped(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
         return all(found)
 
-    eventually("both ports, from another host", both, timeout=60.0)
+    eventually("both ports, from another host", both)
     assert [metrics["leads",] for metrics in found] == [1, 0]
     (tmp_path / "over").touch()
     ended = job.wait()

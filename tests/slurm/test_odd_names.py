@@ -35,7 +35,7 @@ def all_have_them(job: Job, workers: int, point: bytes) -> None:
     def told() -> list[Path]:
         return list(job.directory.glob("words-*"))
 
-    eventually(f"{workers} workers", lambda: len(told()) == workers, 60)
+    eventually(f"{workers} workers", lambda: len(told()) == workers)
     for path in told():
         assert path.read_bytes().split(b"\n") == [NAME, NAME, point]
         path.unlink()

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import json
-import shlex
 import stat
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hpclaunch.system.hosts import job_end
 
-from .cluster import Cluster, Job
+from .asking import logs, report
+from .cluster import Cluster
 from .conftest import SCRIPTS, Launch
 
 pytestmark = pytest.mark.torch
 
 COSTLY = SCRIPTS / "costly.py"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-
-
-def report(cluster: Cluster, job: Job) -> dict[str, Any]:
-    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --json"
-    told: dict[str, Any] = json.loads(cluster.on("n4", ["sh", "-c", command]))
-    return told
-
-
-def logs(job: Job) -> Path:
-    return job.directory / "hpclaunch-logs" / f"{job.id}.0"
 
 
 def test_a_failure_a_restart_a_save_and_a_spare(cluster: Cluster, launch: Launch) -> None:

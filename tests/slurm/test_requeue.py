@@ -51,7 +51,7 @@ def begin(
 
 def until_it_trains(job: Job) -> None:
     names = [job.directory / f"trains-{rank}" for rank in RANKS]
-    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+    eventually("the training", lambda: all(name.exists() for name in names))
 
 
 def runs_of(job: Job) -> list[list[int]]:

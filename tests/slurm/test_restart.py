@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster, Ended, Job
-from .conftest import SCRIPTS, Launch
+from .conftest import SCRIPTS, Launch, own_jobs
 
 pytestmark = pytest.mark.torch
 
@@ -53,8 +53,9 @@ def hashes(directory: Path) -> dict[str, str]:
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("undisturbed")
     command = f"srun hpclaunch --nproc 1 {TRAIN} --epochs {EPOCHS} --dir saved"
-    ended = cluster.sbatch(command, directory=directory, env=ONE_THREAD).wait()
-    assert ended.code == 0, str(ended)
+    with own_jobs(cluster):
+        ended = cluster.sbatch(command, directory=directory, env=ONE_THREAD).wait()
+        assert ended.code == 0, str(ended)
     return Run(directory / "saved", final(ended))
 
 

@@ -39,7 +39,7 @@ def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_pat
         assert (tmp_path / f"saved-{rank}").exists()
     assert "hpclaunch: ended by SIGTERM on n" in ended.output
     assert "store" not in ended.output
-    eventually("nothing of it on the nodes", lambda: not cluster.processes(), timeout=20)
+    eventually("nothing of it on the nodes", lambda: not cluster.processes())
 
 
 def test_an_interrupt_by_slurm_comes_once(launch: Launch, tmp_path: Path) -> None:

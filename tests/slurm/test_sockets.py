@@ -90,7 +90,7 @@ def listeners(cluster: Cluster, host: str) -> Iterator[Listener]:
 def test_what_listens(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     job = launch("--nproc", 1, tmp_path / "train.py", env={"OMP_NUM_THREADS": "1"})
-    eventually("three workers", lambda: len(list(tmp_path.glob("up-*"))) == 3, timeout=60)
+    eventually("three workers", lambda: len(list(tmp_path.glob("up-*"))) == 3)
     (port,) = {int(path.name.split("-")[2]) for path in tmp_path.glob("up-*")}
     found = {host: sorted(listeners(cluster, host)) for host in ("n1", "n2", "n3")}
     for process in cluster.processes():

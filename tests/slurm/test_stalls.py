@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -37,23 +37,22 @@ def stalling(cluster: Cluster, directory: Path, *hosts: str) -> Iterator[Callabl
     while when what is yielded is called; all calls but those that are spared."""
     stalls = directory.with_suffix(".stalls")
     directory.mkdir()
-    for host in hosts:
-        own = source(directory, host)
-        own.mkdir()
-        script = str(SCRIPTS / "stalling.py")
-        cluster.on(host, [sys.executable, script, str(own), str(directory), str(stalls)])
 
     def stall(spared: str = "") -> None:
         stalls.write_text(spared)
-        time.sleep(STALL)
-        stalls.unlink()
+        try:
+            time.sleep(STALL)
+        finally:
+            stalls.unlink()
 
-    try:
-        yield stall
-    finally:
-        stalls.unlink(missing_ok=True)
+    with ExitStack() as mounts:
         for host in hosts:
-            cluster.on(host, ["umount", "--lazy", str(directory)])
+            own = source(directory, host)
+            own.mkdir()
+            script = str(SCRIPTS / "stalling.py")
+            cluster.on(host, [sys.executable, script, str(own), str(directory), str(stalls)])
+            mounts.callback(cluster.on, host, ["umount", "--lazy", str(directory)])
+        yield stall
 
 
 def source(directory: Path, host: str) -> Path:
@@ -69,11 +68,15 @@ def assert_nobody_waited(*logs: Path) -> None:
         assert not HELD_UP.search(told), told
 
 
-def assert_no_line_is_lost(job: Job, output: str) -> None:
+def lines(job: Job, rank: int) -> list[str]:
+    """Return all that this rank of `scripts/chatty.py` has said, which has ended."""
     steps = int((job.directory / "steps").read_text())
+    return [f"rank {rank} step {step}\n" for step in range(steps)]
+
+
+def assert_no_line_is_lost(job: Job, output: str) -> None:
     for rank in range(3):
-        shown = re.findall(rf"^rank {rank} .*\n", output, re.MULTILINE)
-        assert shown == [f"rank {rank} step {step}\n" for step in range(steps)]
+        assert re.findall(rf"^rank {rank} .*\n", output, re.MULTILINE) == lines(job, rank)
 
 
 @needs_fuse
@@ -94,7 +97,7 @@ def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path:
     directories = [source(logs, "n1"), source(logs, "n2"), logs]
     assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1, 1]
     written = [(d / f"round-0/rank-{rank}.out").read_text() for rank, d in enumerate(directories)]
-    assert_no_line_is_lost(job, "".join(written))
+    assert written == ["".join(lines(job, rank)) for rank in range(3)]
     assert_no_line_is_lost(job, ended.output)
     assert_nobody_waited(*directories)
 

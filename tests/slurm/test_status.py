@@ -3,13 +3,12 @@ but its user."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from .asking import running, told
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
@@ -36,30 +35,8 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def told(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> Any:
-    """What `status --json` prints; [] if it ends with another code than 0."""
-    command = ["sh", "-c", 'hpclaunch status "$@" --json 2>&1 || true', "sh", *words]
-    said = cluster.on(host, command, user=user)
-    return json.loads(said) if said.startswith("[") else []
-
-
-def running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
-    """The launch, once all of its ranks make steps, of which each agent has so many."""
-
-    found: list[Any] = []
-
-    def look() -> bool:
-        found[:] = told(cluster, str(job), **more)
-        agents = found[0]["job"]["agents"] if found else []
-        made = [worker["steps"] for agent in agents for worker in agent["workers"]]
-        return bool(agents) and len(made) == each * len(agents) and all(made)
-
-    eventually("its steps", look, timeout=60.0)
-    return found[0]
-
-
 def refused(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> str:
-    """What a command says that ends with 2."""
+    """Return what a command says that ends with 2."""
     command = ["sh", "-c", 'hpclaunch "$@" 2>&1; test $? = 2', "sh", *words]
     return cluster.on(host, command, user=user)
 

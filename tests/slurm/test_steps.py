@@ -108,7 +108,7 @@ def test_a_server_on_the_first_node_and_the_training_on_the_others(launch: Launc
     """All in one step: --nnodes says how many train, and the endpoint who leads."""
     srun = """srun bash -c 'if [ $SLURM_PROCID = 0 ]; then sleep 1; else hpclaunch "$@"; fi' -"""
     args = ["--nproc", 1, "--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", "n2:29500"]
-    told = told_by(launch(*args, TELL, srun=srun, timing={"goodbye": 2.0}))
+    told = told_by(launch(*args, TELL, srun=srun, timing={"goodbye": 4.0}))
     assert [env["hostname"] for env in told.values()] == ["n2", "n3"]
 
 
@@ -131,7 +131,7 @@ def test_a_heterogeneous_job(cluster: Cluster, tmp_path) -> None:
 def test_elements_of_an_array_are_jobs_of_their_own(cluster: Cluster, tmp_path) -> None:
     body = f"mkdir $SLURM_ARRAY_TASK_ID; cd $SLURM_ARRAY_TASK_ID; srun hpclaunch --nproc 2 {TELL}"
     job = cluster.sbatch(body, directory=tmp_path, nodes=1, options=["--array=1-2"])
-    eventually("the end of both", lambda: not cluster.jobs(), timeout=60)
+    eventually("the end of both", lambda: not cluster.jobs())
     for element in ("1", "2"):
         told = Job(cluster, job.id, tmp_path / element, tmp_path / "none").told()
         assert [env["WORLD_SIZE"] for env in told.values()] == ["2", "2"]

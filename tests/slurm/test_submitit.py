@@ -91,7 +91,7 @@ def test_submitit_requeues_it(cluster: Cluster, tmp_path: Path) -> None:
     """At its signal before the time limit. Nothing is lost, and nothing is done twice."""
     job = submit(cluster, tmp_path, "0.05")
     names = [tmp_path / f"trains-{rank}" for rank in range(4)]
-    eventually("the training", lambda: all(name.exists() for name in names), timeout=60)
+    eventually("the training", lambda: all(name.exists() for name in names))
     job.cancel("--signal=USR2")
     job.starts_again(1)
     (tmp_path / "pause").unlink()

@@ -14,7 +14,7 @@ LONG = 12.0  # seconds; more than twice as long as any lease of the elastic job
 
 
 def test_it_goes_on_in_the_same_round(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    """One of a fixed size, and an elastic one."""
+    """Suspend one of a fixed size, and an elastic one."""
     jobs = []
     for name, *options in (["fixed"], ["elastic", "--nnodes", "2:3", "--loss-timeout", LOSS]):
         (tmp_path / name).mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import stat
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from .asking import PORT, Metrics, logs, report, running, scraped, told
 from .cluster import Cluster, Job, eventually
-from .conftest import AGENT, SCRIPTS
-from .test_metrics import PORT, Metrics, events, names, scraped
-from .test_report import COSTLY, ONE_THREAD, logs, report
-from .test_status import running, told
+from .conftest import SCRIPTS, own_jobs
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+COSTLY = SCRIPTS / "costly.py"
 
 
 @dataclass
@@ -41,42 +42,49 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
     options = f"--nproc 1 --nnodes 2:3 --metrics {PORT} --notify 'cat >> events'"
     script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
     body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
-    found = Traces(cluster.sbatch(body, directory=directory, env=ONE_THREAD))
+    with own_jobs(cluster):
+        answers = Traces(cluster.sbatch(body, directory=directory, env={"OMP_NUM_THREADS": "1"}))
+        ask_until_the_end(cluster, answers)
+    return answers
+
+
+def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
+    directory = answers.job.directory
 
     def trains() -> bool:
-        found.before.update(scraped(cluster, "n1"))
-        return found.before.get(("round_steps",), 0) > 0 < found.before.get(("goodput_ratio",), 0)
+        answers.before.update(scraped(cluster, "n1"))
+        return all(answers.before.get((name,), 0) > 0 for name in ("round_steps", "goodput_ratio"))
 
-    eventually("its steps", trains, timeout=90.0)
-    found.beside.update(scraped(cluster, "n2"))
-    found.remote.update(scraped(cluster, "n1", at="n2"))
-    eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists, timeout=60)
-    found.report.update(report(cluster, found.job))
-    assert running(cluster, found.job.id, each=1)["host"] == "n1"
-    (agent,) = cluster.processes(AGENT, host="n1")
-    agent.kill()
+    eventually("its steps", trains, timeout=90)
+    answers.beside.update(scraped(cluster, "n2"))
+    answers.remote.update(scraped(cluster, "n1", at="n2"))
+    eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists)
+    answers.report.update(report(cluster, answers.job))
+    leading = running(cluster, answers.job.id, each=1)
+    assert leading["host"] == "n1"
+    cluster.on("n1", ["kill", "-KILL", str(leading["pid"])])
 
     def leads() -> bool:
-        found.after.update(scraped(cluster, "n2"))
-        trained = found.after.get(("seat_seconds", "training"), 0.0)
-        goes_on = found.after.get(("nodes", "running")) == 2
-        return goes_on and trained >= found.before["seat_seconds", "training"]
+        answers.after.update(scraped(cluster, "n2"))
+        trained = answers.after.get(("seat_seconds", "training"), 0.0)
+        goes_on = answers.after.get(("nodes", "running")) == 2
+        return goes_on and trained >= answers.before["seat_seconds", "training"]
 
     eventually("the metrics of the job on the other node", leads)
-    found.at_lost_head.update(scraped(cluster, "n1"))
+    answers.at_lost_head.update(scraped(cluster, "n1"))
 
     def led_by_another() -> bool:
-        return any(each["job"]["head"] == "n2" for each in told(cluster, str(found.job.id)))
+        return any(each["job"]["head"] == "n2" for each in told(cluster, str(answers.job.id)))
 
     eventually("another head", led_by_another)
-    found.launches += [told(cluster, str(found.job.id)) for _ in range(10)]  # of all nodes at once
+    for _ in range(10):
+        answers.launches.append(told(cluster, str(answers.job.id)))  # of all nodes at once
     (directory / "enough").touch()
-    found.job.wait()
-    return found
+    answers.job.wait()
 
 
 def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
-    """There is no agent on the first node any more."""
+    """Ask for the launch when its first node has no agent any longer."""
     assert [len(launches) for launches in traces.launches] == [1] * 10
     (launch,) = traces.launches[-1]
     assert launch["host"] == "n2"
@@ -84,8 +92,8 @@ def test_status_knows_one_launch_on_another_host(traces: Traces) -> None:
 
 
 def test_metrics_and_notifications_go_on(traces: Traces) -> None:
-    """The ports stay where they are, and so does the book."""
-    before, after = traces.before, traces.after
+    """Find the same ports on the same nodes, and all that was counted before."""
+    job, before, after = traces.job, traces.before, traces.after
     assert (before["leads",], before["nodes", "running"], before["world_size",]) == (1, 3, 3)
     assert traces.beside.keys() == {("leads",), ("snapshot_timestamp_seconds",)}
     assert traces.beside["leads",] == 0
@@ -96,16 +104,21 @@ def test_metrics_and_notifications_go_on(traces: Traces) -> None:
         before["begin_timestamp_seconds",], abs=2
     )
     assert traces.at_lost_head == {}
-    said = events(traces.job.directory)
-    assert names(said) == ["round_began", "round_ended", "round_began", "job_over"]
+    said = [json.loads(line) for line in (job.directory / "events").read_text().splitlines()]
+    assert [event["event"] for event in said] == [
+        "round_began",
+        "round_ended",
+        "round_began",
+        "job_over",
+    ]
     assert [event["host"] for event in said] == ["n1", "n2", "n2", "n2"]
     assert said[1]["text"] == "the head on n1 was lost: n2 leads now"
     assert said[1]["cause"] == "node lost"
-    assert {event["slurm_id"] for event in said} == {str(traces.job.id)}
+    assert {event["slurm_id"] for event in said} == {str(job.id)}
 
 
 def test_the_report_loses_no_second(cluster: Cluster, traces: Traces) -> None:
-    """While the job runs, and after its end."""
+    """Account for each second, while the job runs and after its end."""
     assert not traces.report["over"]
     assert traces.report["seats"] == 3
     job = traces.job

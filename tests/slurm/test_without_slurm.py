@@ -81,7 +81,7 @@ def test_the_first_of_three_machines_is_lost_and_comes_back(
 
     def until_they_train(*hosts: str) -> None:
         files = [tmp_path / f"of-{len(hosts)}-{host}" for host in hosts]
-        eventually(f"{files}", lambda: all(file.exists() for file in files), timeout=60)
+        eventually(f"{files}", lambda: all(file.exists() for file in files))
         for file in files:
             file.unlink()
 

@@ -1,0 +1,75 @@
+"""Questions to a job that runs, or is over: what `hpclaunch status`, the metrics and `hpclaunch
+report` say of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+
+from .cluster import Cluster, Job, eventually
+
+PORT = 9400
+SCRAPE = """\
+import sys, urllib.request
+accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+url = f"http://{sys.argv[1]}:{sys.argv[2]}/metrics"
+try:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
+        print(answer.read().decode())
+except OSError:
+    pass
+"""
+Metrics = dict[tuple[str, ...], float]
+
+
+def told(cluster: Cluster, *words: str, host: str = "ctl", user: str = "") -> Any:
+    """Return what `status --json` prints; [] if it ends with another code than 0."""
+    command = ["sh", "-c", 'hpclaunch status "$@" --json 2>&1 || true', "sh", *words]
+    said = cluster.on(host, command, user=user)
+    return json.loads(said) if said.startswith("[") else []
+
+
+def running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
+    """Return the launch, once all of its ranks make steps; each agent has so many ranks."""
+    found: list[Any] = []
+
+    def look() -> bool:
+        found[:] = told(cluster, str(job), **more)
+        agents = found[0]["job"]["agents"] if found else []
+        made = [worker["steps"] for agent in agents for worker in agent["workers"]]
+        return bool(agents) and len(made) == each * len(agents) and all(made)
+
+    eventually("its steps", look)
+    return found[0]
+
+
+def scraped(cluster: Cluster, host: str, *, at: str = "127.0.0.1", port: int = PORT) -> Metrics:
+    """Return the metrics that the agent on this host serves; {} if nobody answers."""
+    text = cluster.on(host, ["python", "-", at, str(port)], stdin=SCRAPE)
+    return values(openmetrics(text.rstrip("\n") + "\n")) if text.strip() else {}
+
+
+def values(families: Iterable[Metric]) -> Metrics:
+    """{(name, labels but for those of the launch): value}"""
+    found = {}
+    for family in families:
+        for sample in family.samples:
+            labels = {k: v for k, v in sample.labels.items() if k not in ("hpc_job", "launch")}
+            found[(sample.name.removeprefix("hpclaunch_"), *labels.values())] = sample.value
+    return found
+
+
+def report(cluster: Cluster, job: Job) -> dict[str, Any]:
+    command = f"cd {shlex.quote(str(job.directory))} && hpclaunch report {job.id} --json"
+    told: dict[str, Any] = json.loads(cluster.on("n4", ["sh", "-c", command]))
+    return told
+
+
+def logs(job: Job) -> Path:
+    return job.directory / "hpclaunch-logs" / f"{job.id}.0"
