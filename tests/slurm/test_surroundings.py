@@ -49,6 +49,7 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
             return "the journal ends here: No space left on device" in job.output
 
         eventually("a word of the disk", is_missed)
+        progress(saved, 4)  # who leaves at once after such a signal has saved, and is not finished
         ended = finish(job, saved)
     finally:
         cluster.on("n2", ["umount", str(logs)])
