@@ -101,8 +101,8 @@ def crowd(port, number):
 
 
 def until(condition, pause=0.02):
-    """What `condition` returns once it is true. Where it starts programs, a longer pause between
-    two of them leaves the CPUs to what is waited for."""
+    """Return what `condition` returns once it is true. Where it starts programs, a longer pause
+    between two of them leaves the CPUs to what is waited for."""
     deadline = time.monotonic() + LIMIT
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {LIMIT} s, but {found!r}; {_launches()}"

@@ -1,4 +1,4 @@
-"""What the hearer finds in torch's flight recorders, in real process groups."""
+"""The hearer reads torch's flight recorders, in real process groups."""
 
 import json
 import subprocess
