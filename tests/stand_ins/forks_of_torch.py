@@ -17,10 +17,10 @@ import sys
 import time
 from pathlib import Path
 
-import hpclaunch
+from hpclaunch.system.processes.fork_server_client import SITE
 from surroundings import environment
 
-HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
+HOOKS = Path(SITE)
 LIMIT = 120  # seconds; far more than any of this takes
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import hpclaunch
 import surroundings
+from hpclaunch.system.processes.fork_server_client import SITE
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
-HOOKS = Path(hpclaunch.__file__).parent / "worker" / "site"
+HOOKS = Path(SITE)
 LIMIT = 90  # seconds; far more than any of this takes
 
 WORKER_SCRIPT = """
