@@ -100,6 +100,12 @@ class Tab:
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
+    def until(self, expression: str) -> None:
+        """Wait until it holds."""
+        limit = time.monotonic() + LIMIT
+        while not self.value(expression):
+            assert time.monotonic() < limit, f"never came: {expression}"
+
     def press(self, key: str) -> None:
         text = {"text": key} if len(key) == 1 else {}
         self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, **text)

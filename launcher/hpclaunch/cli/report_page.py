@@ -11,6 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hpclaunch.core.views.job_page import HangStacks
 
 PAGE = "report.html"
+SCRIPTS = ("echarts/echarts.min.js", "report.js")
 TEMPLATES = "page"
 
 
@@ -64,14 +66,20 @@ def html(page: JobPage) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # Given to the template as they are: the page's policy names their checksums.
-    style, script = _source("report.css"), _source("report.js")
+    environment.filters["checksum"] = _checksum
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    data = {
+        "begin": page.begin,
+        "end": page.end,
+        "offset": page.offset,
+        **asdict(page.time_line),
+        "charts": [asdict(chart) for chart in (*page.charts, *page.gpu_charts)],
+        "ledger": [asdict(row) for row in page.ledger],
+    }
+    # The style and the scripts are written as they are: the page's policy names their checksums.
+    scripts = [_source(name) for name in SCRIPTS]
     return environment.get_template(PAGE).render(
-        page=page,
-        style=style,
-        script=script,
-        style_hash=_checksum(style),
-        script_hash=_checksum(script),
+        page=page, data=data, style=_source("report.css"), scripts=scripts
     )
 
 
@@ -80,7 +88,7 @@ def _source(name: str) -> str:
 
 
 def _checksum(text: str) -> str:
-    """As a Content-Security-Policy has it."""
+    """Return the form that a Content-Security-Policy names."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -31,6 +31,11 @@ def facts(page):
     return {fact.name: fact.value for fact in page.facts}
 
 
+def job_categories(line):
+    """Return those of the bars of the job."""
+    return {line.categories[number] for row, number, _, _ in line.bars if line.rows[row] == "job"}
+
+
 def test_a_job_with_a_failure():
     launch, histories = a_launch(gpus=True)
     page = page_of([launch], histories)
@@ -41,14 +46,17 @@ def test_a_job_with_a_failure():
     assert [row.family for row in page.ledger] == sorted(
         [row.family for row in page.ledger], key=list(pages.FAMILIES).index
     )
-    assert sum(float(row.width.rstrip("%")) for row in page.ledger) == pytest.approx(100, abs=0.01)
+    assert sum(row.part for row in page.ledger) == pytest.approx(1)
     (card,) = page.ends
     assert (card.cause, card.who) == ("GPU fault", "rank 2 on n2")
     assert card.tail.startswith("Traceback")
     line = page.time_line
-    assert [name for name, _ in line.labels] == ["rank 0", "rank 1", "rank 2", "rank 3", "n3"]
+    lanes = ["rank 0", "rank 1", "rank 2", "rank 3", "n3"]
+    assert line.rows == ("rounds", "job", "events", "checkpoints", *lanes)
     fault = next(mark for mark in line.marks if mark.kind == "fault")
-    assert fault.y == dict(line.labels)["rank 2"]
+    assert [line.rows[row] for row in fault.rows] == ["events", "rank 2"]
+    save = next(mark for mark in line.marks if mark.kind == "save")
+    assert [line.rows[row] for row in save.rows] == ["checkpoints"]
     assert fault.link == card.anchor
     assert [span.number for span in line.rounds] == [0, 1]
     assert {chart.name: bool(chart.drawn) for chart in (*page.charts, *page.gpu_charts)} == {
@@ -84,7 +92,7 @@ def test_without_a_history_the_ledger_is_shown():
     launch, _ = a_launch()
     page = page_of([launch], [])
     assert page.time_line.lanes == 0
-    assert page.time_line.job["training"]
+    assert job_categories(page.time_line) >= {"training"}
     assert page.gpu_charts == ()
     assert page.charts[0].empty
 
@@ -102,7 +110,7 @@ def test_requeued_jobs_are_one():
     page = page_of([first, second], [*noted, *more])
     assert page.name == "71.0, 71.1"
     assert [span.number for span in page.time_line.rounds] == [0, 1, 0, 1]
-    assert "job script" in page.time_line.job
+    assert job_categories(page.time_line) >= {"job script"}
     assert len(page.ends) == 2
 
 
@@ -125,7 +133,7 @@ def test_nodes_that_are_lost_and_come_back():
         AgentMoment(BEGIN + 90, 0, None, JobMoment("3R", straggler="rank 3 on n2")),
     ]
     page = page_of([launch], [AgentHistory("71.0", 0, "n1", tuple(noted))])
-    told = [(kind, text) for _, kind, text in page.events]
+    told = [(kind, text) for _, kind, text, _ in page.events]
     assert told[:3] == [
         ("node", "n2 is lost"),
         ("node", "n2 is back"),
@@ -175,7 +183,7 @@ def test_nodes_have_lanes_where_ranks_are_many():
     line = page_of([launch], histories).time_line
     assert line.lanes == 31
     assert not line.of_ranks
-    assert line.labels[1][0] == "n3"  # every second one is named
+    assert line.rows[4:6] == ("n1", "n2")
 
 
 def test_unprintable_names_are_made_harmless():
@@ -190,6 +198,20 @@ def test_unprintable_names_are_made_harmless():
 )
 def test_times(seconds, text):
     assert seat_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("length", "unit", "seconds"), [(20, " s", 1), (600, " min", 60), (36_000, " h", 3600)]
+)
+def test_lost_time_has_a_unit_that_fits(length, unit, seconds):
+    """Its areas have their points at the same times, and add up."""
+    launch, histories = a_launch(length=length, nodes=1, per_node=1)
+    chart = next(c for c in page_of([launch], histories).charts if "no training" in c.name)
+    spent = report([launch]).seconds
+    lost = sum(spent.values()) - spent["training"]
+    assert chart.unit == unit
+    assert len({tuple(x for x, _ in area.points) for area in chart.drawn}) == 1
+    assert sum(area.points[-1][1] for area in chart.drawn) * seconds == pytest.approx(lost, 0.01)
 
 
 def test_every_category_has_a_family():

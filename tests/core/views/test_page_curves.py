@@ -102,18 +102,12 @@ def test_what_agents_note_at_the_same_time_is_one_point():
     assert curves.curve(points, lambda w: None, max) == []
 
 
-@pytest.mark.parametrize(
-    ("highest", "top"), [(0, 1), (0.9, 1), (1, 1), (1.2, 1.5), (7, 8), (83, 100), (0.037, 0.04)]
-)
-def test_scales_end_with_round_numbers(highest, top):
-    assert curves.top_of(highest) == pytest.approx(top)
-
-
-def test_lines_and_areas():
+def test_between_two_pieces_a_curve_is_interrupted():
     axis = TimeAxis(0.0, 10.0)
-    assert curves.line([[(0, 0), (10, 1)], [(5, 2)]], axis, 2.0) == "M0 1000L20000 500M10000 0h1"
-    assert curves.area([0, 10], [1, 2], axis, 2.0) == "M0 1000L0 500L20000 0L20000 1000z"
-    assert curves.area([], [], axis, 1.0) == ""
+    pieces = [[(0, 0), (5, 1 / 3)], [], [(10, 2)]]
+    found = ((0, 0.0), (10_000, 33.33), (10_000, None), (20_000, 200.0))
+    assert curves.points(pieces, axis, 100.0) == found
+    assert curves.points([], axis, 1.0) == ()
 
 
 def test_of_many_points_the_extremes_stay():

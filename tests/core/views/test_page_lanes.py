@@ -15,8 +15,8 @@ from hpclaunch.core.views.page_lanes import (
     job_bars,
     lanes,
     most,
+    runs,
     states_seen,
-    strokes,
 )
 from hpclaunch.core.views.time_axis import TimeAxis
 
@@ -151,17 +151,17 @@ def test_many_nodes_share_lanes(hosts):
     assert sum(len(lane.hosts) for lane in made) == hosts
 
 
-def test_bars_are_paths():
+def test_bars_in_units_of_the_axis():
     bars = [Bar(0, 10, IMPORTS), Bar(10, 20, TRAINING), Bar(20, 40, TRAINING)]
-    assert strokes([(5, bars)], TimeAxis(0.0, 40.0)) == {
-        IMPORTS: "M0 5H5000",
-        TRAINING: "M5000 5H20000",
-    }
+    assert runs([bars, []], TimeAxis(0.0, 40.0)) == [
+        [(IMPORTS, 0, 5000), (TRAINING, 5000, 20_000)],
+        [],
+    ]
 
 
 def test_a_short_bar_is_seen():
-    paths = strokes([(1, [Bar(50.0, 50.001, RESTART)])], TimeAxis(0.0, 100.0))
-    assert paths == {RESTART: "M10000 1H10001"}
+    found = runs([[Bar(50.0, 50.001, RESTART)]], TimeAxis(0.0, 100.0))
+    assert found == [[(RESTART, 10_000, 10_001)]]
 
 
 def test_too_many_bars_become_what_takes_most_of_the_time():
@@ -170,5 +170,5 @@ def test_too_many_bars_become_what_takes_most_of_the_time():
         for i in range(4 * MOST_BARS)
         for half in (0, 0.8)
     ]
-    paths = strokes([(1, bars)], TimeAxis(0.0, 4.0 * MOST_BARS))
-    assert paths == {TRAINING: "M0 1H20000"}
+    found = runs([bars], TimeAxis(0.0, 4.0 * MOST_BARS))
+    assert found == [[(TRAINING, 0, 20_000)]]

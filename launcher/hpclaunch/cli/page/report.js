@@ -1,82 +1,190 @@
 "use strict";
-// Zoom, and the theme: all else works without this. The drawings are nested SVGs, of which the inner
-// one is as wide as the whole time of the job: to zoom is to make it wider and to move it.
+// The drawings, which ECharts makes, and the theme. All else on the page works without scripts.
+// Colours are variables of the style sheet, so that a change of theme, or paper, needs no redrawing.
 (() => {
-  const MOST = 400; // times as large as all of it
-  const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
-    86400, 172800, 604800, 1209600, 2419200];
-  const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-  const body = document.body.dataset;
-  const begin = Number(body.begin), length = Number(body.end) - begin, offset = Number(body.offset);
-  const zooms = [...document.querySelectorAll("svg.zoom")];
-  const range = document.getElementById("range");
-  let scale = 1, left = 0; // how many times as large, and which share of the whole is at the left
+  const UNITS = 20000; // from the left to the right of every drawing
+  const NARROWEST = 100 / 400; // percent of the time that can be shown
+  const { begin, end, offset, rows, categories, bars, rounds, marks, charts, ledger } =
+    JSON.parse(document.getElementById("data").textContent);
+  const SYMBOLS = {
+    fault: ["path://M-5 -5L5 5M-5 5L5 -5", 9, "--fault"],
+    change: ["rect", 8, "--faint"],
+    save: ["rect", [0.5, 8], "--save"],
+    node: ["triangle", 9, "--fault"],
+    straggler: ["diamond", 11, "--straggler"],
+  };
+  const NO_EMPHASIS = { disabled: true }; // it would need to know what a colour looks like
+  const MIDNIGHT = 24 * 3600 * 1000;
+  const narrow = document.body.clientWidth < 640;
 
-  const two = (number) => String(number).padStart(2, "0");
+  // ECharts writes times as UTC: with the offset, they are those of the cluster.
+  const at = (x) => 1000 * (begin + offset + (x * (end - begin)) / UNITS);
+  const day = end - begin > 20 * 3600 ? "{MM}-{dd} " : "";
+  const clock = (time) => echarts.time.format(time, `${day}{HH}:{mm}:{ss}`, true);
+  const colour = (category) => `var(--${category.replaceAll(" ", "-")})`;
 
-  function clock(at, step) {
-    const date = new Date(1000 * (at + offset));
-    if (step >= 86400) return `${MONTHS[date.getUTCMonth()]} ${two(date.getUTCDate())}`;
-    const minutes = `${two(date.getUTCHours())}:${two(date.getUTCMinutes())}`;
-    return step >= 60 ? minutes : `${minutes}:${two(date.getUTCSeconds())}`;
+  function text(written) { // workers have written some of it: it must not become HTML
+    const node = document.createElement("span");
+    node.textContent = written;
+    return node;
   }
 
-  function ticks(width) {
-    const from = begin + left * length, shown = length / scale;
-    const most = Math.max(2, Math.floor(width / 90));
-    const step = STEPS.find((each) => shown / each <= most) || STEPS[STEPS.length - 1];
-    const found = [];
-    for (let at = Math.ceil((from + offset) / step) * step - offset; at <= from + shown; at += step) {
-      const place = width * (at - from) / shown; // a label at the edge would be cut off
-      const label = 32 < place && place < width - 32 ? clock(at, step) : "";
-      found.push([`${100 * (at - begin) / length}%`, label]);
-    }
-    return found;
+  const STYLE = { color: "var(--faint)", fontSize: narrow ? 9 : 11 };
+  const TIP = {
+    backgroundColor: "var(--card)", borderColor: "var(--rule)", confine: true,
+    textStyle: { color: "var(--ink)", fontSize: 12 }, extraCssText: "white-space: pre-line",
+    transitionDuration: 0,
+  };
+  const tick = (time) => echarts.time.format(
+    time, time % MIDNIGHT === 0 ? "{MM}-{dd}" : time % 60000 === 0 ? "{HH}:{mm}" : "{HH}:{mm}:{ss}", true);
+  const TIME = {
+    type: "time", min: at(0), max: at(UNITS),
+    axisLabel: { ...STYLE, hideOverlap: true, formatter: tick },
+    axisLine: { show: false }, axisTick: { show: false },
+    splitLine: { show: true, lineStyle: { color: "var(--rule)" } },
+  };
+  const ZOOM = {
+    type: "inside", zoomOnMouseWheel: "ctrl", minSpan: NARROWEST, throttle: 30,
+  };
+  const { fontFamily } = getComputedStyle(document.body);
+  const drawn = [];
+
+  function draw(id, height, option) {
+    const place = document.getElementById(id);
+    place.style.height = `${height}px`;
+    const chart = echarts.init(place, null, { renderer: "svg" });
+    chart.setOption({ animation: false, useUTC: true, textStyle: { fontFamily }, ...option });
+    drawn.push(chart);
+    return chart;
   }
 
-  function make(name, attributes, text) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    if (text) made.textContent = text;
-    return made;
+  function bar(height, fill) { // of [from, until, row, ...]
+    return (params, api) => {
+      const [left, y] = api.coord([api.value(0), api.value(2)]);
+      const [right] = api.coord([api.value(1), api.value(2)]);
+      const whole = { x: left, y: y - height / 2, width: Math.max(right - left, 0.5), height };
+      const shape = echarts.graphic.clipRectByRect(whole, params.coordSys);
+      return shape && { type: "rect", shape, style: fill(api, shape), emphasisDisabled: true };
+    };
   }
 
-  function draw() {
-    scale = Math.min(MOST, Math.max(1, scale));
-    left = Math.min(1 - 1 / scale, Math.max(0, left));
-    for (const zoom of zooms) {
-      zoom.setAttribute("x", `${-100 * left * scale}%`);
-      zoom.setAttribute("width", `${100 * scale}%`);
-    }
-    for (const group of document.querySelectorAll(".ticks, .grid")) {
-      const found = ticks(group.closest(".plot").getBoundingClientRect().width);
-      const made = group.matches(".ticks")
-        ? found.map(([x, text]) => make("text", { x, y: 14 }, text))
-        : found.map(([x]) => make("line", { x1: x, x2: x, y1: 0, y2: "100%" }));
-      group.replaceChildren(...made);
-    }
-    const from = begin + left * length;
-    range.textContent = `${clock(from, 1)} to ${clock(from + length / scale, 1)}`;
+  const ofCategory = (api) => ({ fill: colour(categories[api.value(3)]) });
+
+  function drawTimeLine() {
+    const pitch = rows.length > 28 ? 12 : 18, height = pitch * rows.length;
+    const ofRound = (api, shape) => ({
+      fill: "var(--paper)", stroke: "var(--faint)", textFill: "var(--ink)", fontSize: 11,
+      text: shape.width > 30 ? String(rounds[api.value(3)].number) : "", textPosition: "inside",
+    });
+    const rect = { type: "custom", encode: { x: [0, 1], y: 2 }, cursor: "default" };
+    return draw("time-line-drawing", height + 30, {
+      grid: { left: narrow ? 86 : 136, right: 8, top: 4, height, show: true, borderWidth: 0,
+        backgroundColor: "var(--card)" },
+      xAxis: TIME,
+      yAxis: { type: "category", data: rows, inverse: true, axisLine: { show: false },
+        axisTick: { show: false },
+        axisLabel: { ...STYLE, fontSize: Math.min(11, pitch - 2), interval: 0, width: narrow ? 80 : 126, overflow: "truncate" } },
+      dataZoom: { ...ZOOM, filterMode: "weakFilter" }, // a bar of which a part is shown stays
+      tooltip: TIP,
+      series: [
+        { ...rect, renderItem: bar(pitch - 2, ofRound),
+          data: rounds.map((each, i) => [at(each.x), at(each.until), 0, i]),
+          tooltip: { formatter: ({ dataIndex }) => text(rounds[dataIndex].text) } },
+        { ...rect, renderItem: bar(pitch - 3, ofCategory),
+          data: bars.map(([row, category, x, until]) => [at(x), at(until), row, category]),
+          tooltip: { formatter: ({ value: [from, until, row, category] }) =>
+            text(`${rows[row]}: ${categories[category]}\n${clock(from)} to ${clock(until)}`) } },
+        { type: "scatter", emphasis: NO_EMPHASIS,
+          data: marks.flatMap((mark) => mark.rows.flatMap((row) => symbols(mark, row))),
+          tooltip: { formatter: ({ data: { mark, value } }) => text(`${clock(value[0])} ${mark.text}`) } },
+      ],
+    });
   }
 
-  function zoom(by, at = 0.5) { // `at`: the share of the drawing that stays where it is
-    const place = left + at / scale;
-    scale = Math.min(MOST, Math.max(1, scale * by));
-    left = place - at / scale;
-    draw();
+  function symbols(mark, row) { // and a halo behind it
+    const [symbol, symbolSize, variable] = SYMBOLS[mark.kind];
+    const halo = mark.kind === "save" ? [] : [["--paper", 5]];
+    return [...halo, [variable, 2]].map(([name, borderWidth]) => ({
+      value: [at(mark.x), row], mark, symbol, symbolSize,
+      itemStyle: { color: "none", borderColor: `var(${name})`, borderWidth, opacity: 1 },
+    }));
+  }
+
+  function drawCurves(chart, i) {
+    const series = chart.drawn.map((curve) => ({
+      type: "line", name: curve.name, showSymbol: curve.points.length < 2, symbol: "circle",
+      data: curve.points.map(([x, value]) => [at(x), value]),
+      ...(curve.is_area
+        ? { stack: "all", areaStyle: { color: `var(--${curve.style})`, opacity: 1 }, lineStyle: { width: 0 } }
+        : { lineStyle: { color: `var(--${curve.style})`, type: curve.style === "two" ? "dashed" : "solid" } }),
+      itemStyle: { color: `var(--${curve.style})` }, emphasis: NO_EMPHASIS,
+    }));
+    draw(`chart-${i}`, 150, {
+      grid: { left: 70, right: 8, top: 8, bottom: 24 },
+      xAxis: { ...TIME, splitNumber: 4 },
+      yAxis: { type: "value", min: 0, max: chart.top, splitNumber: chart.top ? 4 : 3,
+        interval: chart.top ? chart.top / 4 : undefined,
+        axisLabel: { ...STYLE, formatter: (value) => `${value}${chart.unit}` },
+        splitLine: { lineStyle: { color: "var(--rule)" } } },
+      dataZoom: { ...ZOOM, filterMode: "none" }, // a curve goes on to points that are not shown
+      tooltip: { ...TIP, trigger: "axis", axisPointer: { lineStyle: { color: "var(--faint)" } },
+        formatter: (points) => text([clock(points[0].value[0]), ...points.map((point) =>
+          `${point.seriesName} ${point.value[1]}${chart.unit}`)].join("\n")) },
+      series,
+    });
+  }
+
+  function drawLedger() {
+    let left = 0;
+    const data = ledger.map(({ part }, i) => [left, (left += part), 0, i]);
+    draw("ledger-drawing", 34, {
+      grid: { left: 0, right: 0, top: 0, bottom: 0 },
+      xAxis: { type: "value", min: 0, max: left, show: false },
+      yAxis: { type: "category", data: [""], show: false },
+      tooltip: { ...TIP, formatter: ({ dataIndex }) => {
+        const { category, spent, share } = ledger[dataIndex];
+        return text(`${category}: ${spent}, ${share}`);
+      } },
+      series: { type: "custom", encode: { x: [0, 1], y: 2 }, data,
+        renderItem: bar(34, (api) => ({ fill: colour(ledger[api.value(3)].category),
+          stroke: "var(--paper)" })) },
+    });
+  }
+
+  const timeLine = drawTimeLine();
+  charts.forEach((chart, i) => { if (chart.drawn.length) drawCurves(chart, i); });
+  echarts.connect(drawn); // they zoom and move together
+  if (ledger.length) drawLedger();
+  timeLine.on("click", ({ data }) => { if (data.mark?.link) location.hash = data.mark.link; });
+
+  // Buttons and keys
+
+  function shown() {
+    const [{ start, end: until, startValue, endValue }] = timeLine.getOption().dataZoom;
+    return { start, until, startValue, endValue };
+  }
+
+  function show(start, span) {
+    const width = Math.min(100, Math.max(NARROWEST, span));
+    const first = Math.min(100 - width, Math.max(0, start));
+    timeLine.dispatchAction({ type: "dataZoom", start: first, end: first + width });
+  }
+
+  function zoom(by) {
+    const { start, until } = shown();
+    show((start + until) / 2 - (until - start) / by / 2, (until - start) / by);
   }
 
   function move(by) {
-    left += by / scale;
-    draw();
+    const { start, until } = shown();
+    show(start + by * (until - start), until - start);
   }
 
   const ACTIONS = {
     in: () => zoom(1.5), out: () => zoom(1 / 1.5), left: () => move(-0.2), right: () => move(0.2),
-    reset: () => { scale = 1; left = 0; draw(); },
+    reset: () => show(0, 100),
   };
   const KEYS = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "reset" };
-
   const tools = document.getElementById("tools");
   tools.hidden = false;
   for (const button of tools.querySelectorAll("button")) {
@@ -89,32 +197,14 @@
     event.preventDefault();
     ACTIONS[action]();
   });
+  const range = document.getElementById("range");
+  timeLine.on("datazoom", () => {
+    const { startValue, endValue } = shown();
+    range.textContent = `${clock(startValue)} to ${clock(endValue)}`;
+  });
+  addEventListener("resize", () => drawn.forEach((chart) => chart.resize()));
 
-  for (const plot of document.querySelectorAll(".plot")) {
-    plot.addEventListener("wheel", (event) => {
-      if (event.ctrlKey || (scale === 1 && event.deltaY > 0)) return; // the page scrolls on
-      event.preventDefault();
-      const box = plot.getBoundingClientRect();
-      if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) move(event.deltaX / box.width);
-      else zoom(Math.exp(-event.deltaY / 300), (event.clientX - box.left) / box.width);
-    }, { passive: false });
-    plot.addEventListener("pointerdown", (event) => {
-      if (event.button || event.target.closest("a")) return;
-      const width = plot.getBoundingClientRect().width;
-      let last = event.clientX;
-      const around = plot.closest(".drawing");
-      const drag = (moved) => { move((last - moved.clientX) / width); last = moved.clientX; };
-      const end = () => {
-        plot.removeEventListener("pointermove", drag);
-        if (around) around.classList.remove("dragged");
-      };
-      plot.setPointerCapture(event.pointerId);
-      if (around) around.classList.add("dragged");
-      plot.addEventListener("pointermove", drag);
-      plot.addEventListener("pointerup", end, { once: true });
-      plot.addEventListener("pointercancel", end, { once: true });
-    });
-  }
+  // The theme, and paper
 
   const theme = document.getElementById("theme");
   theme.hidden = false;
@@ -123,14 +213,14 @@
       || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
   });
-
-  // What is folded away is printed all the same.
   let opened = [];
-  addEventListener("beforeprint", () => {
+  addEventListener("beforeprint", () => { // what is folded away is printed; drawings fit the paper
     opened = [...document.querySelectorAll("details:not([open])")];
     for (const each of opened) each.open = true;
+    for (const chart of drawn) {
+      const size = `0 0 ${chart.getWidth()} ${chart.getHeight()}`;
+      chart.getDom().querySelector("svg").setAttribute("viewBox", size);
+    }
   });
   addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
-  addEventListener("resize", draw);
-  draw();
 })();

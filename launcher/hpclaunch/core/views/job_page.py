@@ -6,7 +6,7 @@ Texts in it may be hostile: the template escapes them. They have no control char
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
@@ -19,16 +19,12 @@ from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
 from . import page_lanes as lanes
 from .text_style import DAY, duration
-from .time_axis import UNITS, AxisTick, LocalTime, TimeAxis, ahead
+from .time_axis import UNITS, LocalTime, TimeAxis, ahead
 
-TICKS = 5
 MOST_ENDS = 100  # of rounds: the first one, and the last ones
 MOST_TEXT = 200_000  # characters of output and stacks on a page
 MOST_MARKS = 400  # of a kind: those at nearly the same place are one
 MOST_EVENTS = 200
-ROW, GAP = 14, 4  # pixels of a lane, and between two
-NARROW_ROW, NARROW_GAP = 8, 2  # of more lanes than WIDE
-WIDE = 24
 NODES = 6
 FAMILIES = {
     "useful": (Category.TRAINING,),
@@ -39,6 +35,8 @@ FAMILIES = {
 WANTED = (EndCause.GROWTH.value, EndCause.USER.value, EndCause.TIME_LIMIT.value)
 LEAST_LOSS = 0.05  # seconds: less is written as none
 ROOM = 0.007  # of the length of the job, behind its end: for marks that are there
+JOB_ROWS = ("rounds", "job", "events", "checkpoints")  # of the time line, above its lanes
+MINUTE_SCALE, HOUR_SCALE = 120.0, 7200.0  # seconds from which a chart has minutes, or hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +58,57 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at one time. `y` is that of a lane; None: of the job."""
+    """Something that happened at one time."""
 
     kind: str  # "fault", "change", "save", "node" or "straggler"
-    percent: str
+    x: int
+    rows: tuple[int, ...]  # of the time line in which it is drawn
     text: str
-    y: float | None = None
-    link: str = ""  # to where more is said of it
+    link: str = ""  # an anchor of the page where more is said
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSpan:
     number: int
-    left: str  # percent, as all of these
-    width: str
-    middle: str
-    is_wide: bool  # there is room for its number
+    x: int
+    until: int
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLine:
-    rounds: tuple[RoundSpan, ...]
-    job: Mapping[str, str]  # paths, by the names of categories
-    lanes: int
+    """`x` and `until` are units of the axis. The first rows are JOB_ROWS, the others lanes."""
+
+    rows: tuple[str, ...]
     of_ranks: bool  # the lanes are ranks, not nodes
-    labels: tuple[tuple[str, float], ...]  # names of lanes, with where they are: as many as fit
-    bars: Mapping[str, str]  # paths of all lanes
-    thickness: int  # of a bar
-    height: int
+    categories: tuple[str, ...]
+    bars: tuple[tuple[int, int, int, int], ...]  # row, number of the category, x, until
+    rounds: tuple[RoundSpan, ...]
     marks: tuple[Mark, ...]
-    categories: tuple[str, ...]  # that are to be seen
+
+    @property
+    def lanes(self) -> int:
+        return len(self.rows) - len(JOB_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A curve or an area of a chart."""
+    """A curve, or an area on top of the one before it."""
 
     name: str
     style: str
-    path: str
-    last: str  # how it ends, or what is most of it
+    points: tuple[tuple[int, float | None], ...]  # x, value; None: the curve is interrupted
+    last: str  # the value at its end
     is_area: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     name: str
-    top: str  # the upper end of its scale; the lower one is 0
-    half: str
+    unit: str  # written after each value
+    top: float | None  # the upper end of the scale; None: the page chooses one. The lower one is 0
     drawn: tuple[Drawn, ...]  # () if there is nothing to show
-    empty: str = ""  # what is said then
+    empty: str = ""  # the reason then
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +116,8 @@ class LedgerRow:
     category: str
     family: str
     spent: str
-    share: str  # as it is read
-    left: str  # as SVG takes it
-    width: str
+    part: float  # of the whole, 0 to 1
+    share: str  # the same as a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +149,6 @@ class JobPage:
     begin: float
     end: float
     offset: int  # seconds by which the local time is ahead of UTC
-    ticks: tuple[AxisTick, ...]
     time_line: TimeLine
     charts: tuple[Chart, ...]
     gpu_charts: tuple[Chart, ...]
@@ -162,7 +158,7 @@ class JobPage:
     steps_seen: bool
     ends: tuple[EndCard, ...]
     ends_left_out: int
-    events: tuple[tuple[str, str, str], ...]  # when, what kind, and what it was
+    events: tuple[tuple[str, str, str, str], ...]  # time, kind, text, anchor or ""
     events_left_out: int
     logs: tuple[str, ...]
     version: str
@@ -197,7 +193,6 @@ def job_page(
         begin=axis.begin,
         end=axis.end,
         offset=ahead(axis.begin, local),
-        ticks=tuple(axis.ticks(local, TICKS)),
         time_line=_time_line(launches, rows, happened, axis),
         charts=_charts(report, launches, histories, points, axis),
         gpu_charts=_gpu_charts(points, axis),
@@ -207,7 +202,7 @@ def job_page(
         steps_seen=report.steps_seen,
         ends=tuple(_cards(report.ends, stacks, clock)),
         ends_left_out=max(0, len(report.ends) - MOST_ENDS),
-        events=tuple((clock.at(h.at), h.kind, h.text) for h in happened[-MOST_EVENTS:]),
+        events=tuple((clock.at(h.at), h.kind, h.text, h.link) for h in happened[-MOST_EVENTS:]),
         events_left_out=max(0, len(happened) - MOST_EVENTS),
         logs=tuple(map(harmless, logs)),
         version=version,
@@ -417,72 +412,53 @@ def _time_line(
     happened: Sequence[_Happening],
     axis: TimeAxis,
 ) -> TimeLine:
-    wide = len(rows) <= WIDE
-    thickness, gap = (ROW, GAP) if wide else (NARROW_ROW, NARROW_GAP)
-    named = 1 if wide else 2  # of so many lanes, one
-    middles = [gap + thickness / 2 + i * (thickness + gap) for i in range(len(rows))]
-    of_job = lanes.job_bars(job_entries(launches))
-    bars = lanes.strokes([(y, r.bars) for y, r in zip(middles, rows, strict=True)], axis)
-    job = lanes.strokes([(1, of_job)], axis)
+    of_job = lanes.runs([lanes.job_bars(job_entries(launches))], axis)[0]
+    of_rows = {JOB_ROWS.index("job"): of_job}
+    of_rows |= enumerate(lanes.runs([row.bars for row in rows], axis), len(JOB_ROWS))
+    seen = {category for each in of_rows.values() for category, _, _ in each}
+    categories = [category for category in Category if category in seen]
     return TimeLine(
-        rounds=tuple(_rounds(launches, axis)),
-        job={category.value: path for category, path in job.items()},
-        lanes=len(rows),
+        rows=(*JOB_ROWS, *(plain(row.name) for row in rows)),
         of_ranks=any(row.rank is not None for row in rows),
-        labels=tuple((plain(r.name), y) for r, y in list(zip(rows, middles, strict=True))[::named]),
-        bars={category.value: path for category, path in bars.items()},
-        thickness=thickness,
-        height=len(rows) * (thickness + gap) + gap,
-        marks=tuple(_marks(happened, rows, middles, axis)),
-        categories=tuple(c.value for c in Category if c in bars or c in job),
+        categories=tuple(category.value for category in categories),
+        bars=tuple(
+            (row, categories.index(category), x, until)
+            for row, each in of_rows.items()
+            for category, x, until in each
+        ),
+        rounds=tuple(_rounds(launches, axis)),
+        marks=tuple(_marks(happened, rows, axis)),
     )
 
 
 def _rounds(launches: Sequence[Launch], axis: TimeAxis) -> Iterable[RoundSpan]:
     for launch in launches:
         for entry in entries_of(launch.books):
-            if entry.round is None:
-                continue
-            begin, end = axis.share(entry.begin), axis.share(entry.end)
-            text = f"round {entry.round}, {seat_time(entry.end - entry.begin)}"
-            yield RoundSpan(
-                entry.round,
-                left=axis.percent(entry.begin),
-                width=f"{100 * (end - begin):.3f}%",
-                middle=f"{50 * (begin + end):.3f}%",
-                is_wide=end - begin > 0.04,
-                text=text,
-            )
+            if entry.round is not None:
+                text = f"round {entry.round}, {seat_time(entry.end - entry.begin)}"
+                yield RoundSpan(entry.round, axis.x(entry.begin), axis.x(entry.end), text)
 
 
 def _marks(
-    happened: Sequence[_Happening],
-    rows: Sequence[lanes.Lane],
-    middles: Sequence[float],
-    axis: TimeAxis,
+    happened: Sequence[_Happening], rows: Sequence[lanes.Lane], axis: TimeAxis
 ) -> Iterable[Mark]:
-    """Of those of a kind at nearly the same place, the first."""
+    """The first of those of a kind at nearly the same place."""
     taken = set[tuple[str, int]]()
     for happening in happened:
         place = (happening.kind, int(MOST_MARKS * axis.share(happening.at)))
         if place in taken:
             continue
         taken.add(place)
-        yield Mark(
-            happening.kind,
-            axis.percent(happening.at),
-            happening.text,
-            _y(happening, rows, middles),
-            happening.link,
-        )
+        of_job = JOB_ROWS.index("checkpoints" if happening.kind == "save" else "events")
+        lane = _lane(happening, rows)
+        on = (of_job,) if lane is None else (of_job, len(JOB_ROWS) + lane)
+        yield Mark(happening.kind, axis.x(happening.at), on, happening.text, happening.link)
 
 
-def _y(happening: _Happening, rows: Sequence[lanes.Lane], middles: Sequence[float]) -> float | None:
-    for row, y in zip(rows, middles, strict=True):
-        if row.rank is None and happening.host in row.hosts:
-            return y
-        if row.rank is not None and happening.host in row.hosts and row.rank == happening.rank:
-            return y
+def _lane(happening: _Happening, rows: Sequence[lanes.Lane]) -> int | None:
+    for i, row in enumerate(rows):
+        if happening.host in row.hosts and row.rank in (None, happening.rank):
+            return i
     return None
 
 
@@ -535,8 +511,8 @@ def _gpu_charts(points: Sequence[curves.Gathered], axis: TimeAxis) -> tuple[Char
     told = "these GPUs do not tell"
     of_busy = [("mean", "one", busy), ("idlest", "two", idlest)]
     return (
-        _chart("GPUs busy", axis, of_busy, _share, told, top=1.0),
-        _chart("GPU memory in use", axis, [("mean", "one", used)], _share, told, top=1.0),
+        _chart("GPUs busy", axis, of_busy, _share, told, top=100.0),
+        _chart("GPU memory in use", axis, [("mean", "one", used)], _share, told, top=100.0),
         _chart("Hottest GPU", axis, [("temperature", "one", hottest)], _celsius, told),
     )
 
@@ -551,64 +527,70 @@ def _chart(
     of: Sequence[tuple[str, str, curves.Curve]],
     written: _Written,
     empty: str,
-    top: float = 0.0,
+    top: float | None = None,
 ) -> Chart:
-    values = [value for _, _, curve in of for piece in curve for _, value in piece]
-    if not values:
-        return Chart(name, "", "", (), empty)
-    top = top or written.top(max(values))
     drawn = [
-        Drawn(label, style, curves.line(curve, axis, top), f"last {written(curve[-1][-1][1])}")
+        Drawn(
+            label,
+            style,
+            curves.points(curve, axis, written.factor),
+            f"last {written(curve[-1][-1][1])}",
+        )
         for label, style, curve in of
         if curve
     ]
-    return Chart(name, written(top), written(top / 2), tuple(drawn))
+    return Chart(name, written.unit, top, tuple(drawn), "" if drawn else empty)
 
 
 def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
-    points = [(loss.at, loss.goodput) for loss in seen[1:]]
-    last = share(points[-1][1]) if points else ""
-    path = curves.line([points], axis, 1.0)
-    return Chart("Goodput so far", "100 %", "50 %", (Drawn("goodput", "one", path, last),))
+    line = [(loss.at, loss.goodput) for loss in seen[1:]]
+    last = share(line[-1][1]) if line else ""
+    points = curves.points([line], axis, _share.factor)
+    return Chart("Goodput so far", _share.unit, 100.0, (Drawn("goodput", "one", points, last),))
 
 
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
-    """One area upon the other; the highest is drawn first."""
+    """One area upon the other, all at the same times."""
+    step = -(-len(seen) // (curves.MOST_POINTS - 1)) or 1
+    seen = [*seen[::step], *seen[-1:]]
     name = f"{seat} time that was no training, so far"
-    times = [loss.at for loss in seen]
     layers = [
-        ("faults", [loss.faults for loss in seen]),
-        ("overhead", [loss.overhead for loss in seen]),
-        ("idle", [loss.idle for loss in seen]),
+        ("faults", [(loss.at, loss.faults) for loss in seen]),
+        ("overhead", [(loss.at, loss.overhead) for loss in seen]),
+        ("idle", [(loss.at, loss.idle) for loss in seen]),
     ]
-    tops, below = [], [0.0] * len(seen)
-    for style, values in layers:
-        below = [lower + value for lower, value in zip(below, values, strict=True)]
-        tops.append((style, below, values[-1] if values else 0.0))
-    highest = max(below, default=0.0)
-    if highest <= 0:
-        return Chart(name, "", "", (), "nothing was lost")
-    top = curves.top_of(highest)
+    layers = [(style, line) for style, line in layers if line and line[-1][1] >= LEAST_LOSS]
+    if not layers:
+        return Chart(name, "", None, (), "nothing was lost")
+    most = sum(line[-1][1] for _, line in layers)
+    unit, seconds = " s", 1.0
+    if most >= HOUR_SCALE:
+        unit, seconds = " h", 3600.0
+    elif most >= MINUTE_SCALE:
+        unit, seconds = " min", 60.0
     drawn = [
-        Drawn(style, f"area-{style}", curves.area(times, upper, axis, top), seat_time(last), True)
-        for style, upper, last in reversed(tops)
-        if last >= LEAST_LOSS
+        Drawn(
+            style,
+            f"area-{style}",
+            curves.points([line], axis, 1 / seconds),
+            seat_time(line[-1][1]),
+            is_area=True,
+        )
+        for style, line in layers
     ]
-    return Chart(name[0].upper() + name[1:], seat_time(top), seat_time(top / 2), tuple(drawn))
+    return Chart(name[0].upper() + name[1:], unit, None, tuple(drawn))
 
 
+@dataclass(frozen=True, slots=True)
 class _Written:
-    """How the values of a chart are written."""
+    """The form in which the values of a chart are written."""
 
-    def __init__(self, form: str, unit: str, factor: float = 1.0) -> None:
-        self._form, self._unit, self._factor = form, unit, factor
+    form: str
+    unit: str
+    factor: float = 1.0
 
     def __call__(self, value: float) -> str:
-        return f"{format(value * self._factor, self._form)}{self._unit}"
-
-    def top(self, highest: float) -> float:
-        """A value above it that is round as it is written."""
-        return curves.top_of(highest * self._factor) / self._factor
+        return f"{format(value * self.factor, self.form)}{self.unit}"
 
 
 _number = _Written(".3g", "")
@@ -622,22 +604,12 @@ _celsius = _Written(".0f", " °C")
 
 def _ledger(report: JobReport) -> Iterable[LedgerRow]:
     """Family by family; what took no time is left out."""
-    left = 0.0
     for family, categories in FAMILIES.items():
         for category in categories:
             seconds = report.seconds.get(category.value, 0.0)
-            if seconds <= 0 or not report.total:
-                continue
-            part = seconds / report.total
-            yield LedgerRow(
-                category.value,
-                family,
-                seat_time(seconds),
-                share(part),
-                left=f"{100 * left:.3f}%",
-                width=f"{100 * part:.3f}%",
-            )
-            left += part
+            if seconds > 0 and report.total:
+                part = seconds / report.total
+                yield LedgerRow(category.value, family, seat_time(seconds), part, share(part))
 
 
 # Failures

@@ -1,4 +1,4 @@
-"""How figures of a job change with time, as curves of a page."""
+"""Figures of a job over time, as curves of a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..ledger.round_shares import BEFORE_STEPS
 from ..protocol.model import Doing
 from .time_axis import TimeAxis
 
-HEIGHT = 1000  # units of a drawing
 MOST_POINTS = 400  # of a curve
 LEAST = 15.0  # seconds over which steps are counted: an agent hears of them every five
 SAME = 1.0  # seconds: of two moments that are not further apart, workers were seen once
@@ -186,39 +185,24 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-# Drawings
+def points(pieces: Curve, axis: TimeAxis, factor: float) -> tuple[tuple[int, float | None], ...]:
+    """Return (x, value times `factor`), with (x, None) between two pieces."""
+    found: list[tuple[int, float | None]] = []
+    for piece in filter(None, pieces):
+        if found:
+            found.append((found[-1][0], None))
+        found += [(axis.x(at), _short(value * factor)) for at, value in thinned(piece)]
+    return tuple(found)
 
 
-def top_of(highest: float) -> float:
-    """The upper end of a scale from 0: a round number that is not below the highest value."""
-    if highest <= 0:
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(highest))
-    return next(n * power for n in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if n * power >= highest * 0.999)
-
-
-def line(pieces: Curve, axis: TimeAxis, top: float) -> str:
-    """A path of SVG; a piece of one point is a dot."""
-    return "".join(
-        "M" + "L".join(_point(axis, at, value, top) for at, value in thinned(piece))
-        if len(piece) > 1
-        else f"M{_point(axis, *piece[0], top)}h1"
-        for piece in pieces
-        if piece
-    )
-
-
-def area(times: Sequence[float], upper: Sequence[float], axis: TimeAxis, top: float) -> str:
-    """What is below a line."""
-    if not times:
-        return ""
-    points = thinned(list(zip(times, upper, strict=True)))
-    edge = "L".join(_point(axis, at, value, top) for at, value in points)
-    return f"M{axis.x(points[0][0])} {HEIGHT}L{edge}L{axis.x(points[-1][0])} {HEIGHT}z"
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Of too many points, the highest and the lowest of each few that follow each other."""
+    """Return the highest and the lowest of each few points that follow each other, if they are
+    too many.
+    """
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
@@ -228,7 +212,3 @@ def thinned(points: Sequence[Point]) -> list[Point]:
         ends = {min(few, key=lambda p: p[1]), max(few, key=lambda p: p[1])}
         found += sorted(ends)
     return [*found, points[-1]]
-
-
-def _point(axis: TimeAxis, at: float, value: float, top: float) -> str:
-    return f"{axis.x(at)} {round(HEIGHT * (1 - min(1.0, value / top)))}"

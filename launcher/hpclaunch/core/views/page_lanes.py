@@ -18,7 +18,7 @@ from .time_axis import UNITS, TimeAxis
 
 FEW_RANKS = 16  # that have a lane each; of more, each node has one
 MOST_LANES = 96  # of more nodes, several that follow each other share one
-MOST_BARS = 12_000  # on a page: of more, the shortest are put together
+MOST_BARS = 5_000  # on a page: of more, the shortest are put together
 FOLDS = 4  # bars that become one, where there are too many, for a first try
 
 # In the order in which a round goes through them; what goes on beside them is not among them.
@@ -48,6 +48,9 @@ class Bar:
     begin: float
     end: float
     category: Category
+
+
+Run = tuple[Category, int, int]  # a bar in units of the axis: category, from, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,29 +244,24 @@ def most(lists: Sequence[Sequence[Bar]]) -> list[Bar]:
     return found
 
 
-def strokes(rows: Sequence[tuple[float, Sequence[Bar]]], axis: TimeAxis) -> dict[Category, str]:
-    """Bars as paths of SVG, one for each category; `rows` are (y, bars). Where there are too many,
-    those that follow each other closely are drawn as what takes most of their time.
+def runs(rows: Sequence[Sequence[Bar]], axis: TimeAxis) -> list[list[Run]]:
+    """Return the bars of each row in units of the axis. Where there are too many, those that follow
+    each other closely become one of the category that takes most of their time.
     """
-    width, number = 1, sum(len(bars) for _, bars in rows)
+    width, number = 1, sum(map(len, rows))
     while number > width * FOLDS * MOST_BARS:
         width *= 2
     while True:
-        runs = [(y, _runs(bars, axis, width)) for y, bars in rows]
-        if width >= UNITS or sum(len(each) for _, each in runs) <= MOST_BARS:
-            break
+        found = [_runs(bars, axis, width) for bars in rows]
+        if width >= UNITS or sum(map(len, found)) <= MOST_BARS:
+            return found
         width *= 2
-    paths = defaultdict[Category, list[str]](list)
-    for y, each in runs:
-        for category, x, until in each:
-            paths[category].append(f"M{x} {y:g}H{until}")
-    return {category: "".join(path) for category, path in paths.items()}
 
 
-def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[tuple[Category, int, int]]:
-    """(category, from, to) in units: what takes the most of each column of this width."""
+def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[Run]:
+    """Return the category that takes most of each column of this width."""
     columns: dict[int, dict[Category, float]] = {}
-    found: list[tuple[Category, int, int]] = []
+    found: list[Run] = []
     units = UNITS / width
     for bar in bars:
         x, until = units * axis.share(bar.begin), units * axis.share(bar.end)
@@ -277,7 +275,7 @@ def _runs(bars: Sequence[Bar], axis: TimeAxis, width: int) -> list[tuple[Categor
             found.append((bar.category, first + 1, last))
     for column, of in columns.items():
         found.append((max(of, key=of.__getitem__), column, column + 1))
-    merged: list[tuple[Category, int, int]] = []
+    merged: list[Run] = []
     for category, begin, end in sorted(found, key=lambda run: run[1]):
         if merged and merged[-1][0] is category and begin <= merged[-1][2]:
             merged[-1] = (category, merged[-1][1], end)
