@@ -21,7 +21,6 @@ from hpclaunch.core.protocol.model import (
     HEAD,
     Assignment,
     Doing,
-    Heads,
     Job,
     Leftover,
     Load,
@@ -120,10 +119,10 @@ class Agent:
         plan = sim.plan
         has_place = plan.numbered or index == HEAD
         mine = index if has_place else 1  # a stand-in
-        job = plan.job if plan.job.heads is Heads.ANY else self._job_as_seen(mine)
+        job = plan.job if plan.job.elects else self._job_as_seen(mine)
         self.control = Control(
             *(job, mine, plan.nprocs[index], "", self.name, plan.gpus[index]),
-            anew=again and plan.job.heads is Heads.ANY,
+            anew=again and plan.job.elects,
             has_place=has_place,
         )
         self.deadline = self.control.next_deadline()  # changes with every event, and only then

@@ -26,7 +26,6 @@ from hpclaunch.core.protocol.model import (
     Culprit,
     Ending,
     Grow,
-    Heads,
     Phase,
     Place,
     Sequel,
@@ -357,12 +356,11 @@ class Checker:
         self._require(seen, agent, f"resumes from {chosen}, which it does not see yet")
 
     def _notice_new_job(self, agent: Agent, head: Head) -> None:
-        """Without Slurm, so many agents may have been started anew that they begin from the start.
-        They must be the only ones.
+        """Nobody else may run when a first agent that is started anew begins from the start, as
+        without Slurm.
         """
         first = self._at(head.roster[HEAD])
-        by_first = first.control.head is head and head.lease.tenure == 0
-        if not by_first or first.name == self.first or self.sim.plan.job.heads is Heads.ANY:
+        if first.name == self.first or self.sim.plan.job.elects:
             return
         if self.started:
             running = self._running_but(-1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hpclaunch.core.protocol.effects import Probe
 from hpclaunch.core.protocol.events import AgentGone, HeadClosed, HeadReached, PeerClosed, Received
 from hpclaunch.core.protocol.messages import Message, Report
-from hpclaunch.core.protocol.model import HEAD, Heads
+from hpclaunch.core.protocol.model import HEAD
 
 if TYPE_CHECKING:
     from cluster_sim import Simulation
@@ -56,7 +56,7 @@ class Network:
     def _find(self, agent: int, address: str) -> int | None:
         """Who is where this address says that an agent is; "" if it is not known."""
         job = self.sim.plan.job
-        if job.heads is Heads.ANY or agent == HEAD:
+        if job.elects or agent == HEAD:
             return agent  # by its name
         return next((p.index for p in job.places if address == f"addr-{p.host}"), None)
 

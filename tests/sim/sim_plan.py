@@ -18,7 +18,6 @@ from hpclaunch.core.protocol.model import (
     GOES_ON,
     Ending,
     Grow,
-    Heads,
     Job,
     Phase,
     Place,
@@ -171,6 +170,8 @@ class Plan:
             return False
         if self.broken or self.hangs or self.ends:
             return False
+        if not self.job.elects and any(f.agent == 0 for f in lost):
+            return False
         if any(f.kind not in (Kind.KILL_AGENT, Kind.CUT, Kind.USR1) for f in self.faults):
             return False
         nodes = [self.job.places[f.agent].node for f in lost]
@@ -316,25 +317,9 @@ def _sampled(rng: Random, plan: Plan) -> Plan:
 
 
 def _without_slurm(rng: Random, plan: Plan) -> Plan:
-    """Agents that know where the first one is, and learn from that where the others are."""
-    if rng.random() < 0.3:
-        plan = _first_anew(rng, plan)
-        plan = _more_anew(rng, plan) if rng.random() < 0.5 else plan
-    job, least = plan.job, plan.job.nodes // 2 + 1
-    job = replace(job, fewest=max(job.fewest, least), most=max(job.most, least) if job.most else 0)
-    job = replace(job, heads=Heads.ONCE_MET)
-    return replace(plan, job=job, numbered=rng.random() < 0.3)
-
-
-def _more_anew(rng: Random, plan: Plan) -> Plan:
-    """Others as well, as by a loop on each machine."""
-    (first,) = (f for f in plan.faults if f.kind is Kind.RESTART_AGENT)
-    numbers = range(1, len(plan.starts))
-    faults = [
-        replace(first, agent=number, at=first.at + rng.uniform(-2.0, 15.0))
-        for number in rng.sample(numbers, rng.randint(1, len(numbers)))
-    ]
-    return replace(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda f: f.at)))
+    """Agents that know where the first one is, which alone can lead."""
+    plan = _first_anew(rng, plan) if rng.random() < 0.3 else plan
+    return replace(plan, job=replace(plan.job, elects=False), numbered=rng.random() < 0.3)
 
 
 def _draw(seed: int) -> Plan:

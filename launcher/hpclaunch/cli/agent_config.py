@@ -28,7 +28,6 @@ from hpclaunch.core.protocol.model import (
     HEAD,
     Allocation,
     Grow,
-    Heads,
     Job,
     Requeueing,
     Trouble,
@@ -145,7 +144,7 @@ def _job(
         local=options.checkpoint_local,
         slurm_id=environ.get("SLURM_JOB_ID", ""),
         grow=_grow(options),
-        heads=_heads(where, fewest),
+        elects=where.is_step,
         notice_signal=options.notice_signal or 0,
         requeueing=_requeueing(options, environ),
         notifies=bool(options.notify),
@@ -176,17 +175,6 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
 
 def _runs_before(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return runs.elements_before(environ) if options.chain else runs.before(environ)
-
-
-def _heads(where: Allocation, fewest: int) -> Heads:
-    """Without Slurm only the first agent has an address that all know from the start. If it is
-    started anew, it cannot ask the others whether they have gone on. They tell it so, but if they
-    cannot reach it, it could begin with machines that are not with them. So no two groups may be
-    large enough.
-    """
-    if where.is_step:
-        return Heads.ANY
-    return Heads.ONCE_MET if 2 * fewest > where.nodes else Heads.FIRST
 
 
 def _isolate(options: argparse.Namespace) -> bool:

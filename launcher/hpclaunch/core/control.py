@@ -270,8 +270,7 @@ class Control:
 
     def _ask_around(self, now: float) -> list[Effect]:
         """The first agent leads when it is started. If it was started anew, another one may lead by
-        now: before anything begins without some of the agents, these are asked. Where only the
-        first agent can be found by all, whoever leads in its place reports to it instead.
+        now: before anything begins without some of the agents, these are asked.
         """
         follower = self.member.follower
         if self.head is None:

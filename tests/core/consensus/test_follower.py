@@ -6,7 +6,7 @@ import pytest
 from story import a_job, a_member, an_order, deeds, idle, report, reports, run, stop, tell, wait
 
 from hpclaunch.core.control import Control
-from hpclaunch.core.protocol.configuration import NOBODY, Configuration, voters
+from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import Dial, Probe, Send, StopWorkers
 from hpclaunch.core.protocol.events import (
     AgentGone,
@@ -18,7 +18,7 @@ from hpclaunch.core.protocol.events import (
     Tick,
 )
 from hpclaunch.core.protocol.messages import Hint
-from hpclaunch.core.protocol.model import Goal, Heads, Phase
+from hpclaunch.core.protocol.model import Goal, Phase
 
 
 def of_n2(goal=Goal.WAIT, **fields):
@@ -113,19 +113,6 @@ def test_a_dead_candidate_is_passed_over():
     effects = tell(member, 2.2, AgentGone(2))
     assert reports(effects)[-1].seeking == 3
     assert {Dial((0, 3), ("", "")), Probe(3)} <= set(deeds(effects))
-
-
-def test_who_is_not_known_is_passed_over():
-    """Where the first round tells where the others are: nobody would answer for one who is not
-    there, and the one that leads would not be found."""
-    member = idle(hosts="n0 n1 n2 n3", heads=Heads.ONCE_MET)
-    there = (1, "10.0.0.2"), (3, "10.0.0.4")
-    tell(member, 0.9, wait(configuration=Configuration(1, voters(0, [0, 1, 3]), addresses=there)))
-    tell(member, 1.0, HeadClosed(0))
-    assert reports(tell(member, 1.1, AgentGone(0)))[-1].seeking == 1
-    effects = tell(member, 2.1, Tick())
-    assert reports(effects)[-1].seeking == 3
-    assert Dial((0, 3), ("", "10.0.0.4")) in effects
 
 
 def test_whose_head_is_heard_again_asks_nobody_any_more():

@@ -11,7 +11,6 @@ from hpclaunch.core.consensus.leader_lease import LeaderLease
 from hpclaunch.core.consensus.presence import Presence
 from hpclaunch.core.consensus.rotation import Rotation
 from hpclaunch.core.protocol.configuration import Configuration, voters
-from hpclaunch.core.protocol.model import Heads
 
 
 def test_an_answer_to_an_earlier_tenure_is_none_to_this_one():
@@ -85,9 +84,8 @@ def test_once_the_lease_was_over_another_head_may_have_been_elected():
     assert lease.until == 13.25
 
 
-def test_who_comes_without_slurm_knows_of_the_first_head_only():
-    """A machine that stood still while it waited for others goes on to wait."""
-    lease, _ = leading(heads=Heads.ONCE_MET)
+def test_where_nobody_else_can_lead_nobody_else_is_needed():
+    lease, _ = leading(elects=False)
     for now in (0.0, 60.0):
         lease.renew(now)
         assert lease.holds(now)

@@ -12,7 +12,6 @@ from hpclaunch.core.protocol.configuration import NOBODY
 from hpclaunch.core.protocol.effects import ChooseCheckpoint, Dial, Send
 from hpclaunch.core.protocol.events import (
     HealthFound,
-    PeerClosed,
     Received,
     SearchFailed,
     Started,
@@ -21,7 +20,7 @@ from hpclaunch.core.protocol.events import (
     WorkerExited,
 )
 from hpclaunch.core.protocol.messages import Hint, Order, PlaceGiven
-from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Grow, Heads, Phase, Trouble, Verdict
+from hpclaunch.core.protocol.model import EXIT_LOST, Goal, Phase, Trouble, Verdict
 
 DIED = 2.0  # when what there is a story of befalls the crew
 
@@ -87,7 +86,7 @@ def test_a_head_that_cannot_look_for_checkpoints_leaves_it_to_another():
     assert crew.clashes == set()
 
 
-@pytest.mark.parametrize("settings", [{"fewest": 3}, {"heads": Heads.FIRST}])
+@pytest.mark.parametrize("settings", [{"fewest": 3}, {"elects": False}])
 def test_where_no_other_can_lead_the_job_ends(settings):
     crew = searching("n0 n1 n2", **settings)
     crew.tell(0, FAILED)
@@ -410,15 +409,6 @@ def test_half_of_four_do_not_go_on_if_the_head_has_followed_another():
     assert not crew.clashes
 
 
-def test_where_only_one_can_lead_nobody_is_asked_to():
-    crew = at_work("n0 n1 n2", heads=Heads.FIRST)
-    crew.kill(0)
-    crew.until(5.0)
-    assert crew.heads == []
-    dead = "the head on n0 was lost: it has died, says its host"
-    assert {verdict.reason for verdict in crew.verdicts.values()} == {dead}
-
-
 # Who comes later
 
 
@@ -534,43 +524,47 @@ def test_once_a_round_has_begun_it_steps_down_for_nobody_who_is_not_elected():
 
 # Where all know the first agent only
 
+ENDS = "Without Slurm, a job ends with its first machine"
 
-def first_come(*hosts, heads=Heads.ONCE_MET, **settings):
-    crew = Crew("n0 n1 n2", fewest=2, heads=heads, **settings)
+
+def first_come(*hosts, **settings):
+    crew = Crew("n0 n1 n2", **({"fewest": 2, "elects": False} | settings))
     crew.start(0)
     crew.come(*hosts)
     crew.until(1.0)
     return crew
 
 
-def test_who_came_without_a_place_leads_when_the_head_has_died():
-    crew = first_come("x", "y")
-    assert crew.running.keys() == {0, 1, 2}
+@pytest.mark.parametrize("hosts", ["x y", "x"], ids=["while they train", "nothing has begun"])
+def test_the_job_ends_with_its_first_machine(hosts):
+    crew = first_come(*hosts.split())
     crew.kill(0)
     crew.until(5.0)
-    assert crew.heads == [1]
-    assert crew.said[-3:-1] == [
-        "the head on n0 was lost: x leads now",
-        "going on without n0: 2 nodes",
-    ]
-    assert crew.running.keys() == {1, 2}
-    crew.kill(1)
-    crew.until(20.0)
-    assert crew.heads == [2]
+    why = f"the head on n0 was lost: it has died, says its host. {ENDS}"
+    assert [verdict.reason for verdict in crew.verdicts.values()] == [why] * len(hosts.split())
     assert not crew.running
 
 
-@pytest.mark.parametrize(
-    ("hosts", "heads"),
-    [("x y", Heads.FIRST), ("x", Heads.ONCE_MET)],
-    ids=["two groups could be large enough", "nothing has begun"],
-)
-def test_who_came_without_a_place_ends_with_the_head(hosts, heads):
-    crew = first_come(*hosts.split(), heads=heads)
-    crew.kill(0)
-    crew.until(5.0)
-    dead = "the head on n0 was lost: it has died, says its host"
-    assert [verdict.reason for verdict in crew.verdicts.values()] == [dead] * len(hosts.split())
+def test_the_others_end_once_the_first_machine_is_silent_for_too_long():
+    crew = first_come("x", "y", loss=3.0)
+    crew.cut([0], [1, 2])
+    crew.until(2.0)
+    crew.mend()
+    crew.until(6.0)
+    assert crew.running.keys() == {0, 1, 2}
+    crew.cut([0], [1, 2])
+    crew.until(16.0)
+    assert {verdict.reason.rpartition(". ")[2] for verdict in crew.verdicts.values()} == {ENDS}
+    assert crew.verdicts.keys() == {1, 2}
+
+
+@pytest.mark.parametrize(("fewest", "goes_on"), [(1, {0}), (2, set())])
+def test_the_first_machine_goes_on_if_enough_are_left(fewest, goes_on):
+    """Half of them need not be there: nobody else can lead."""
+    crew = first_come("x", "y", fewest=fewest)
+    crew.kill(1, 2)
+    crew.until(20.0)
+    assert crew.running.keys() == goes_on
 
 
 def test_one_too_many_gets_no_place():
@@ -583,46 +577,21 @@ def test_one_too_many_gets_no_place():
     assert "the head on n0 did not answer z within" in crew.verdicts[5].reason
 
 
-def test_a_first_agent_that_is_started_anew_is_taken_back():
-    """Nobody that it could ask is known to it: so the head reports to it."""
-    crew = first_come("x", "y", grow=Grow.NOW)
-    crew.kill(0)
-    crew.until(5.0)
-    crew.start(0, anew=True)
-    crew.until(8.0)
-    assert crew.heads == [1]
-    assert crew.follows(0) == 1
-    assert crew.running.keys() == {0, 1, 2}
-    assert crew.clashes == set()
-
-
 def idle(index, **fields):
     return report(index, Phase.IDLE, **fields)
 
 
-def test_it_begins_nothing_while_another_head_reports_to_it():
-    """Also with enough agents that have come to it, and that the others do not know."""
-    job = a_job("n0 n1 n2", fewest=2, heads=Heads.ONCE_MET)
+def test_a_first_machine_that_is_started_anew_begins_nothing_while_others_still_run():
+    """They end soon, with the one that led them."""
+    job = a_job("n0 n1 n2", fewest=2, elects=False)
     control = Control(job, 0, 1, "10.0.0.1", "b0", port=7000)
     tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
+    of_before = report(1, Phase.RUNNING, 3)
+    tell(control, 0.2, of_before)
     for index, name in ((3, "x"), (4, "y")):
         given = Send(index, PlaceGiven(name, index - 2))
-        assert given in tell(control, 0.1, idle(index, incarnation=name))
-    of_head = report(1, Phase.RUNNING, 3, term=1)
-    assert Dial((1,), ("10.0.0.2",)) in tell(control, 0.2, of_head)
-    for now in (0.3, 0.8, 1.3, 1.8, 2.3, 2.8, 3.1, 3.3):
+        assert given in tell(control, 0.3, idle(index, incarnation=name))
+    for now in (0.4, 0.8, 1.3, 1.8, 2.3, 2.8, 3.1, 3.3):
         both = (idle(index, incarnation=name) for index, name in ((1, "x"), (2, "y")))
         begun = [e for e in tell(control, now, *both, Tick()) if isinstance(e, ChooseCheckpoint)]
         assert bool(begun) == (now > 0.2 + 3.0)
-
-
-def test_no_place_is_given_that_another_agent_has():
-    """Of a time before this first agent, as long as it is there."""
-    control = Control(a_job("n0 n1 n2", fewest=2, heads=Heads.ONCE_MET), 0, 1, "10.0.0.1", "b0")
-    tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
-    tell(control, 0.1, report(1, Phase.RUNNING, 3))
-    came = idle(3, incarnation="x"), idle(4, incarnation="y")
-    assert [e for e in tell(control, 0.2, *came) if isinstance(e, Send)] == [
-        Send(3, PlaceGiven("x", 2))
-    ]
-    assert Send(4, PlaceGiven("y", 1)) in tell(control, 0.3, PeerClosed(1), came[1])

@@ -10,13 +10,12 @@ heard again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import Enum
 
 from ..protocol.configuration import NOBODY, Configuration
 from ..protocol.effects import Dial, Effect, Probe, Say
 from ..protocol.messages import Hint
-from ..protocol.model import Heads
 from ..protocol.timing import Timing
 from .leader_link import Heartbeat, LeaderLink
 from .rotation import Rotation
@@ -45,10 +44,9 @@ class Follower:
     """`seeking` is the term whose head this agent asks to lead, or NOBODY."""
 
     def __init__(
-        self, rotation: Rotation, timing: Timing, index: int, heads: Heads = Heads.ANY
+        self, rotation: Rotation, timing: Timing, index: int, *, elects: bool = True
     ) -> None:
-        self.rotation, self.timing, self.index = rotation, timing, index
-        self.heads = heads
+        self.rotation, self.timing, self.index, self.elects = rotation, timing, index, elects
         self.term, self.head = 0, rotation.head_of(0)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
@@ -57,14 +55,12 @@ class Follower:
         self.is_new = self.leads  # it leads since it was started, and nothing has begun under it
         # By a head: agents that may follow another one, or do not know yet that this one leads.
         self.asked: tuple[int, ...] = ()
-        self._told: dict[int, str] = {}  # where some of them are
         self.dead: set[int] = set()  # agents that are proven dead
         self.link = LeaderLink(timing)
         # The agent connects to the first head by itself, without a Dial.
         self._dialled: tuple[int, ...] = () if self.leads else (self.head,)
         # For how long to wait for a new head.
-        only_first = heads is Heads.FIRST
-        self._headless_limit = timing.wait if only_first else max(timing.wait, timing.goodbye)
+        self._headless_limit = max(timing.wait, timing.goodbye) if elects else 0.0
         self._hurried_at = math.inf  # when this agent was asked to end the job
         self._missed = False  # the user was told that the head is silent
         self._why_lost = ""
@@ -75,15 +71,6 @@ class Follower:
     @property
     def leads(self) -> bool:
         return self.head == self.index
-
-    @property
-    def _may_seek(self) -> bool:
-        """Whether it can ask another agent to lead: it must know where some are."""
-        return bool(self._addresses) if self.heads is Heads.ONCE_MET else self.heads is Heads.ANY
-
-    @property
-    def _addresses(self) -> dict[int, str]:
-        return {} if self.configuration is None else dict(self.configuration.addresses)
 
     @property
     def host(self) -> str:
@@ -176,7 +163,7 @@ class Follower:
         head now and releases us from our vote lease.
         """
         if self.is_new and not self.is_deposed and hint.led and hint.term > self.term:
-            return self.ask({self.rotation.head_of(hint.term): ""})
+            return self.ask([self.rotation.head_of(hint.term)])
         if sender == self.head and hint.led and hint.term > self.term and not self.is_free(now):
             self.link.is_released = True
             return self._lose_head(hint.term, "it leads no more", now)
@@ -202,11 +189,9 @@ class Follower:
 
     # A new head
 
-    def ask(self, agents: Mapping[int, str]) -> list[Effect]:
-        """Report to these agents as well, at these addresses, "" for one that is not known: whoever
-        leads, or follows another head, will say so.
-        """
-        self.asked, self._told = tuple(agents), dict(agents)
+    def ask(self, agents: Sequence[int]) -> list[Effect]:
+        """Report to these agents as well: whoever leads, or follows another head, will say so."""
+        self.asked = tuple(agents)
         return self._dial()
 
     # A head without a quorum
@@ -263,12 +248,9 @@ class Follower:
         """Ask an agent to lead: the head of `term`, or of the first later term whose head may be
         alive.
         """
-        if not self._may_seek:
+        if not self.elects:
             return []
         passed_over = self.dead | {self.head}
-        if self.heads is Heads.ONCE_MET:  # nobody would answer for those who are not there
-            known = {self.index, *self._addresses}
-            passed_over |= {agent for agent in self.rotation.agents if agent not in known}
         for later in range(term, term + len(self.rotation)):
             if self.rotation.head_of(later) not in passed_over:
                 return self._ask(later, now)
@@ -288,7 +270,7 @@ class Follower:
         if wanted == self._dialled:
             return []
         self._dialled = wanted
-        known = self._told | self._addresses
+        known = {} if self.configuration is None else dict(self.configuration.addresses)
         return [Dial(wanted, tuple(known.get(agent, "") for agent in wanted))]
 
     @property
@@ -322,6 +304,8 @@ class Follower:
         if now < self._give_up_at and not nobody_left:
             return ""
         reason = f"the head on {self.host} was lost: {self._why_lost}"
-        if len(self.rotation) > 1 and self._may_seek:
+        if not self.elects:
+            reason += ". Without Slurm, a job ends with its first machine"
+        elif len(self.rotation) > 1:
             reason += ", and those who were left could not agree on another (too few of them)"
         return reason

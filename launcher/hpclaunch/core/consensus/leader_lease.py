@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..protocol.configuration import Configuration, Record, voters
-from ..protocol.model import Heads
 from ..protocol.timing import Timing
 from .presence import PeerState, Presence
 from .quorum import replaces_old, supported_since
@@ -30,7 +29,7 @@ class LeaderLease:
         configuration: Configuration | None = None,
         tenure: int = 0,  # the term in which this head began; 0 if it was not elected
         *,
-        heads: Heads = Heads.ANY,
+        elects: bool = True,  # False: nobody else can lead
         anew: bool = False,  # this agent was started in the place of one that may have led before
     ) -> None:
         self.rotation, self.timing, self.me, self.tenure = rotation, timing, me, tenure
@@ -39,11 +38,10 @@ class LeaderLease:
         self.dead_head: int | None = None  # the head that we have replaced, if it is proven dead
         self._awake_since = -math.inf  # when this process began to run again, the last time
         self._presences = presences
+        self._elects = elects
         # Whether who comes without a configuration can have followed nobody else. No other head can
-        # have been elected so far, since this one has led from the start on, never without a lease;
-        # or those who come know of this one only.
+        # have been elected so far, since this one has led from the start on, never without a lease.
         self._is_only_head = tenure == 0 and not anew
-        self._finds_others = heads is Heads.ANY
         self._has_begun = False
         self._newly_answered: set[int] = set()  # agents that have, since `note_answer` renewed
         self._up_to_date: set[int] = set()  # agents that have this version of the configuration
@@ -59,7 +57,7 @@ class LeaderLease:
         if self.is_alone:
             self.until = math.inf
             return None
-        if self._has_begun and self._finds_others and not self.holds(now):
+        if self._has_begun and not self.holds(now):
             self._is_only_head = False
         self._has_begun = True
 
@@ -67,7 +65,7 @@ class LeaderLease:
             return now if agent == self.me else min(now, self._lease_start(agent, now))
 
         others = (self._presences[agent] for agent in self.rotation.agents if agent != self.me)
-        if all(other.is_dead for other in others):
+        if not self._elects or all(other.is_dead for other in others):
             since = now
         else:
             since = supported_since(self.configuration, lease_start, self.me, self.dead_head)

@@ -17,7 +17,7 @@ from ..consensus.rotation import Rotation
 from ..placement.assigning import assign
 from ..placement.ranks import next_groups
 from ..protocol import ranges
-from ..protocol.configuration import NOBODY, Configuration, Record
+from ..protocol.configuration import Configuration, Record
 from ..protocol.effects import Effect, KeepWorkers, Probe, Say, Send
 from ..protocol.events import (
     AgentGone,
@@ -34,7 +34,7 @@ from ..protocol.events import (
     Tick,
 )
 from ..protocol.messages import PlaceGiven, Report
-from ..protocol.model import HEAD, Ending, Grow, Heads, Job, Phase, Request, Verdict
+from ..protocol.model import Ending, Grow, Job, Phase, Request, Verdict
 from ..protocol.stages import GOAL, NEXT, Stage
 from ..protocol.wording import count, some
 from . import restarts
@@ -90,7 +90,7 @@ class Head:
         presences = [peer.presence for peer in self.roster]
         self.lease = LeaderLease(
             *(self.rotation, job.timing, me, presences, configuration, term),
-            heads=job.heads,
+            elects=job.elects,
             anew=anew,
         )
         self.losses = LossDetector(self.roster, job.timing)
@@ -111,10 +111,8 @@ class Head:
         self._takeover: Takeover | None = None
         self._tenure_since = math.inf
         self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
-        self._asked: dict[int, str] = {}  # what it said
-        self._other_head: dict[int, str] = {}  # the one that leads in our place, and its address
+        self._asked: list[int] = []  # what it said
         self._given: dict[str, int] = {}  # the places that were given, by incarnation
-        self._elsewhere: set[int] = set()  # agents that report to us, but belong to another head
         self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Awaited()
@@ -164,8 +162,7 @@ class Head:
         """Whether the others can elect another head, and go on without this node."""
         elected = self.current is not None or (self._takeover is not None and self._takeover.begun)
         left = self.roster.nodes - {self.job.places[self.me].node}
-        others_may = self.job.heads is not Heads.FIRST
-        return elected and others_may and len(left) >= self._rendezvous.fewest
+        return elected and self.job.elects and len(left) >= self._rendezvous.fewest
 
     @property
     def is_confirmed(self) -> bool:
@@ -234,11 +231,8 @@ class Head:
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report) if sender >= len(self.roster):
                 effects += self._give_place(sender, report)
-            case Received(sender=sender, message=Report() as report) if self._is_ahead(event):
-                self._elsewhere.add(sender)
-                if self._leads_instead(sender, report):
-                    self._other_head = {sender: report.address}
-                    self._rendezvous.pause(now + self.timing.loss)  # we are about to follow it
+            case Received(message=Report() as report) if self._is_ahead(report):
+                self._rendezvous.pause(now + self.timing.loss)
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
@@ -248,7 +242,6 @@ class Head:
                     effects += self._note_report(peer, report, now)
             case PeerClosed(index=index) if index < len(self.roster):
                 peer = self.roster[index]
-                self._elsewhere.discard(index)
                 peer.presence.contact.close(now)
                 if not peer.lost and (last := peer.report) is not None:
                     effects.append(Probe(index, last.address, last.port, last.incarnation))
@@ -363,12 +356,10 @@ class Head:
     # Agents without a place
 
     def _give_place(self, sender: int, report: Report) -> list[Effect]:
-        """Give the agent a place that nobody has had, if there is one. Only the first head knows
-        which ones these are.
-        """
+        """Give the agent a place that nobody has had, if there is one."""
         given = self._given
-        if report.incarnation not in given and self._takeover is None:
-            free = self.roster.absent - {self.me, *given.values()} - self._elsewhere
+        if report.incarnation not in given:
+            free = self.roster.absent - {self.me, *given.values()}
             given |= {report.incarnation: min(free)} if free else {}
         index = given.get(report.incarnation)
         return [] if index is None else [Send(sender, PlaceGiven(report.incarnation, index))]
@@ -522,23 +513,17 @@ class Head:
     @property
     def _unasked(self) -> list[int]:
         """Before the first round: agents that are not here, and may follow another head."""
-        if self.knows_rounds or self.job.heads is Heads.FIRST:
+        if self.knows_rounds or not self.job.elects:
             return []
         return sorted(self.roster.absent.intersection(self.rotation.agents))
 
-    def choose_whom_to_ask(self, now: float) -> dict[int, str] | None:
-        """Return to which agents to report as well, with their addresses as far as they are known;
-        None if that is as before.
-        """
+    def choose_whom_to_ask(self, now: float) -> list[int] | None:
+        """Return to which agents to report as well; None if that is as before."""
         self._asked_at = now
-        if self.job.heads is Heads.ONCE_MET and self._takeover is not None:
-            asked = self._first_agent_if_away()
-        elif self.job.heads is Heads.ONCE_MET:
-            asked = {} if self.knows_rounds else self._other_head
-        elif not self._unasked:
-            asked = {}
+        if not self._unasked:
+            asked = []
         elif not self._asked and now >= self._asks_at:
-            asked = dict.fromkeys(self._unasked[:MOST_ASKED], "")
+            asked = self._unasked[:MOST_ASKED]
         else:
             return None
         if asked == self._asked:
@@ -546,24 +531,9 @@ class Head:
         self._asked = asked
         return asked
 
-    def _first_agent_if_away(self) -> dict[int, str]:
-        """If it is started anew, it cannot find the others. So it is told who leads by now."""
-        first = self.roster[HEAD]
-        is_here = first.report is not None and not first.lost
-        return {} if is_here else {HEAD: ""}
-
-    def _is_ahead(self, event: Received) -> bool:
+    def _is_ahead(self, report: Report) -> bool:
         """Whether an agent that reports is from the time of another head: see knows_rounds."""
-        report = event.message
-        if self.knows_rounds or not isinstance(report, Report):
-            return False
-        return report.round >= 0 or self._leads_instead(event.sender, report)
-
-    def _leads_instead(self, sender: int, report: Report) -> bool:
-        """Whether an agent reports because it leads in our place: see _first_agent_if_away."""
-        if self.job.heads is not Heads.ONCE_MET or report.term == 0:
-            return False
-        return self.rotation.head_of(report.term) == sender and report.seeking == NOBODY
+        return report.round >= 0 and not self.knows_rounds
 
     @property
     def _asks_at(self) -> float:

@@ -79,7 +79,7 @@ class Member:
         self.port = port
         self.networks = networks
         self.task = task
-        self.follower = Follower(Rotation(job.places), job.timing, index, job.heads)
+        self.follower = Follower(Rotation(job.places), job.timing, index, elects=job.elects)
         self.work = WorkerGroup(job, self.place)
         self._looking = Looking()
         self._waiting = Waiting(job, self.place)

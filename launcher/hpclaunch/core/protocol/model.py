@@ -98,14 +98,6 @@ def with_place(places: tuple[Place, ...], index: int, *, stand_in: int) -> tuple
     return tuple(replace(p, host=known.get(p.index, p.host)) for p in places)
 
 
-class Heads(str, Enum):
-    """Which agents may lead."""
-
-    ANY = "any"  # all know each other's names from the start
-    ONCE_MET = "once met"  # they know the first one, and the others once a round has begun
-    FIRST = "first"  # they know the first one, and two groups of them could be large enough
-
-
 class Grow(str, Enum):
     """When to end a round so that a node that has come, or come back, can take part in the next."""
 
@@ -174,7 +166,7 @@ class Job:
     notifies: bool = False  # somebody is told of it: see `Notify`
     first_round: int = 0  # its number: rounds are counted over all runs
     timing: Timing = DEFAULTS
-    heads: Heads = Heads.ANY
+    elects: bool = True  # another head when one is lost; False: the job ends with the first one
 
     @property
     def nodes(self) -> int:
