@@ -90,7 +90,8 @@ class Crew:
     def start(self, *agents: int, anew: bool = False) -> None:
         for i in agents:
             address, name = f"10.0.0.{i + 1}", f"{'b' if anew else 'a'}{i}"
-            self.agents[i] = Control(self.job, i, 2, address, name, port=7000 + i, anew=anew)
+            is_anew = anew and self.job.elects
+            self.agents[i] = Control(self.job, i, 2, address, name, port=7000 + i, anew=is_anew)
             self.tell(i, events.Started())
 
     def come(self, *hosts: str) -> None:

@@ -150,7 +150,7 @@ OF_ANY_PROGRAM = {
     "configuration": {"NOBODY", "Configuration", "Record", "Voters", "voters"},
     "effects": {"Dial", "Effect", "Probe", "Say", "Send"},
     "messages": {"Hint"},
-    "model": {"Heads", "Place"},
+    "model": {"Place"},
     "timing": {"Timing"},
 }
 OF_TRAINING = re.compile(r"checkpoint|\bgpu|\brank|\btorch|restart|training|worker group", re.I)

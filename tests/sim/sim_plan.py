@@ -318,8 +318,22 @@ def _sampled(rng: Random, plan: Plan) -> Plan:
 
 def _without_slurm(rng: Random, plan: Plan) -> Plan:
     """Agents that know where the first one is, which alone can lead."""
-    plan = _first_anew(rng, plan) if rng.random() < 0.3 else plan
+    if rng.random() < 0.3:
+        plan = _first_anew(rng, plan)
+        plan = _more_anew(rng, plan) if rng.random() < 0.5 else plan
+        plan = replace(plan, job=timed(plan.job, loss=rng.choice((3.0, 3.0, 40.0))))
     return replace(plan, job=replace(plan.job, elects=False), numbered=rng.random() < 0.3)
+
+
+def _more_anew(rng: Random, plan: Plan) -> Plan:
+    """Others as well, as by a loop on each machine."""
+    (first,) = (f for f in plan.faults if f.kind is Kind.RESTART_AGENT)
+    numbers = range(1, len(plan.starts))
+    faults = [
+        replace(first, agent=number, at=first.at + rng.uniform(-2.0, 15.0))
+        for number in rng.sample(numbers, rng.randint(1, len(numbers)))
+    ]
+    return replace(plan, faults=tuple(sorted((*plan.faults, *faults), key=lambda f: f.at)))
 
 
 def _draw(seed: int) -> Plan:

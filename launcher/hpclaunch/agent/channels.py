@@ -314,7 +314,7 @@ class Channels:
         if first is not None and first.reached:
             return (
                 f"hpclaunch on {head} is there, but has no place for this agent: does the "
-                "job have more agents than it says (--nnodes), or has another one taken the lead?"
+                "job have more agents than it says (--nnodes)?"
             )
         if first is not None and first.refused:
             return (

@@ -360,7 +360,7 @@ def test_a_head_that_steps_down_tells_the_others_who_leads():
     crew = at_work("n0 n1 n2")
     crew.cut([0], [1, 2])
     crew.until(12.0)
-    order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2)
+    order = Order(term=1, serial=1, incarnation="a0", goal=Goal.WAIT, round=2, tenure=1)
     done = crew.agents[0].handle(Received(1, order, "10.0.0.2"), 12.1)
     hints = [e for e in done if isinstance(e, Send) and isinstance(e.message, Hint)]
     assert hints == [Send(agent, Hint(1, led=True)) for agent in (1, 2)]
@@ -581,17 +581,44 @@ def idle(index, **fields):
     return report(index, Phase.IDLE, **fields)
 
 
-def test_a_first_machine_that_is_started_anew_begins_nothing_while_others_still_run():
-    """They end soon, with the one that led them."""
-    job = a_job("n0 n1 n2", fewest=2, elects=False)
-    control = Control(job, 0, 1, "10.0.0.1", "b0", port=7000)
+@pytest.mark.parametrize("met_at", [2.0, 5.0], ids=["before its first round", "in a round"])
+def test_the_first_machine_is_started_again_and_meets_one_that_it_led_before(met_at):
+    """That one has missed the end of the others. It does not train beside their new world."""
+    crew = at_work("n0 n1 n2", elects=False, fewest=2, last_call=1.0, loss=3.0)
+    crew.until(1.0)
+    crew.cut([1], [0, 2])
+    crew.kill(0, 2)
+    crew.start(0, 2, anew=True)
+    crew.until(met_at)
+    assert crew.running.keys() >= ({0, 2} if met_at > 4.0 else set())
+    crew.mend()
+    crew.until(10.0)
+    why = "the head on n0 was started again, and begins the job anew"
+    assert crew.verdicts[1].reason == why
+    assert crew.running.keys() == {0, 2}
+    assert not crew.clashes
+
+
+def test_it_begins_with_few_only_after_those_that_it_led_before_have_stopped():
+    """They may not hear that it was started again."""
+    crew = at_work("n0 n1 n2", elects=False, fewest=1, last_call=1.0, loss=10.0)
+    crew.until(1.0)
+    crew.cut([0], [1, 2])
+    crew.kill(0)
+    crew.start(0, anew=True)
+    crew.until(10.0)
+    assert 0 not in crew.running
+    crew.until(13.0)
+    assert crew.running.keys() == {0}
+
+
+def test_no_place_is_given_while_agents_of_an_earlier_start_end():
+    control = Control(a_job("n0 n1 n2", fewest=2, elects=False), 0, 1, "10.0.0.1", "b0", port=7000)
     tell(control, 0.0, Started(), StoreListening(4000), HealthFound())
-    of_before = report(1, Phase.RUNNING, 3)
-    tell(control, 0.2, of_before)
-    for index, name in ((3, "x"), (4, "y")):
-        given = Send(index, PlaceGiven(name, index - 2))
-        assert given in tell(control, 0.3, idle(index, incarnation=name))
-    for now in (0.4, 0.8, 1.3, 1.8, 2.3, 2.8, 3.1, 3.3):
-        both = (idle(index, incarnation=name) for index, name in ((1, "x"), (2, "y")))
-        begun = [e for e in tell(control, now, *both, Tick()) if isinstance(e, ChooseCheckpoint)]
-        assert bool(begun) == (now > 0.2 + 3.0)
+    effects = tell(control, 0.1, report(1, Phase.RUNNING, 3, incarnation="a1"))
+    sent = [e.message for e in effects if isinstance(e, Send) and e.to == 1]
+    assert [(stop.start, stop.incarnation) for stop in sent] == [("b0", "a1")]
+    came = idle(3, incarnation="x")
+    assert not any(isinstance(e, Send) for e in tell(control, 0.2, came))
+    tell(control, 3.0, Tick())
+    assert Send(3, PlaceGiven("x", 1)) in tell(control, 3.1, came)

@@ -128,8 +128,9 @@
         splitLine: { lineStyle: { color: "var(--rule)" } } },
       dataZoom: { ...ZOOM, filterMode: "none" }, // a curve goes on to points that are not shown
       tooltip: { ...TIP, trigger: "axis", axisPointer: { lineStyle: { color: "var(--faint)" } },
-        formatter: (points) => text([clock(points[0].value[0]), ...points.map((point) =>
-          `${point.seriesName} ${point.value[1]}${chart.unit}`)].join("\n")) },
+        formatter: (points) => text([clock(points[0].value[0]), ...points
+          .filter((point) => point.value[1] !== null) // where a curve is interrupted
+          .map((point) => `${point.seriesName} ${point.value[1]}${chart.unit}`)].join("\n")) },
       series,
     });
   }
@@ -153,9 +154,26 @@
 
   const timeLine = drawTimeLine();
   charts.forEach((chart, i) => { if (chart.drawn.length) drawCurves(chart, i); });
-  echarts.connect(drawn); // they zoom and move together
+  const zoomed = [...drawn];
+  for (const chart of zoomed) { // they zoom and move together
+    chart.on("datazoom", ({ batch, ...event }) => {
+      const { start, end: until } = batch?.[0] ?? event;
+      for (const other of zoomed) {
+        const [zoom] = other.getOption().dataZoom;
+        if (zoom.start !== start || zoom.end !== until) {
+          other.dispatchAction({ type: "dataZoom", start, end: until });
+        }
+      }
+    });
+  }
   if (ledger.length) drawLedger();
-  timeLine.on("click", ({ data }) => { if (data.mark?.link) location.hash = data.mark.link; });
+  timeLine.on("click", ({ data }) => {
+    const end = document.getElementById(data.mark?.link ?? "");
+    if (!end) return;
+    location.hash = end.id;
+    end.scrollIntoView(); // also if it was the last that was looked at
+    end.focus();
+  });
 
   // Buttons and keys
 
@@ -222,5 +240,8 @@
       chart.getDom().querySelector("svg").setAttribute("viewBox", size);
     }
   });
-  addEventListener("afterprint", () => { for (const each of opened) each.open = false; });
+  addEventListener("afterprint", () => {
+    for (const each of opened) each.open = false;
+    for (const chart of drawn) chart.getDom().querySelector("svg").removeAttribute("viewBox");
+  });
 })();

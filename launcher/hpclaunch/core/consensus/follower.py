@@ -1,10 +1,10 @@
 """The follower's side of an election: which head an agent follows, and whom it asks to lead next.
 
-All agents that have lost their head ask the same agent to lead: the head of the next term. If it
-does not lead within the election timeout, they ask the head of the term after that. An agent whose
-term is behind learns of it from the first agent that it asks. A follower is bound only by the
-orders of a head. Asking an agent to lead binds nobody, and it stops as soon as the old head is
-heard again.
+Where another head can be elected, all agents that have lost theirs ask the same agent to lead: the
+head of the next term. If it does not lead within the election timeout, they ask the head of the
+term after that. An agent whose term is behind learns of it from the first agent that it asks. A
+follower is bound only by the orders of a head. Asking an agent to lead binds nobody, and it stops as
+soon as the old head is heard again.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Follower:
         self.term, self.head = 0, rotation.head_of(0)
         self.standing = Standing.LEADING if self.leads else Standing.WAITING
         self.tenure = 0  # the term in which this head began to lead; it may raise its term later
+        self.start = ""  # the incarnation of this head
         self.configuration: Configuration | None = None  # the newest one from a head
         self.seeking = NOBODY
         self.is_new = self.leads  # it leads since it was started, and nothing has begun under it
@@ -129,7 +130,7 @@ class Follower:
             self.link = LeaderLink(self.timing)
             # Two heads may have written different configurations with the same version.
             self.configuration = None
-        self.term, self.head, self.tenure = beat.term, sender, beat.tenure
+        self.term, self.head, self.tenure, self.start = beat.term, sender, beat.tenure, beat.start
         if not self.link.hear(beat, address, now):
             return False
         if sender in self.dead:
@@ -142,6 +143,11 @@ class Follower:
         if new is not None and (known is None or new.version > known.version):
             self.configuration = new
         return True
+
+    def is_started_again(self, beat: Heartbeat) -> bool:
+        """Return whether the agent that leads was started again, and so knows no round of ours."""
+        same = beat.tenure == self.tenure and beat.term >= self.term
+        return same and self.link.was_heard and beat.start != self.start
 
     def head_found(self) -> list[Effect]:
         """There is a head: stop asking other agents to lead."""

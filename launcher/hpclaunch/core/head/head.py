@@ -103,7 +103,7 @@ class Head:
         self._leaving: set[str] = set()  # those for which the workers are given notice
         self._requeue = RequeueDecision(job)
         self.onlookers = Onlookers()
-        self._orders = Orders(self.lease)
+        self._orders = Orders(self.lease, self.roster[me])
         self._rendezvous = Rendezvous(job, self.roster, self.lease, anew=anew)
         self._choosing = CheckpointChoice(job, self.budget)
         self._cordon = Cordon(job)
@@ -231,8 +231,8 @@ class Head:
                 self._beat_at = now + self.timing.beat if self.roster.others else math.inf
             case Received(sender=sender, message=Report() as report) if sender >= len(self.roster):
                 effects += self._give_place(sender, report)
-            case Received(message=Report() as report) if self._is_ahead(report):
-                self._rendezvous.pause(now + self.timing.loss)
+            case Received(sender=sender, message=Report() as report) if self._is_of_before(report):
+                effects += self._dismiss(sender, report, now)
             case Received(sender=sender, message=Report() as report):
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
@@ -356,9 +356,11 @@ class Head:
     # Agents without a place
 
     def _give_place(self, sender: int, report: Report) -> list[Effect]:
-        """Give the agent a place that nobody has had, if there is one."""
+        """Give the agent a place that nobody has had, if there is one. While agents of an earlier
+        start end, they still have theirs.
+        """
         given = self._given
-        if report.incarnation not in given:
+        if report.incarnation not in given and not self._rendezvous.is_paused:
             free = self.roster.absent - {self.me, *given.values()}
             given |= {report.incarnation: min(free)} if free else {}
         index = given.get(report.incarnation)
@@ -531,9 +533,21 @@ class Head:
         self._asked = asked
         return asked
 
-    def _is_ahead(self, report: Report) -> bool:
-        """Whether an agent that reports is from the time of another head: see knows_rounds."""
-        return report.round >= 0 and not self.knows_rounds
+    def _is_of_before(self, report: Report) -> bool:
+        """Return whether an agent belongs to an earlier start of this head or, before the first
+        round, to any other head: see knows_rounds.
+        """
+        if report.round < 0 or not self.knows_rounds:
+            return report.round >= 0
+        return self.lease.is_of_ours(report.term) and report.start not in ("", self._orders.start)
+
+    def _dismiss(self, sender: int, report: Report, now: float) -> list[Effect]:
+        """Let it end, unless another head may have it."""
+        if self.job.elects and not self.knows_rounds:
+            return []
+        if report.phase is not Phase.ENDED:
+            self._rendezvous.pause(now + self.timing.killing)
+        return [self._orders.dismissal(sender, report)]
 
     @property
     def _asks_at(self) -> float:

@@ -6,16 +6,37 @@ import signal
 
 from ..consensus.leader_lease import LeaderLease
 from ..protocol.effects import Send
-from ..protocol.messages import Order
+from ..protocol.messages import Order, Report
 from ..protocol.model import Goal, Look, StepNotice, Verdict
 from .roster import Peer
 
 
 class Orders:
-    def __init__(self, lease: LeaderLease) -> None:
+    def __init__(self, lease: LeaderLease, own: Peer) -> None:
+        """`own`: the agent that leads."""
         self.lease = lease
+        self._own = own
         self.term = lease.tenure
         self._serial = 0
+
+    @property
+    def start(self) -> str:
+        """The incarnation of this head."""
+        return "" if self._own.report is None else self._own.report.incarnation
+
+    def dismissal(self, agent: int, report: Report) -> Send:
+        """Return an order for an agent that belongs to an earlier start of this head: it ends."""
+        self._serial += 1
+        stop = Order(
+            term=self.term,
+            serial=self._serial,
+            incarnation=report.incarnation,
+            goal=Goal.STOP,
+            round=report.round,
+            tenure=self.lease.tenure,
+            start=self.start,
+        )
+        return Send(agent, stop)
 
     def order(
         self,
@@ -69,6 +90,7 @@ class Orders:
             notice=notice if goal is Goal.RUN else None,
             later=later and bool(report.warned),
             vitals=vitals if goal is Goal.RUN else 0,
+            start=self.start,
         )
         presence.answered.send(self._serial, now)
         return Send(peer.place.index, order)

@@ -63,15 +63,15 @@ class Rendezvous:
     @property
     def paused_until(self) -> float:
         """The end of the pause; `inf` if there is none."""
-        return self._pause_until if self._is_paused else math.inf
+        return self._pause_until if self.is_paused else math.inf
 
     def next_deadline(self) -> float:
         deadlines = [self.paused_until]
         if self._short_since == math.inf:
             deadlines.append(self._no_quorum_at)
-        if self._awaits_arrivals and not self._is_paused:
+        if self._awaits_arrivals and not self.is_paused:
             enough = self._enough_agents and len(self.roster.nodes) >= self.fewest
-            limit = self.timing.last_call if enough else self.timing.join
+            limit = self._last_call if enough else self.timing.join
             deadlines += [self._notice_at, self._since + limit]
         if self._short_since < math.inf:
             deadlines += [self._notice_at, self._short_since + self.timing.wait]
@@ -84,6 +84,14 @@ class Rendezvous:
         """The fewest nodes that a round can have: more than half where others may go on."""
         asked = self.job.fewest or self.job.most or self.job.nodes
         return max(asked, self.job.nodes // 2 + 1) if self._anew else asked
+
+    @property
+    def _last_call(self) -> float:
+        """How long to wait for more than the fewest nodes. Where no other head is elected, an
+        earlier start of this one may have led agents whose workers run until they have lost it.
+        """
+        last_call, loss = self.timing.last_call, self.timing.loss
+        return last_call if self.job.elects else max(last_call, loss)
 
     @property
     def _awaits_arrivals(self) -> bool:
@@ -119,7 +127,7 @@ class Rendezvous:
         return self._left < self.fewest
 
     @property
-    def _is_paused(self) -> bool:
+    def is_paused(self) -> bool:
         return self._pause_until > -math.inf
 
     @property
@@ -140,10 +148,10 @@ class Rendezvous:
         """`ticked`: the event was a tick, so every message that had arrived has been handled."""
         if self._awaits_arrivals:
             self._awaited_at = now
-        if self._is_paused and now >= self._pause_until:
+        if self.is_paused and now >= self._pause_until:
             self._pause_until = -math.inf
         if self._awaits_arrivals and self._enough_agents and not self._is_held_up:
-            waited = now - self._since >= self.timing.last_call
+            waited = now - self._since >= self._last_call
             self._arrivals_closed = waited and len(self.roster.nodes) >= self.fewest
         if self.is_short:
             uncordon(self.roster)
@@ -165,7 +173,7 @@ class Rendezvous:
         """Whether workers of the last round may be left, on any node: also on a node that takes no
         part in the next round.
         """
-        if self._is_paused:
+        if self.is_paused:
             return True
         if not self._taken_over:
             return False

@@ -168,6 +168,9 @@ class Member:
 
     def _hear(self, event: Received, order: Order, now: float) -> list[Effect]:
         follower, old_tenure = self.follower, self.follower.tenure
+        if self.round >= 0 and self.verdict is None and follower.is_started_again(order):
+            why = f"the head on {follower.host} was started again, and begins the job anew"
+            return self.work.end(self._without_head(why), now)
         if not follower.hear(event.sender, order, event.address, now):
             return []
         self._waiting.end()
@@ -297,6 +300,7 @@ class Member:
             vitals=work.vitals,
             spent=work.spending.report(now if follower.seeking != NOBODY else None),
             task=self.task,
+            start=follower.start,
         )
         if report.news == self._last_news and now < self._report_at:
             return []

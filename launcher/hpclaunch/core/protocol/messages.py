@@ -70,6 +70,7 @@ class Report:
     vitals: Vitals | None = None  # what the orders ask for
     spent: Spent = ()  # of that round, as far as it is known
     task: int = 0  # Slurm's number of its task, by which ranks are ordered; 0 without Slurm
+    start: str = ""  # the incarnation of the head that it follows; "" before the first order
 
     @property
     def news(self) -> tuple[object, ...]:
@@ -118,6 +119,7 @@ class Order:
     notice: StepNotice | None = None  # with RUN: what to offer to the workers, or to give them
     later: bool = False  # the signal that the agent was warned with means an end that comes later
     vitals: int = 0  # with RUN: the number of the vitals to tell; 0: nobody looks
+    start: str = ""  # the incarnation of the head
 
     @property
     def news(self) -> tuple[object, ...]:

@@ -550,7 +550,7 @@ def _goodput(seen: Sequence[curves.Loss], axis: TimeAxis) -> Chart:
 
 
 def _lost(seen: Sequence[curves.Loss], axis: TimeAxis, seat: str) -> Chart:
-    """One area upon the other, all at the same times."""
+    """Return areas that stand upon each other, with points at the same times."""
     step = -(-len(seen) // (curves.MOST_POINTS - 1)) or 1
     seen = [*seen[::step], *seen[-1:]]
     name = f"{seat} time that was no training, so far"

@@ -13,4 +13,4 @@ import { SVGRenderer } from "echarts/renderers";
 
 use([CustomChart, LineChart, ScatterChart]);
 use([DataZoomInsideComponent, GridComponent, TooltipComponent, SVGRenderer]);
-export { connect, getInstanceByDom, graphic, init, time } from "echarts/core";
+export { getInstanceByDom, graphic, init, time } from "echarts/core";
