@@ -278,14 +278,3 @@ def test_another_users_logs_are_refused_with_a_word(tmp_path):
         "",
         f"hpclaunch: error: {complaint}\n",
     )
-
-
-def test_prune_knows_the_index(tmp_path):
-    hpclaunch("--no-python", "true", cwd=tmp_path)
-    (run,) = (tmp_path / "hpclaunch-logs").iterdir()
-    assert (run / "round-0" / "index-agent-0.txt").exists()
-    month = time.time() - 40 * 86400
-    for path in run.rglob("*"):
-        os.utime(path, (month, month))
-    assert hpclaunch("prune", "--older-than", 30, cwd=tmp_path).returncode == 0
-    assert not run.exists()

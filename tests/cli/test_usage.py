@@ -35,8 +35,8 @@ def cwd(tmp_path):
         (["missing.py"], "no script missing.py in "),
         (
             ["state"],
-            ", and no such command: the commands are checkpoints, doctor, logs, notice, prune, "
-            "replay, report, restart, sbatch, shim, stacks, status, stop, top",
+            ", and no such command: the commands are checkpoints, doctor, logs, notice, replay, "
+            "report, restart, sbatch, shim, stacks, status, stop, top",
         ),
         (["--nproc", "2", "state"], "no script state in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),

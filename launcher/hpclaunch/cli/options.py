@@ -30,7 +30,6 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch stop|restart|notice JOB           ask that of a running job
     hpclaunch replay LOG_DIR                    show what happened in a job
-    hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              make tools that call torchrun
                                                 use hpclaunch

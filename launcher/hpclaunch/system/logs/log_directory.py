@@ -55,13 +55,9 @@ class AgentFiles:
         at = time.strftime("%Y%m%dT%H%M%S", time.localtime(began))
         return f"{self.kind}-{label}-{at}.{self.suffix}"
 
-    @property
-    def pattern(self) -> str:
-        return rf"{self.kind}-[\w.-]+\.{self.suffix}"
-
     def in_directory(self, directory: Path) -> list[Path]:
         """In the order of their names. Raises OSError."""
-        names = re.compile(self.pattern)
+        names = re.compile(rf"{self.kind}-[\w.-]+\.{self.suffix}")
         return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
 
 
