@@ -90,7 +90,6 @@ class Agent:
         self.output = Output(
             logs,
             config.streams,
-            limit=config.log_limit,
             role=config.role,
             launch=config.allocation.name,
             label=label,

@@ -107,7 +107,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=task.logs,
         anew=_is_anew(where, task.logs),
-        log_limit=options.log_limit or 0,
         progress=options.progress == "on",
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),

@@ -385,13 +385,6 @@ def _add_output(add: Callable[..., None]) -> None:
         "hpclaunch-logs/; torchrun: a temporary directory)",
     )
     add(
-        "--log-limit",
-        type=values.log_limit,
-        metavar="SIZE",
-        help="what the output files of each launcher's workers may take together, in all rounds, "
-        "such as 500M or 10G: beyond it, the oldest part is dropped (default: no limit)",
-    )
-    add(
         "--metrics",
         type=values.metrics,
         metavar="WHERE",

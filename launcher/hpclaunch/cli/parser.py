@@ -31,7 +31,6 @@ OURS = frozenset(
         "--resubmit",
         "--max-requeues",
         "--chain",
-        "--log-limit",
         "--metrics",
         "--metrics-ranks",
         "--notify",

@@ -108,11 +108,9 @@ class LogServiceClient(Helper):
         errors: Sequence[str],
         store: Path,
         index: IndexFile,
-        limit: int = 0,
     ) -> None:
         """Make a round's directory, files and duplicates, show what is written there, and note
-        when it came. `errors` are removed. All rounds together may take `limit` bytes, if it is not
-        0. Answered by "prepared" or "refused".
+        when it came. `errors` are removed. Answered by "prepared" or "refused".
         """
         self.ask(
             op="prepare",
@@ -123,7 +121,6 @@ class LogServiceClient(Helper):
             errors=list(errors),
             store=str(store),
             index=asdict(index),
-            limit=limit,
         )
 
     def tail(self, number: int, files: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,16 +302,13 @@ def size(path: Path) -> int:
         return 0
 
 
-def tail(files: Iterable[Sequence[tuple[Path, int]]]) -> str:
+def tail(files: Iterable[tuple[Path, int]]) -> str:
     """The last lines of the first file that has any, without colours: what a worker wrote before it
-    ended.
-
-    A file comes in one or more parts, each with its size at the start of the round: what is before,
-    an earlier launch has written.
+    ended. A file comes with its size at the start of the round: what is before, an earlier launch
+    has written.
     """
-    for parts in files:
-        found = b"".join(_end(path, begin) for path, begin in parts)
-        text = _COLOURS.sub("", found[-TAIL_BYTES:].decode(errors="replace")).strip("\n")
+    for path, begin in files:
+        text = _COLOURS.sub("", _end(path, begin).decode(errors="replace")).strip("\n")
         if text:
             return "\n".join(text.splitlines()[-TAIL_LINES:])
     return ""
