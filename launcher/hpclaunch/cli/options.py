@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, GOES_ON, PLACEHOLDE
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
-from .parser import SHELLS, LaunchParser, PrintCompletion, Resubmit
+from .parser import SHELLS, LaunchParser, PrintCompletion
 
 DESCRIPTION = """\
 Launch the workers of a distributed training, and restart them when one fails.
@@ -153,14 +153,6 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         action="store_true",
         help="at the end of the time limit, after preemption or the loss of a node, let Slurm "
         "start the job again; it goes on from its newest checkpoint (needs --checkpoint-dir)",
-    )
-    add(
-        "--resubmit",
-        action=Resubmit,
-        nargs=0,
-        default=False,
-        help="the same, also for a job that Slurm may not start again: its script is submitted "
-        "once more, and begins when this job has ended",
     )
     add(
         "--requeue-on",

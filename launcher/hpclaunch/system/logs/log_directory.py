@@ -25,7 +25,6 @@ from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
 STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
-JOB = "job-{}"  # an empty file: this run is that of another job than its name says
 FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
 LONGEST = 1 << 16  # bytes of what is in that lock
 MOST = 100  # launches at once in one directory
@@ -89,11 +88,6 @@ class LogDirectory:
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
         if not usable:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
-
-    def is_of(self, job: str) -> None:
-        """Let the launch be found by this job, too."""
-        with contextlib.suppress(OSError):  # then it has the name of the first job only
-            os.close(private_files.open_file(self.path / JOB.format(job), os.O_WRONLY | os.O_CREAT))
 
     def round(self, number: int) -> Path:
         """Where the files of a round are going to be."""
@@ -190,15 +184,6 @@ def jobs_of(launch: str) -> tuple[str, str]:
     """The jobs that it is of: 71_3.0 is a launch of element 71_3 of job 71."""
     element = launch.partition(".")[0]
     return element, element.partition("_")[0]
-
-
-def first_jobs(above: Path, job: str) -> set[str]:
-    """The job that the launches of this one have the name of, if its script was submitted again.
-    `above` is the directory of all launches.
-    """
-    if not job.isdecimal():
-        return set()
-    return {jobs_of(marker.parent.name)[0] for marker in above.glob(f"*/{JOB.format(job)}")}
 
 
 def _next_round(path: Path, launch: str) -> int:
