@@ -48,7 +48,7 @@ class LogServiceClient(Helper):
     """Requests out, replies in. Nothing here waits for the process, until the end."""
 
     does = "shows the workers' output"
-    costs = "lines may be missing here, and are in the files"
+    costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
         found = find_spec("inotify_simple")

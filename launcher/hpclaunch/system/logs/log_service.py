@@ -15,7 +15,7 @@ before; nothing waits for a console.
     {"op": "keep", "directory": PATH,
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "append", "directory": PATH,
-        "name": NAME, "text": T}      the history
+        "name": NAME, "text": T}      the history, the journal
     {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
         "launch": NAME, "term": N}                       "book": a book, packed}
     {"op": "say", "text": T}
