@@ -212,6 +212,20 @@ def test_what_is_new(launch):
     assert (output.ranks, output.nodes) == ({0, 1}, {"n1", "n2"})
 
 
+def test_a_round_that_is_about_to_begin_is_followed(launch):
+    """Its directory and its files are there before its index."""
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "of round 0\n", 101)
+    launch.file(2, "rank-0.out").touch()
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["of round 0"]
+    launch.begin(2, 0, 110)
+    launch.write(2, 0, 0, "of round 2\n", 111)
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["of round 2"]
+
+
 def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
     for number in (0, 1):
         launch.begin(number, 0, 100 + 10 * number)

@@ -468,11 +468,16 @@ class JobOutput:
             self._over[path] = found, found.told
 
     def _superseded(self) -> list[Path]:
-        """Rounds after which another one has begun there. The newest one does not always have the
-        highest number: a launch may use the directory of an earlier one.
+        """Return the rounds after which another one has begun there. The newest one does not always
+        have the highest number: a launch may use the directory of an earlier one. But a round of a
+        higher number that has no index yet is about to begin.
         """
-        newest: dict[Path, tuple[float, int, Path]] = {}
-        for path, each in self._rounds.items():
-            found = (each.begun_last, each.number, path)
+        newest: dict[Path, tuple[float, int]] = {}
+        begun = {path: (each.begun_last, each.number) for path, each in self._rounds.items()}
+        for path, found in begun.items():
             newest[path.parent] = max(found, newest.get(path.parent, found))
-        return [path for path in self._rounds if path != newest[path.parent][2]]
+        return [
+            path
+            for path, (at, number) in begun.items()
+            if (at, number) < newest[path.parent] and (at > 0 or number < newest[path.parent][1])
+        ]
