@@ -136,6 +136,7 @@ class Agent:
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
         self._disk_until = math.inf  # when to go on without knowing the disk of the logs
+        self._checked_at = time.monotonic()  # when deadlines were checked last
         self._patient_until = -math.inf  # no helper counts as late before this time
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
@@ -210,7 +211,9 @@ class Agent:
         now = time.monotonic()
         if now >= deadline + LATE:
             self._patient_until = now + PATIENCE
-            self._note("late", {"seconds": round(now - deadline, 3)})
+        if (late := now - max(deadline, self._checked_at)) >= LATE:
+            self._note("late", {"seconds": round(late, 3)})
+        self._checked_at = now
         if now >= self._patient_until:
             self._expire_answers(now)
         if now >= self.stopped_helpers.next_deadline():

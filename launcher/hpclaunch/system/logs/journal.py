@@ -49,9 +49,7 @@ class Recorder:
         self._out = out
         self._clock = clock
         self._news: dict[tuple[str, int], object] = {}  # of the last message from and to each agent
-        self._event: tuple[Event, float] | None = (
-            None  # whose effects are yet to come, and its time
-        )
+        self._event: tuple[Event, dict[str, float]] | None = None  # whose effects are to come
         self._position: dict[str, Any] = {}
 
     def began(self, made: Mapping[str, Any], now: float) -> None:
@@ -60,32 +58,32 @@ class Recorder:
 
     def event(self, event: Event, now: float) -> None:
         """Call this before the core handles the event, with the time that the core is given."""
-        self._event = event, now
+        self._event = event, self._at(now)
 
     def effects(self, effects: Sequence[Effect], control: Control) -> None:
         """Call this after that."""
         assert self._event is not None, "effects follow an event"
-        event, now = self._event
+        event, at = self._event
         is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]  # all are noted
         if WHOLE or any(is_new):
             self.flush()
             for effect in effects:
-                self._line(now, entry("effect", effect))
+                self._line(at, entry("effect", effect))
         self._event = None
         if (position := _position(control)) != self._position:
             self._position = position
-            self.note("position", now, position)
+            self._line(at, {"note": "position", "with": position})
 
     def flush(self) -> None:
         """Record an event in which the core failed, so that there are no effects."""
         if self._event is not None:
-            event, now = self._event
-            self._line(now, entry("event", event))
+            event, at = self._event
+            self._line(at, entry("event", event))
             self._event = None
 
     def note(self, name: str, now: float, value: Any) -> None:
         """Record something that the core does not know of."""
-        self._line(now, {"note": name, "with": value})
+        self._line(self._at(now), {"note": name, "with": value})
 
     def _is_new_event(self, event: Event) -> bool:
         if isinstance(event, Received):
@@ -102,8 +100,11 @@ class Recorder:
         before, self._news[way] = self._news.get(way), news
         return before != news
 
-    def _line(self, now: float, said: Mapping[str, Any]) -> None:
-        self._out(packing.to_json({"time": self._clock(), "now": now, **said}) + b"\n")
+    def _at(self, now: float) -> dict[str, float]:
+        return {"time": self._clock(), "now": now}
+
+    def _line(self, at: Mapping[str, float], said: Mapping[str, Any]) -> None:
+        self._out(packing.to_json({**at, **said}) + b"\n")
 
 
 class Journal:
