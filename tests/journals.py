@@ -1,4 +1,4 @@
-"""Feeds a whole journal (`journal.WHOLE`) to the core again."""
+"""A whole journal (`journal.WHOLE`), fed to the core again."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def cancel_rest(array: str) -> None:
 
 
 def _run(*command: str) -> None:
-    """Raises RefusedError."""
+    """Run a command of Slurm. Raises RefusedError."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIMIT, stdin=subprocess.DEVNULL)
     except OSError as e:

@@ -12,9 +12,9 @@
 
 `with` has the fields of the event or effect, and `of` names the type of the message in it.
 
-A job that runs does nothing but beat: it is asked for the next deadline, and messages repeat the
-last one of the same sender. An event that says nothing new is left out, if its effects do not
-either. So a journal does not grow while nothing happens.
+Between two happenings the clock ticks, and messages repeat the last one of the same sender. An
+event that says nothing new is left out, if its effects do not either. So a journal does not grow
+while nothing happens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHUNK = 1 << 18  # bytes that it gets at once: what the agent says to the user h
 
 
 class Recorder:
-    """Makes the lines, which go to `out`. `clock` is the wall clock."""
+    """The maker of the lines, which go to `out`. `clock` is the wall clock."""
 
     def __init__(
         self, out: Callable[[bytes], None], clock: Callable[[], float] = time.time
