@@ -3,8 +3,7 @@
     python bench/journal.py [--agents 2 1000] [--seconds 300]
 
 Real cores of so many agents, one per node, and their own clock; no process and no network. The head
-is recorded as an agent records it. Then an agent is lost, and the file is what the writer has
-written until then, and after.
+is recorded as an agent records it. Then an agent is lost.
 """
 
 import argparse
@@ -16,8 +15,7 @@ from typing import Any
 from hpclaunch.core.control import Control
 from hpclaunch.core.protocol import effects, events
 from hpclaunch.core.protocol.model import HEAD, Job, Place
-from hpclaunch.system.logs.journal.recorder import Recorder
-from hpclaunch.system.logs.journal.writer import STATE, Holding
+from hpclaunch.system.logs.journal import Recorder
 
 DELAY = 0.0002  # seconds of a message on its way
 
@@ -28,9 +26,8 @@ class Cluster:
         self.now = 1000.0
         self._queue: list[tuple[float, int, int, events.Event | None]] = []
         self._count = 0
-        self.sent = self.written = self.states = self.events = 0
+        self.written = self.events = 0
         self.spent = self.slowest = 0.0
-        self._holding = Holding()
         self.recorder = Recorder(self._take)
         made = [
             {"job": job, "index": i, "nproc": 8, "address": "10.0.0.1", "incarnation": f"a{i}"}
@@ -42,9 +39,7 @@ class Cluster:
             self._later(index / agents, index, events.Started())
 
     def _take(self, line: bytes) -> None:
-        self.sent += len(line)
-        self.states += line[:1] == STATE
-        self.written += sum(map(len, self._holding.take(line)))
+        self.written += len(line)
 
     def _later(self, seconds: float, index: int, event: events.Event | None) -> None:
         self._count += 1
@@ -62,11 +57,10 @@ class Cluster:
     def _deliver(self, index: int, core: Control, event: events.Event) -> None:
         if index == HEAD:
             self.events += 1
-            self._timed(lambda: self.recorder.event(event, self.now, core))
+            self._timed(lambda: self.recorder.event(event, self.now))
         asked = core.handle(event, self.now)
         if index == HEAD:
-            self._timed(lambda: self.recorder.effects(asked))
-            self._timed(self.recorder.flush)
+            self._timed(lambda: self.recorder.effects(asked, core))
         for effect in asked:
             self._carry_out(index, effect)
         self._later(max(0.0, core.next_deadline() - self.now) + 0.001, index, None)
@@ -97,7 +91,7 @@ def main() -> None:
         cluster = Cluster(agents)
         cluster.run(150.0)  # until the begin is written and nothing but beats comes
         written = cluster.written
-        cluster.sent = cluster.states = cluster.events = 0
+        cluster.events = 0
         cluster.spent = cluster.slowest = 0.0
         cluster.run(args.seconds)
         hourly = 3600 / args.seconds
@@ -105,10 +99,8 @@ def main() -> None:
             f"{agents} agents: {cluster.events / args.seconds:,.0f} events/s; "
             f"{1e6 * cluster.spent / cluster.events:.1f} us of CPU each, "
             f"{cluster.spent / args.seconds:.2%} of a core; the slowest "
-            f"{1000 * cluster.slowest:.1f} ms (a state, every "
-            f"{args.seconds / max(1, cluster.states):.0f} s); "
-            f"{cluster.sent / args.seconds / 1000:.1f} kB/s to the writer; in the file "
-            f"{written / 1000:,.0f} kB of the begin, {(cluster.written - written) * hourly:.0f} B/h"
+            f"{1000 * cluster.slowest:.1f} ms; in the file {written / 1000:,.0f} kB of the begin, "
+            f"{(cluster.written - written) * hourly:.0f} B/h"
         )
         before = cluster.written
         del cluster.cores[agents - 1]

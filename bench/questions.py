@@ -11,6 +11,8 @@ between two beats that the head and the other agent have heard of each other.
 import argparse
 import json
 import multiprocessing
+import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +20,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from idle_agent import REST, cpu, family, step
-from measuring import HPCLAUNCH, Run, alone, running
+from measuring import BIN, HPCLAUNCH, Command, Run, alone, running
 
 from hpclaunch.system.network import view_client
 from hpclaunch.system.network.view_socket import LOOK
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import timed
 
 WITHIN = 5.0  # seconds for an answer
 
@@ -36,10 +41,8 @@ def ask(name: bytes, seconds: float) -> int:
 
 def beats(journal: Path) -> Iterator[float]:
     """When this agent has heard one."""
-    for line in journal.read_text().splitlines():
-        for beat in json.loads(line).get("beats", ()):
-            if len(beat) > 2:  # with the number of the agent that has sent it
-                yield beat[0]
+    entries = map(json.loads, journal.read_text().splitlines())
+    return (entry["now"] for entry in entries if entry.get("event") == "Received")
 
 
 def longest(journal: Path, begin: float, end: float) -> float:
@@ -66,7 +69,7 @@ def measure(run: Run, askers: int, seconds: float) -> None:
         spans.append((asking, answered / (ended - began), share, began, ended))
     for launcher in run.launchers:
         launcher.terminate()
-        launcher.wait()  # then the journals are whole
+        launcher.wait()  # then the journals are complete
     [journal_of_head] = run.logs.rglob("journal.jsonl")
     journals = (journal_of_head, journal_of_head.with_name("journal-agent-1.jsonl"))
     print(f"{'askers':>6}{'answers/s':>11}{'CPU':>9}{'the head hears':>17}{'the other hears':>18}")
@@ -75,13 +78,20 @@ def measure(run: Run, askers: int, seconds: float) -> None:
         print(f"{asking:6}{rate:11.0f}{100 * share:7.2f} %{at_head:15.2f} s{at_other:16.2f} s")
 
 
+def recorded(index: int) -> Command:
+    """A launcher whose journal has every beat."""
+    usual = alone(HPCLAUNCH, 1)
+    whole = {"system.logs.journal.WHOLE": True}
+    env = step(index) | timed.variables(f"{BIN}:{os.environ['PATH']}", **whole)
+    return replace(usual, argv=[str(timed.PROGRAM), *usual.argv[1:]], env=env)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--askers", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10)
     args = parser.parse_args()
-    pair = [replace(alone(HPCLAUNCH, 1), env=step(index)) for index in range(2)]
-    with running(pair, 2) as run:
+    with running([recorded(index) for index in range(2)], 2) as run:
         if run.met(run.began) is None:
             return
         time.sleep(REST)

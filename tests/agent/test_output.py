@@ -66,7 +66,7 @@ def service():
 @pytest.fixture
 def output(service):
     streams = Streams(stdout_filters=("loss",), stderr_filters=("loss",))
-    return Output(Here(service), streams, limit=0, role="", launch="71.0", label="0", host="n1")
+    return Output(Here(service), streams, role="", launch="71.0", label="0", host="n1")
 
 
 def begin(output: Output, number: int, directory: Path) -> list[Path]:

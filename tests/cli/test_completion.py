@@ -50,7 +50,6 @@ CASES = {
     ("--progress", "o"): {"on", "off"},
     ("logs", "--f"): {"--follow"},
     ("logs", "logs-"): {"logs-of-mine"},
-    ("prune", "--dry"): {"--dry-run"},
     ("sbatch", "--sub"): {"--submit"},
 }
 

@@ -165,6 +165,7 @@ def test_the_time_in_which_the_launcher_does_not_run_does_not_count(tmp_path):
     code, out, err = launch.ends()
     assert (code, out) == (0, 2 * OUTPUT), err
     assert STOPPED in err  # nobody has ended it
+    assert "... this agent was held up for " in hpclaunch("replay", "logs", cwd=tmp_path).stdout
 
 
 def test_helpers_that_are_killed_are_replaced(tmp_path):

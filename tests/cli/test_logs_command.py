@@ -194,16 +194,13 @@ def test_files_of_an_older_version(tmp_path):
     assert logs(tmp_path, "71", "--since", "5m").stdout == ""
 
 
-@pytest.mark.parametrize("job", ["71", "75"])
-def test_of_a_job_whose_script_was_submitted_again(tmp_path, job):
-    """The second run is that of job 75, and has the name of the first."""
+def test_of_a_job_that_was_started_again(tmp_path):
     above = tmp_path / "hpclaunch-logs"
     for number, run in enumerate(("71.0", "71.0.r1")):
         here = above / run / f"round-{number}"
         here.mkdir(parents=True)
         (here / "rank-0.out").write_text(f"of {run}\n")
-    (above / "71.0.r1" / "job-75").touch()
-    assert logs(tmp_path, job).stdout.splitlines() == [
+    assert logs(tmp_path, "71").stdout.splitlines() == [
         "-- 71.0 round 0",
         "--:--:-- [0]: of 71.0",
         "-- 71.0.r1 round 1",
@@ -278,14 +275,3 @@ def test_another_users_logs_are_refused_with_a_word(tmp_path):
         "",
         f"hpclaunch: error: {complaint}\n",
     )
-
-
-def test_prune_knows_the_index(tmp_path):
-    hpclaunch("--no-python", "true", cwd=tmp_path)
-    (run,) = (tmp_path / "hpclaunch-logs").iterdir()
-    assert (run / "round-0" / "index-agent-0.txt").exists()
-    month = time.time() - 40 * 86400
-    for path in run.rglob("*"):
-        os.utime(path, (month, month))
-    assert hpclaunch("prune", "--older-than", 30, cwd=tmp_path).returncode == 0
-    assert not run.exists()

@@ -347,7 +347,7 @@ class TestParsing:
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
             *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
-            *("progress", "replace_stragglers", "requeue", "resubmit", "max_requeues"),
+            *("progress", "replace_stragglers", "requeue", "max_requeues"),
             *("chain",),
             *("metrics_ranks",),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import stat
@@ -128,16 +127,3 @@ def test_an_interrupt_ends_it_without_a_word(monkeypatch, capfd):
     monkeypatch.setattr(log_directories, "chosen", interrupted)
     assert cli.main(["report"]) == 128 + signal.SIGINT
     assert capfd.readouterr() == ("", "")
-
-
-def test_prune_knows_the_files(tmp_path):
-    hpclaunch("--no-python", "true", cwd=tmp_path)
-    (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
-    assert (logs / "report.json").exists()
-    month = time.time() - 40 * 86400
-
-    for path in logs.rglob("*"):
-        os.utime(path, (month, month))
-    done = hpclaunch("prune", "--older-than", 30, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert not logs.exists()

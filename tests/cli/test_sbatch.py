@@ -259,7 +259,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--submit", "--interactive", "train.py"], "--submit and --interactive contradict"),
         (["--requeue", "--interactive", "train.py"], "--requeue and --interactive contradict"),
         ([*CHAIN, "--requeue", "train.py"], "--chain and --requeue contradict"),
-        ([*CHAIN, "--resubmit", "train.py"], "--chain and --requeue contradict"),
+        (["--resubmit", "train.py"], "--resubmit, here or of the launcher: write --requeue, or"),
         (["--requeue", "--", "--chain", *SAVED, "train.py"], "--chain and --requeue contradict"),
         (["--chain", "1e306", *SAVED, "train.py"], "'1e306' is not a number of hours"),
         (["--chain", "nan", *SAVED, "train.py"], "'nan' is not a number of hours"),

@@ -35,12 +35,14 @@ def cwd(tmp_path):
         (["missing.py"], "no script missing.py in "),
         (
             ["state"],
-            ", and no such command: the commands are checkpoints, doctor, logs, notice, prune, "
-            "replay, report, restart, sbatch, shim, stacks, status, stop, top",
+            ", and no such command: the commands are checkpoints, doctor, logs, notice, replay, "
+            "report, restart, sbatch, shim, stacks, status, stop, top",
         ),
         (["--nproc", "2", "state"], "no script state in "),
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
+        (["--resubmit", "train.py"], "no option --resubmit: write --requeue, or submit a chain"),
+        (["--log-limit", "1G", "train.py"], "no option --log-limit"),
         (["."], ". is a directory, not a script"),
         (
             ["--nproc", "0", "train.py"],

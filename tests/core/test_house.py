@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -131,18 +130,6 @@ def test_imports_go_one_way(file):
     allowed = ALLOWED.get(room(dotted)) or ALLOWED[file.parts[0].removesuffix(".py")]
     also = CORE if file.name == PREFLIGHT else set()
     assert {room(name) for name in others} <= allowed | also
-
-
-def test_no_two_files_have_one_name():
-    """Python itself asks for these."""
-    names = Counter(f.name for f in FILES if f.name not in ("__init__.py", "sitecustomize.py"))
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-def test_no_two_classes_have_one_name():
-    trees = (ast.parse((PACKAGE / file).read_text()) for file in FILES)
-    classes = (n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
-    assert [name for name, count in Counter(classes).items() if count > 1] == []
 
 
 # Who leads could be agreed upon like this by the agents of any program.

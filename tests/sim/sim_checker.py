@@ -210,10 +210,7 @@ class Checker:
     def concludes(self, agent: Agent, verdict: Verdict) -> None:
         """An agent leaves, and does what comes after the end."""
         wanted = self.sim.plan.job.requeueing
-        goes_on = verdict.sequel in (Sequel.REQUEUE, Sequel.RESUBMIT)
-        if verdict.sequel is Sequel.RESUBMIT:
-            needed = wanted.resubmits and not self.sim.plan.may_requeue
-            self._require(needed, agent, "submits a script that may be requeued")
+        goes_on = verdict.sequel is Sequel.REQUEUE
         self._require(not goes_on or verdict.ending in wanted.on, agent, f"is requeued: {verdict}")
         if wanted.on and not wanted.is_chain:
             tells = (verdict.code == EXIT_SAVED) == goes_on

@@ -283,7 +283,7 @@ def _requeued(rng: Random, plan: Plan) -> Plan:
         is_chain=rng.random() < 0.3,
     )
     first_round = rng.randrange(5)
-    requeueing = replace(requeueing, resubmits=rng.random() < 0.5)
+    rng.random()  # as many draws as ever: seeds keep their stories
     job = replace(plan.job, requeueing=requeueing, first_round=first_round)
     return replace(plan, job=job, may_requeue=rng.choice((True, False, None)))
 

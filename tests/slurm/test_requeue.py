@@ -152,39 +152,6 @@ def begin_without_scontrol(launch: Launch, directory: Path) -> Job:
     return begin(launch, directory, "due", "--requeue", slurm="--time=1", srun=srun, after=after)
 
 
-def test_a_job_that_may_not_be_requeued_is_submitted_again(
-    cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
-) -> None:
-    """Under the name of its first run, with what its sbatch was asked for. The job that is over
-    leaves no agent behind, though one that ends with another code than 0 ends the step.
-    """
-    (tmp_path / "pause").write_text("0.05")
-    args = (*SETTINGS, "--resubmit", GOING_ON, "due", "--steps", STEPS)
-    srun = "srun --kill-on-bad-exit=1 hpclaunch"
-    asked = ("--no-requeue", "--time=1", "--job-name=a training", "--comment=unheeded")
-    first = launch(*args, nodes=2, srun=srun, options=asked, directory=tmp_path)
-    until_it_trains(first)
-    ended = first.wait(timeout=150)
-    assert (ended.state, ended.code) == ("FAILED", 75), str(ended)
-    said = f"job {first.id} cannot be requeued: its script is submitted again, job "
-    second = int(ended.output.partition(said)[2].partition(" ")[0])
-    go_fast(first)
-    left = ["squeue", "-h", "-u", "root", "-n", "a training"]
-    eventually("the end", lambda: not cluster.on(CONTROLLER, left), timeout=150)
-    assert json.loads((tmp_path / "final.json").read_text()) == undisturbed
-    runs = runs_of(first)
-    assert runs[0][0] == 0
-    assert runs[-1][1] == STEPS
-    assert all(last == begun for (_, last), (begun, _) in pairwise(runs)), runs
-    rounds = {path.name: path.parent.name for path in tmp_path.glob(ROUNDS)}
-    assert rounds["round-0"] == f"{first.id}.0"
-    assert rounds["round-1"] == f"{first.id}.0.r1"
-    for job in (first.id, second):
-        report = ["sh", "-c", f"cd {tmp_path} && hpclaunch report {job}"]
-        runs_told = f"{first.id}.0, {first.id}.0.r1 on n1, n2: 4 workers\n"
-        assert cluster.on("n1", report).startswith(runs_told)
-
-
 def test_preempted_jobs_go_on(
     cluster: Cluster, launch: Launch, tmp_path: Path, undisturbed: dict[str, object]
 ) -> None:

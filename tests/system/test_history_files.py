@@ -20,9 +20,8 @@ from hpclaunch.core.history.moment import (
     WorkersMoment,
     states_of,
 )
-from hpclaunch.system.logs import history_files, old_runs, stack_files
+from hpclaunch.system.logs import history_files, stack_files
 from hpclaunch.system.logs.log_client import LogServiceClient
-from hpclaunch.system.logs.log_directory import HISTORIES
 
 GPUS = GpusMoment(2, 0.5, None, 1, 2, 60)
 MOMENTS = (
@@ -96,11 +95,6 @@ def test_a_checkpoint_of_no_possible_time_is_left_out(tmp_path):
     )
     (tmp_path / NAME).write_text("".join([*lines(), odd]))
     assert history_files.read(tmp_path) == [HISTORY]
-
-
-def test_files_have_names_that_pruning_knows():
-    name = HISTORIES.name("n1.site", time.time())
-    assert old_runs.OURS.fullmatch(name)
 
 
 @pytest.mark.starts

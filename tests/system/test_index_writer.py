@@ -14,7 +14,6 @@ from hpclaunch.system.logs.output_index import (
     PERIOD,
     FileGrowth,
     IndexBegun,
-    SegmentCut,
     parse,
 )
 from surroundings import full_disk
@@ -42,7 +41,7 @@ class Followed:
         self.path.touch()
         self.file = directory / "index-agent-0.txt"
         self.index = IndexWriter(self.file, launch="71.0", host="n1", clock=self.clock)
-        self.index.follow(self.path, 0, self.clock.now)
+        self.index.follow(self.path, self.clock.now)
 
     def write(self, text, wait=0.0):
         self.clock.pass_by(wait)
@@ -90,7 +89,7 @@ def watched(tmp_path):
 
 
 def test_all_bytes_are_told_of_in_order(followed):
-    assert followed.lines == [IndexBegun(5000.0, "71.0", "n1", limited=False)]
+    assert followed.lines == [IndexBegun(5000.0, "71.0", "n1")]
     assert stat.S_IMODE(followed.file.stat().st_mode) == 0o600
     for _ in range(7):
         followed.write("12345", wait=0.4)
@@ -131,26 +130,13 @@ def test_nobody_is_woken_while_nothing_is_written(watched):
     assert watched.index.next_deadline() == float("inf")
 
 
-def test_a_file_that_is_cut(watched):
-    watched.write("0123456789")
-    watched.path.write_text("")
-    watched.index.cut(watched.path, 1, 4, 10)
-    watched.write("abc", wait=5)
-    watched.index.finish(watched.clock.now)
-    _, first, cut, second = watched.lines
-    assert (first.segment, first.begin, first.length) == (1, 0, 10)
-    assert cut == SegmentCut(cut.time, "rank-3.out", 1, 4)
-    assert (second.segment, second.begin, second.length) == (2, 0, 3)
-
-
 def test_a_file_that_the_user_empties(watched):
     watched.write("0123456789")
     watched.wake_for(3 * PERIOD)
     watched.path.write_text("")
     watched.write("abc", wait=5)
     watched.index.finish(watched.clock.now)
-    assert [type(line) for line in watched.lines[1:]] == [FileGrowth, SegmentCut, FileGrowth]
-    assert watched.growths[-1].length == 3
+    assert [(g.begin, g.length) for g in watched.growths] == [(0, 10), (0, 0), (0, 3)]
 
 
 def test_what_was_there_before_is_of_no_known_time(tmp_path):
@@ -205,7 +191,7 @@ def test_a_torn_line_spoils_no_other(watched):
     again.write("one\n")
     again.index.finish(again.clock.now)
     assert [line for line in again.lines if line is not None] == [
-        IndexBegun(5000.0, "71.0", "n1", limited=False),
+        IndexBegun(5000.0, "71.0", "n1"),
         *again.growths,
     ]
     again.index.close()
@@ -218,13 +204,13 @@ def test_a_torn_line_spoils_no_other(watched):
         b"x",
         b"1.0 begin {",
         b'1.0 begin {"format": 99}',
-        b"1.0 0.0 rank-0.out 1 2",
+        b"1.0 0.0 rank-0.out 1",
         b"\xff a b",
-        b"1e300 0.0 rank-0.out 1 0 2",  # no clock says so: what shows times would fail
-        b"nan 0.0 rank-0.out 1 0 2",
-        b"-1.0 cut rank-0.out 1 0",
-        b"1.0 1e300 rank-0.out 1 0 2",
-        b"1.0 -1.0 rank-0.out 1 0 2",
+        b"1e300 0.0 rank-0.out 0 2",  # no clock says so: what shows times would fail
+        b"nan 0.0 rank-0.out 0 2",
+        b"1.0 0.0 rank-0.out 1 0",
+        b"1.0 1e300 rank-0.out 0 2",
+        b"1.0 -1.0 rank-0.out 0 2",
     ],
 )
 def test_what_is_none_of_its_lines(line):

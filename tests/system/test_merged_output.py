@@ -26,18 +26,18 @@ class Launch:
         with self.file(number, f"index-agent-{agent}.txt").open("a") as f:
             f.write(f"{line}\n")
 
-    def begin(self, number, agent, at, limited="false"):
-        told = f'{{"format": 1, "launch": "{self.name}", "host": "n{agent + 1}"'
-        self.tell(number, agent, f'{at:.3f} begin {told}, "limited": {limited}}}')
+    def begin(self, number, agent, at):
+        told = f'{{"format": 2, "launch": "{self.name}", "host": "n{agent + 1}"'
+        self.tell(number, agent, f"{at:.3f} begin {told}}}")
 
-    def write(self, number, agent, rank, text, at=None, lasted=0.0, kind="out", segment=1):
+    def write(self, number, agent, rank, text, at=None, lasted=0.0, kind="out"):
         """What a worker wrote, and when, if its log service has noted that."""
         file = self.file(number, f"rank-{rank}.{kind}")
         begin = file.stat().st_size if file.exists() else 0
         with file.open("a") as f:
             f.write(text)
         if at is not None:
-            grown = f"{file.name} {segment} {begin} {len(text.encode())}"
+            grown = f"{file.name} {begin} {len(text.encode())}"
             self.tell(number, agent, f"{at:.3f} {lasted:.3f} {grown}")
 
 
@@ -83,7 +83,6 @@ def test_a_file_of_both_streams_counts_as_standard_error(launch):
     launch.write(0, 0, 0, "both\n", 101)
     launch.write(0, 0, 1, "out\n", 102)
     launch.file(0, "rank-1.err").touch()
-    launch.file(0, "rank-1.out.0001").write_text("an earlier segment\n")
     assert words(lines(launch, errors_only=True)) == ["both"]
 
 
@@ -159,36 +158,8 @@ def test_what_an_index_does_not_tell_of(launch):
 def test_a_line_of_the_index_that_is_there_twice(launch):
     launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "one\n", 101)
-    launch.tell(0, 0, "102.000 0.000 rank-0.out 1 0 4")
+    launch.tell(0, 0, "102.000 0.000 rank-0.out 0 4")
     assert words(lines(launch)) == ["one"]
-
-
-def test_segments(launch):
-    """The first one was removed, and of the third one the beginning."""
-    launch.begin(0, 0, 100, limited="true")
-    launch.tell(0, 0, "101.000 0.000 rank-0.out 1 0 8")
-    launch.tell(0, 0, "102.000 cut rank-0.out 1 0")
-    launch.file(0, "rank-0.out.0002").write_text("two\n")
-    launch.tell(0, 0, "103.000 0.000 rank-0.out 2 0 4")
-    launch.tell(0, 0, "104.000 cut rank-0.out 2 0")
-    launch.file(0, "rank-0.out.0003").write_text("three\n")
-    launch.tell(0, 0, "105.000 0.000 rank-0.out 3 0 90")
-    launch.tell(0, 0, "106.000 0.000 rank-0.out 3 90 16")
-    launch.tell(0, 0, "107.000 cut rank-0.out 3 100")
-    launch.write(0, 0, 0, "four\n", 108, segment=4)
-    found = lines(launch)
-    assert [(line.time, line.text) for line in found] == [
-        (103.0, b"two"),
-        (106.0, b"three"),
-        (108.0, b"four"),
-    ]
-
-
-def test_segments_without_an_index(launch):
-    for number in (3, 4):
-        launch.file(0, f"rank-0.out.{number:04}").write_text(f"{number}\n")
-    launch.write(0, 0, 0, "5\n")
-    assert words(lines(launch)) == ["3", "4", "5"]
 
 
 def test_since_where_no_index_tells(launch, monkeypatch):
@@ -241,6 +212,20 @@ def test_what_is_new(launch):
     assert (output.ranks, output.nodes) == ({0, 1}, {"n1", "n2"})
 
 
+def test_a_round_that_is_about_to_begin_is_followed(launch):
+    """Its directory and its files are there before its index."""
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "of round 0\n", 101)
+    launch.file(2, "rank-0.out").touch()
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["of round 0"]
+    launch.begin(2, 0, 110)
+    launch.write(2, 0, 0, "of round 2\n", 111)
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["of round 2"]
+
+
 def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
     for number in (0, 1):
         launch.begin(number, 0, 100 + 10 * number)
@@ -262,31 +247,27 @@ def test_a_launch_in_the_directory_of_an_earlier_one_is_followed(launch):
     assert words(output.lines(final=False)) == ["newer"]
 
 
-def test_a_cut_while_it_is_followed(launch):
-    launch.begin(0, 0, 100, limited="true")
-    launch.write(0, 0, 0, "one\n", 101)
+def test_a_file_that_was_emptied_while_it_is_followed(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\ntwo\n", 101)
     output = JobOutput(Wanted())
     output.look([launch.path])
-    assert words(output.lines(final=False)) == ["one"]
-    launch.write(0, 0, 0, "two\n", 102)
-    file = launch.file(0, "rank-0.out")
-    launch.file(0, "rank-0.out.0001").write_bytes(file.read_bytes())
-    os.truncate(file, 0)
-    launch.tell(0, 0, "103.000 cut rank-0.out 1 0")
-    launch.write(0, 0, 0, "three\n", 104, segment=2)
-    assert words(output.lines(final=True)) == ["two", "three"]
+    assert words(output.lines(final=False)) == ["one", "two"]
+    os.truncate(launch.file(0, "rank-0.out"), 0)
+    launch.tell(0, 0, "103.000 0.000 rank-0.out 0 0")
+    launch.write(0, 0, 0, "three, which is longer\n", 104)
+    assert words(output.lines(final=True)) == ["three, which is longer"]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *(f"102.0 1.0 rank-0.out {n}" for n in ("1 2 0", f"1 {10**30} 1", f"1 2 {10**400}")),
-        *(f"102.0 1.0 rank-0.out {n}" for n in ("1 2 -1", "1 -9 12", f"{10**30} 0 2")),
-        *(f"102.0 cut rank-0.out {n}" for n in (f"{10**30} 0", f"1 {10**30}", "-1 0", "1 -1")),
+        *(f"102.0 1.0 rank-0.out {n}" for n in ("2 0", f"{10**30} 1", f"2 {10**400}")),
+        *(f"102.0 1.0 rank-0.out {n}" for n in ("2 -1", "-9 12", "1 2 0")),
     ],
 )
 def test_a_line_of_the_index_about_no_possible_bytes(launch, line):
-    launch.begin(0, 0, 100, limited="true")
+    launch.begin(0, 0, 100)
     launch.write(0, 0, 0, "a\n", 101)
     launch.tell(0, 0, line)
     launch.write(0, 0, 0, "b\n", 103)

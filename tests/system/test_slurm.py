@@ -293,7 +293,6 @@ def test_any_output_of_its_commands(outputs, code):
         for read, error in (
             (lambda: slurm.expand("n[1-2]"), ValueError),
             (lambda: requeue.requeue("7", env), requeue.RefusedError),
-            (lambda: requeue.resubmit("7", env), requeue.RefusedError),
             (lambda: launches.find("7", env), launches.NoLaunchError),
             (lambda: launches.find("7.0", env), launches.NoLaunchError),
             (lambda: launches.all_launches(env), launches.NoLaunchError),

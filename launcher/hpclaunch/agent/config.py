@@ -77,7 +77,6 @@ class Config:
     resume_with: tuple[str, ...]  # arguments to append, with {checkpoint} in them
     logs: LogDirectory | None  # None only with trouble
     anew: bool  # the first agent of this launch was started before, and was killed
-    log_limit: int  # bytes that this agent's workers may write there; 0: any number
     progress: bool  # the workers tell how far they have come
     streams: Streams  # which of the workers' output the console shows
     as_torchrun: bool  # started in its place: every failure is exit code 1

@@ -39,7 +39,7 @@ from ..core.protocol.model import (
 )
 from ..core.protocol.wording import signal_name
 from ..system.logs import error_file
-from ..system.logs.journal.journal import Journal
+from ..system.logs.journal import Journal
 from ..system.logs.log_client import LogServiceClient
 from ..system.logs.log_directory import EVIDENCE
 from ..system.processes import fork_server_client
@@ -90,7 +90,6 @@ class Agent:
         self.output = Output(
             logs,
             config.streams,
-            limit=config.log_limit,
             role=config.role,
             launch=config.allocation.name,
             label=label,
@@ -112,7 +111,7 @@ class Agent:
         made |= {"task": config.allocation.task, "has_place": config.allocation.has_place}
         self.control = Control(**made)
         logs_at = None if config.logs is None else config.logs.path
-        self.journal = Journal(logs_at, label, self._is_replaced)
+        self.journal = Journal(logs_at, label)
         self.journal.began(made)
         self.ledger = Ledger(logs_at, label, config.allocation.name)
         says = (self.output.say, self._note, self._is_replaced)
@@ -137,6 +136,7 @@ class Agent:
         self._asked = 0  # the number of the newest request to the log service
         self._starting: tuple[int, Assignment, Crew] | None = None  # once its files are there
         self._disk_until = math.inf  # when to go on without knowing the disk of the logs
+        self._checked_at = time.monotonic()  # when deadlines were checked last
         self._patient_until = -math.inf  # no helper counts as late before this time
         self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
@@ -163,7 +163,6 @@ class Agent:
             return self._exit_code(self.verdict)
         finally:
             with ExitStack() as ends:  # each one, even if another fails
-                ends.callback(self.journal.close)  # last: it may take a while
                 if self.channels is not None and self._in_order:
                     ends.callback(self.channels.close)
                 if self.config.logs is not None and self._in_order and self.place.index == HEAD:
@@ -180,15 +179,12 @@ class Agent:
                 ends.callback(self.viewing.close)
                 ends.callback(self.metrics.close)
                 ends.callback(self.notifying.close)
+                ends.callback(self.journal.finish, self.output.service)  # which ends after it
 
     def _turn(self) -> None:
         service = self.output.service
         more = zmq.POLLOUT if service.wanting else 0
         self._poller.register(service.fileno(), zmq.POLLIN | more)
-        journal = self.journal.fileno()
-        if journal >= 0:
-            more = zmq.POLLOUT if self.journal.wanting else 0
-            self._poller.register(journal, zmq.POLLIN | more)
         helped = (self.last_words, self.health, self.resuming, self.native_stacks)
         answers_due = min(self._disk_until, *(part.next_deadline() for part in helped))
         parts = (
@@ -209,16 +205,15 @@ class Agent:
         ready = dict(self._poller.poll(None if wait is None else math.ceil(wait)))
         if service.wanting:
             service.flush()
-        if journal >= 0:
-            self._poller.unregister(journal)
-            if ready.get(journal, 0) & zmq.POLLIN:  # the writer sends nothing: this is its end
-                self.journal.replace_writer()
         # Messages are read before deadlines are checked: after a pause of this process, those of
         # the others are there, and prove that they were never silent.
         self._read_all(ready)
         now = time.monotonic()
         if now >= deadline + LATE:
             self._patient_until = now + PATIENCE
+        if (late := now - max(deadline, self._checked_at)) >= LATE:
+            self._note("late", {"seconds": round(late, 3)})
+        self._checked_at = now
         if now >= self._patient_until:
             self._expire_answers(now)
         if now >= self.stopped_helpers.next_deadline():
@@ -232,9 +227,7 @@ class Agent:
         self.ledger.keep(self.control, self.output.service, now)
         self.history.keep(self.output.service, now, self.health.use, self.resuming.newest)
         self.waiting.update(now)
-        self.journal.flush()
-        if complaint := self.journal.complaint():
-            self.output.say(complaint)
+        self.journal.flush(self.output.service)
 
     def _expire_answers(self, now: float) -> None:
         """Continue without the answers of helpers that are too late."""
@@ -278,9 +271,9 @@ class Agent:
         while self._events:
             event = self._events.popleft()
             now = time.monotonic()
-            self.journal.event(event, now, self.control)
+            self.journal.event(event, now)
             asked = self.control.handle(event, now)
-            self.journal.effects(asked)
+            self.journal.effects(asked, self.control)
             for effect in asked:
                 self._carry_out(effect)
 
@@ -657,9 +650,6 @@ class Agent:
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
         if logs is not None and self.control.leads:
             self.output.service.report(logs.path, self.config.allocation.name)
-        self.journal.close()
-        if complaint := self.journal.complaint():
-            self.output.say(complaint)
 
 
 def run(

@@ -27,7 +27,6 @@ class Output:
         service: LogServiceClient,
         streams: Streams,
         *,
-        limit: int,
         role: str,
         launch: str,
         label: str,
@@ -35,7 +34,6 @@ class Output:
     ) -> None:
         self.service = service
         self._streams = streams
-        self._limit = limit
         self._role = role
         self._launch = launch
         self._label = label
@@ -116,7 +114,6 @@ class Output:
                 path = worker.out if stream is Std.OUT else worker.err
                 files.append(StreamFile(path, taps))
         self._shown = {"duplicates": duplicates, "errors": errors, "store": store}
-        self._shown |= {"limit": self._limit}
         path = str(directory / index_of(self._label))
         self._shown |= {"index": IndexFile(path, self._launch, self._host)}
         self._shown |= {"directory": directory, "streams": files, "number": number}

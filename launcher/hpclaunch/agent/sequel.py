@@ -1,5 +1,5 @@
 """What an agent does once the job is over and nothing of it is left here: Slurm may be asked to
-start it again, or be given its script once more.
+start it again.
 
 The head does that, and the others wait meanwhile: where the first agent that leaves ends the step
 (`srun --kill-on-bad-exit`), the head would be killed before it has asked. Where Slurm does not end
@@ -37,55 +37,24 @@ def carry_out(verdict: Verdict, job: Job, environ: Mapping[str, str], *, leads: 
             if leads:
                 name = requeue.name_of(job.slurm_id, environ)
                 _say(f"job {name} is to be requeued by its script: there is no scontrol here")
-        case Sequel.REQUEUE | Sequel.RESUBMIT:
-            asked = not leads or _goes_on(verdict.sequel, job, environ)
+        case Sequel.REQUEUE:
+            asked = not leads or _requeue(job, environ)
             if asked:
                 wait_for_end(ASKED)
             else:
                 requeue.release_others(environ)
 
 
-def _goes_on(sequel: Sequel, job: Job, environ: Mapping[str, str]) -> bool:
-    """Whether Slurm is about to end this step, to start the job again."""
+def _requeue(job: Job, environ: Mapping[str, str]) -> bool:
+    """Return whether Slurm is about to end this step, to start the job again."""
     name = requeue.name_of(job.slurm_id, environ)
-    if sequel is Sequel.RESUBMIT:
-        _resubmit(name, job)
-        return False
     _say(f"job {name} is requeued: run {job.requeueing.before + 2} follows")
     try:
         requeue.requeue(name, environ)
-    except requeue.ForbiddenError as e:
-        if job.requeueing.resubmits:
-            _resubmit(name, job)
-        else:
-            _say(f"job {name} was not requeued: {e}")
-        return False
     except requeue.RefusedError as e:
         _say(f"job {name} was not requeued: {e}")
         return False
     return True
-
-
-def _resubmit(name: str, job: Job) -> None:
-    try:
-        # The script is to find what it found the first time, also what was for this launch only.
-        follower, is_new = requeue.resubmit(name, _first_environ())
-    except requeue.RefusedError as e:
-        _say(f"job {name} cannot be requeued, and was not submitted again: {e}")
-        return
-    why = f"job {name} cannot be requeued"
-    if is_new:
-        run = f"job {follower} is run {job.requeueing.before + 2}"
-        _say(f"{why}: its script is submitted again, {run}")
-    else:
-        _say(f"{why}, and its script is not submitted again: job {follower} waits for its end")
-
-
-def _first_environ() -> dict[str, str]:
-    """Return the environment with which this process was started."""
-    with open("/proc/self/environ", "rb") as f:
-        entries = os.fsdecode(f.read()).split("\0")
-    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def _end_chain(environ: Mapping[str, str]) -> None:

@@ -30,7 +30,6 @@ COMMANDS = {
     "doctor": "doctor",
     "logs": "logs",
     "notice": "give_notice",  # hpclaunch.notice is for scripts
-    "prune": "prune",
     "replay": "replay",
     "report": "report",
     "restart": "restart",

@@ -106,7 +106,6 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         resume_with=tuple(shlex.split(options.resume_with or "")),
         logs=task.logs,
         anew=_is_anew(where, task.logs),
-        log_limit=options.log_limit or 0,
         progress=options.progress == "on",
         streams=streams_of(options, environ),
         as_torchrun=bool(options.in_place_of),
@@ -169,7 +168,6 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
         most=options.max_requeues,
         before=_runs_before(options, environ),
         is_chain=options.chain,
-        resubmits=options.resubmit,
     )
 
 
@@ -230,9 +228,6 @@ def _examine(
         head = where.index == HEAD
         task.start, task.cold = start(options, task.program, at_load, head=head)
         task.logs, task.elsewhere = _logs(options, environ, where)
-        job = environ.get("SLURM_JOB_ID", "")
-        if where.index == HEAD and runs.first_job(job, environ) != job:
-            task.logs.is_of(job)
     except UsageError as e:
         if where.alone:
             raise
@@ -377,8 +372,6 @@ def _without_effect(
         idle.append(f"{asked} (there is no Slurm)")
     elif asked and SUBMITIT in environ:
         idle.append(f"{asked} (submitit requeues this job)")
-    elif options.resubmit and "SLURM_HET_SIZE" in environ:
-        idle.append("--resubmit (this is a heterogeneous job)")
     if options.rdzv_backend not in MEETING_BACKENDS:
         idle.append(f"--rdzv-backend {options.rdzv_backend} (Slurm knows all machines)")
     honoured = SLURM_HONOURED if where.is_step else HONOURED

@@ -36,9 +36,8 @@ def chosen(named: str | None, date: Callable[[Path], float]) -> list[Path]:
     except OSError:
         names = []
     if named is not None:
-        wanted = {named, *log_directory.first_jobs(above, named)}
-        of = {name: {name, *log_directory.jobs_of(name)} for name in names}
-        found = [above / name for name in sorted(names, key=_numbers) if wanted & of[name]]
+        ours = [name for name in names if named in (name, *log_directory.jobs_of(name))]
+        found = [above / name for name in sorted(ours, key=_numbers)]
         if not found and not named[:1].isdecimal():
             return [Path(named)]
         if not found:

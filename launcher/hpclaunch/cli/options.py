@@ -15,7 +15,7 @@ from hpclaunch.core.protocol.model import ENDING, FORWARDED, GOES_ON, PLACEHOLDE
 from hpclaunch.core.protocol.timing import DEFAULTS, PATIENT_LOSS
 
 from . import values
-from .parser import SHELLS, LaunchParser, PrintCompletion, Resubmit
+from .parser import SHELLS, LaunchParser, PrintCompletion
 
 DESCRIPTION = """\
 Launch the workers of a distributed training, and restart them when one fails.
@@ -30,7 +30,6 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch stop|restart|notice JOB           ask that of a running job
     hpclaunch replay LOG_DIR                    show what happened in a job
-    hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              make tools that call torchrun
                                                 use hpclaunch
@@ -154,14 +153,6 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         action="store_true",
         help="at the end of the time limit, after preemption or the loss of a node, let Slurm "
         "start the job again; it goes on from its newest checkpoint (needs --checkpoint-dir)",
-    )
-    add(
-        "--resubmit",
-        action=Resubmit,
-        nargs=0,
-        default=False,
-        help="the same, also for a job that Slurm may not start again: its script is submitted "
-        "once more, and begins when this job has ended",
     )
     add(
         "--requeue-on",
@@ -384,13 +375,6 @@ def _add_output(add: Callable[..., None]) -> None:
         metavar="DIR",
         help="directory for the workers' output and the journal (default: a directory in "
         "hpclaunch-logs/; torchrun: a temporary directory)",
-    )
-    add(
-        "--log-limit",
-        type=values.log_limit,
-        metavar="SIZE",
-        help="what the output files of each launcher's workers may take together, in all rounds, "
-        "such as 500M or 10G: beyond it, the oldest part is dropped (default: no limit)",
     )
     add(
         "--metrics",

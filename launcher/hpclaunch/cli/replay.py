@@ -1,12 +1,11 @@
-"""Make the decisions of a job once more from its journals, and show what happened when.
+"""Show what happened in a job, from the journals of its agents.
 
     hpclaunch replay hpclaunch-logs/71.0                   all agents of a job, merged by time
     hpclaunch replay hpclaunch-logs/71.0/journal.jsonl     one of them
     hpclaunch replay DIR --until 14:03:22                  where everybody stood at that time
 
-Nothing is started and nothing is sent: the journal has every event with its time, and the decisions
-depend on nothing else. Where this version of hpclaunch would decide otherwise than was recorded,
-the first difference is shown. Exit code 1 then, 2 for what is no journal, else 0.
+A journal has the events that an agent has decided about, what it has decided, and the times. Exit
+code 2 for what is no journal, else 0.
 """
 
 from __future__ import annotations
@@ -18,27 +17,32 @@ import heapq
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpclaunch.core.protocol.errors import UsageError
-from hpclaunch.core.protocol.model import EXIT_FAILED, EXIT_USAGE
+from hpclaunch.core.protocol.model import EXIT_USAGE
 from hpclaunch.core.protocol.wording import count, for_console
 
 from . import say, write_bytes
 from .parser import Parser
 
-if TYPE_CHECKING:
-    from hpclaunch.system.logs.journal.replaying import Decision, Happening, NewCore, Position
-
-LATE = 0.5  # seconds that a loop may be behind before it is worth a word
-QUIET = 1.0  # seconds between two lines, of which it is said that nothing happened
 LENGTH = 72  # of a value, without --verbose
 INDENT = " " * 14
+LATEST = 1e11  # seconds since the epoch, as of the ledger
+# What reading a damaged journal, or one that somebody has made up, may raise.
+DAMAGED = (
+    *(ValueError, KeyError, TypeError, IndexError, AttributeError),
+    *(OverflowError, RecursionError, MemoryError),
+)
 
 Line = tuple[float, str]  # the time at which it is to be printed
+
+
+class JournalError(Exception):
+    """What is there is not what this version of hpclaunch writes. The message says why."""
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -50,9 +54,7 @@ def prepare_parser(parser: Parser) -> None:
         metavar="TIME",
         help="stop there: 14:03:22, '2026-05-01 14:03:22', or +90 for seconds after the begin",
     )
-    parser.add_argument(
-        "--verbose", action="store_true", help="every beat, and all that messages say"
-    )
+    parser.add_argument("--verbose", action="store_true", help="all that messages say")
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa: ARG001
@@ -66,8 +68,6 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:  # noqa
         raise UsageError(wrong[0])
     for text in wrong:
         say(f"error: {text}")
-    if any(agent.differs for agent in agents):
-        return EXIT_FAILED
     return EXIT_USAGE if wrong else 0
 
 
@@ -76,7 +76,7 @@ def _files(where: Path) -> list[Path]:
         if not where.is_dir():
             open(where, "rb", opener=_regular).close()
             return [where]
-        files = sorted(where.glob("journal*.jsonl*"))
+        files = sorted(where.glob("journal*.jsonl"))
     except OSError as e:
         raise UsageError(f"cannot read {where}: {e.strerror}") from e
     if not files:
@@ -139,123 +139,95 @@ class _Agent:
     def __init__(self, path: Path, names: dict[str, int], *, verbose: bool) -> None:
         self.path, self.verbose = path, verbose
         self._names = names  # of all agents, with their index
-        self.wrong = ""  # why it cannot be replayed
-        self.differs = False
+        self.wrong = ""  # why it cannot be shown
         self._host = path.name
         self._time = 0.0
-        self._events = self._beats = 0
-        self._skipped: list[float] = []  # the times of beats that were not shown
-        self._seen: dict[tuple[str, int], dict[str, Any]] = {}  # the last messages, from and to
-        self._late_for = 0.0
-        self._position: Position | None = None
-        self._over = ""
+        self._events = 0
+        self._seen: dict[tuple[str, str], dict[str, Any]] = {}  # the last messages, from and to
+        self._position: dict[str, Any] = {}
+        self._has_ended = False
 
     def lines(self) -> Iterator[Line]:
-        from hpclaunch.system.logs.journal.records import JournalError
-        from hpclaunch.system.logs.journal.replaying import DAMAGED, replay
         from hpclaunch.system.shared.bounded_json import MOST
 
         began = None
         try:
             with open(self.path, "rb", opener=_regular) as file:
                 # The file may be no journal: limit the length of a line.
-                for each in replay(iter(partial(file.readline, MOST), b"")):
-                    self._time = max(self._time, each.time) if hasattr(each, "time") else self._time
-                    began = self._time if began is None else began
-                    for text in self._tell(each):
+                for number, line in enumerate(iter(partial(file.readline, MOST), b""), start=1):
+                    for text in self._read(number, line):
+                        began = self._time if began is None else began
                         yield self._time, text
-                    if self.differs:
-                        break
+            if began is None:
+                raise JournalError("it is empty")
         except JournalError as e:
             self.wrong = str(e)
         except OSError as e:
             self.wrong = e.strerror or str(e)
         except DAMAGED as e:
             self.wrong = f"what it says makes no sense: {type(e).__name__}: {e}"
-        if began is not None:
-            yield from ((self._time, text) for text in self._end(self._time - began))
+        if began is not None and not self.wrong:
+            yield self._time, self._end(self._time - began)
 
-    def _tell(self, each: Happening) -> Iterator[str]:
-        from hpclaunch.system.logs.journal import replaying
-
-        match each:
-            case replaying.Decision():
-                yield from self._step(each)
-            case replaying.NewCore():
-                yield from self._begun(each)
-            case replaying.Noted(name=name, value=value):
-                yield from self._pass_over()
-                yield self._at(f"({name}: {self._short(value)})")
-            case replaying.CutOff(line=line):
-                self._over = f"the journal is cut off in line {line}"
-                yield self._at(self._over)
-
-    def _begun(self, begun: NewCore) -> Iterator[str]:
-        core, self._over = begun.core, ""
-        if begun.resumed and self._position is not None:
-            self._skipped.clear()
-            yield self._at(f"... nothing but beats for {_length(begun.quiet)}")
+    def _read(self, number: int, line: bytes) -> Iterator[str]:
+        """Yield what a line of the journal says. Raises JournalError, or one of DAMAGED."""
+        entry = _parsed(line)
+        if entry is None and number == 1:
+            raise JournalError("this is not a journal of hpclaunch")
+        if entry is None:  # the node went down, or this is a copy of a file in use
+            yield self._at(f"the journal is cut off in line {number}")
             return
-        places = core.job.places
-        self._host = host = places[core.index].host
-        alone = [place.host for place in places].count(host) == 1
-        if not alone or self._names.setdefault(host, core.index) != core.index:
-            self._host = f"{host}[{core.index}]"
-        day = datetime.datetime.fromtimestamp(begun.time).astimezone()
-        how = "goes on here" if begun.resumed else "begins"
-        yield self._at(
-            f"{how}, {day:%Y-%m-%d %H:%M:%S %Z}: agent {core.index} of {len(places)}, "
-            f"hpclaunch {begun.version}"
+        self._time = max(self._time, _seconds(entry["time"]))
+        if number == 1 and entry.get("note") != "core":
+            raise JournalError("it does not begin with how the agent was made")
+        if "effect" in entry:
+            self._has_ended = entry["effect"] == "Exit"
+            yield f"{INDENT}  -> {self._words(entry, 'to', 'to')}"
+        elif "event" in entry:
+            self._events += 1
+            yield self._at(self._words(entry, "from", "sender"))
+        elif entry["note"] == "core":
+            yield self._begun(entry["with"])
+        elif entry["note"] == "position":
+            before, self._position = self._position, entry["with"]
+            if before:
+                yield f"{INDENT}  =  {_changes(before, entry['with'])}"
+        elif entry["note"] == "late":
+            yield self._at(f"... this agent was held up for {entry['with']['seconds']:.1f} s")
+        elif entry["note"] == "gap":
+            yield self._at(f"... {count(entry['with']['lines'], 'line')} of the journal are lost")
+        else:
+            yield self._at(f"({entry['note']}: {self._short(entry['with'])})")
+
+    def _begun(self, core: Mapping[str, Any]) -> str:
+        from hpclaunch.system.logs.journal import FORMAT
+
+        if core["format"] != FORMAT:
+            raise JournalError(
+                f"a journal of format {core['format']}, and this version of hpclaunch reads "
+                f"{FORMAT}: show it with hpclaunch {core['version']}"
+            )
+        self._position, self._has_ended = {}, False
+        index, places = core["made"]["index"], core["made"]["job"]["places"]
+        self._host = host = places[index]["host"]
+        alone = [place["host"] for place in places].count(host) == 1
+        if not alone or self._names.setdefault(host, index) != index:
+            self._host = f"{host}[{index}]"
+        day = datetime.datetime.fromtimestamp(self._time).astimezone()
+        return self._at(
+            f"begins, {day:%Y-%m-%d %H:%M:%S %Z}: agent {index} of {len(places)}, "
+            f"hpclaunch {core['version']}"
         )
 
-    def _step(self, step: Decision) -> Iterator[str]:
-        self._position = step.after
-        self._events += not step.beat
-        self._beats += step.beat
-        if step.late > LATE and step.now - step.late != self._late_for:
-            self._late_for = step.now - step.late
-            yield from self._pass_over()
-            yield self._at(f"... this agent was held up for {step.late:.1f} s")
-        if step.same and step.beat and step.before == step.after and not self.verbose:
-            self._skipped.append(step.time)
-            return
-        yield from self._pass_over()
-        event = self._words(_plain(step), "from", "sender")
-        if not step.same:
-            self.differs = True
-            yield self._at(f"DIFFERS (line {step.line}): {event}")
-            yield from (f"{INDENT}{line}" for line in self._difference(step))
-            return
-        yield self._at(event)
-        for effect in step.effects:
-            yield f"{INDENT}  -> {self._words(effect, 'to', 'to')}"
-        if changes := _changes(step.before, step.after):
-            yield f"{INDENT}  =  {changes}"
+    def _end(self, lasted: float) -> str:
+        told = f"{count(self._events, 'event')} in {_length(lasted)}"
+        if self._has_ended:
+            return self._at(told)
+        where = f": {_where(self._position)}" if self._position else ""
+        return self._at(f"{told}; the journal ends here, without the end of the job{where}")
 
-    def _pass_over(self) -> Iterator[str]:
-        """Beats that were not shown."""
-        times, self._skipped = self._skipped, []
-        if times and times[-1] - times[0] >= QUIET:
-            yield self._at(
-                f"... {count(len(times), 'beat')} in {_length(times[-1] - times[0])}", times[-1]
-            )
-
-    def _end(self, lasted: float) -> Iterator[str]:
-        yield from self._pass_over()
-        if self.wrong:
-            return
-        told = f"{count(self._events, 'event')} and {count(self._beats, 'beat')}"
-        told += f" in {_length(lasted)}"
-        if self.differs:
-            yield self._at(f"after {told}, this version decides otherwise than was recorded")
-            return
-        left = self._position is not None and self._position.phase == "ended"
-        over = "" if left or self._over else "; the journal ends here, without the end of the job"
-        where = "" if self._position is None or left else f": {_where(self._position)}"
-        yield self._at(f"{told}, all decided as recorded{over}{where}")
-
-    def _at(self, text: str, time: float | None = None) -> str:
-        moment = datetime.datetime.fromtimestamp(self._time if time is None else time)
+    def _at(self, text: str) -> str:
+        moment = datetime.datetime.fromtimestamp(self._time)
         return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03}  {self._host}  {text}"
 
     # Words
@@ -267,7 +239,7 @@ class _Agent:
         if "of" not in told:
             return f"{name} {self._fields(body)}".rstrip()
         other, message = body.pop(peer), body.pop("message")
-        key = (way + told["of"], other)
+        key = (f"{way} {told['of']}", str(other))
         last, self._seen[key] = self._seen.get(key), message
         if last is None or self.verbose:
             fields = self._fields(message)
@@ -288,79 +260,50 @@ class _Agent:
             case list():
                 text = "[" + ", ".join(map(self._short, value)) + "]"
             case str():
-                return repr(value) if re.search(r"\s|^$", value) else value
+                text = repr(value) if re.search(r"\s|^$", value) else value
             case float():
                 text = f"{value:.3f}"
             case _:
                 text = str(value)
         return text if self.verbose or len(text) <= LENGTH else f"{text[:LENGTH]}..."
 
-    def _difference(self, step: Decision) -> Iterator[str]:
-        now = list(step.effects)
-        if step.error:
-            yield f"now: the core fails: {step.error}"
-        if step.recorded is None:
-            yield "recorded: what repeats the last effects; of these a checksum was kept"
-            yield from (f"+ {self._whole(effect)}" for effect in now)
-            return
-        recorded = list(step.recorded)
-        same = 0
-        while recorded[same : same + 1] and recorded[same : same + 1] == now[same : same + 1]:
-            yield f"  {self._whole(recorded[same])}"
-            same += 1
-        for i in range(same, max(len(recorded), len(now))):
-            before, after = recorded[i : i + 1], now[i : i + 1]
-            yield from (f"- {text}" for text in self._beside(before, after))
-            yield from (f"+ {text}" for text in self._beside(after, before))
-        yield "(- recorded, + now)"
 
-    def _beside(self, one: Iterable[dict[str, Any]], other: list[dict[str, Any]]) -> Iterator[str]:
-        """An effect; if the other is of the same kind, no more than what is not the same."""
-        for effect in one:
-            kind = effect["effect"], effect.get("of")
-            if not other or (other[0]["effect"], other[0].get("of")) != kind:
-                yield self._whole(effect)
-                continue
-            there = dict(_flat(other[0]["with"]))
-            mine = {k: v for k, v in _flat(effect["with"]) if k not in there or there[k] != v}
-            if not mine and effect == other[0]:
-                continue
-            fields = " ".join(f"{name}={self._short(value)}" for name, value in mine.items())
-            yield " ".join(filter(None, (*kind, fields)))
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the entry of a line; None if it is no whole one."""
+    from hpclaunch.system.shared import bounded_json
 
-    def _whole(self, effect: Mapping[str, Any]) -> str:
-        kind = filter(None, (effect["effect"], effect.get("of"), self._fields(effect["with"])))
-        return " ".join(kind)
+    try:
+        entry = bounded_json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "now" in entry else None
 
 
-def _plain(step: Decision) -> dict[str, Any]:
-    from hpclaunch.system.logs.journal import records
-
-    return records.plain("event", step.event)
-
-
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, dict) or not value:
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _flat(part, f"{name}.{key}" if name else str(key))
+def _seconds(value: float) -> float:
+    """Return a time that is possible. Raises JournalError."""
+    if not 0 <= value < LATEST:
+        raise JournalError(f"{value} is no possible time")
+    return value
 
 
-def _changes(before: Position, after: Position) -> str:
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     told = []
     for name in ("stage", "phase", "round"):
-        old, new = getattr(before, name), getattr(after, name)
-        if old != new and (new or name == "round"):
-            told.append(f"{name} {old} -> {new}" if old != "" else f"leads, stage {new}")
-        elif old != new:
+        old, new = before[name], after[name]
+        if old == new:
+            continue
+        if old == "":
+            told.append(f"leads, stage {new}")
+        elif new == "":
             told.append("leads no more")
+        else:
+            told.append(f"{name} {old} -> {new}")
     return ", ".join(told)
 
 
-def _where(position: Position) -> str:
-    stage = f"stage {position.stage}, " if position.stage else ""
-    return f"{stage}phase {position.phase}, round {position.round}"
+def _where(position: Mapping[str, Any]) -> str:
+    stage = f"stage {position['stage']}, " if position["stage"] else ""
+    return f"{stage}phase {position['phase']}, round {position['round']}"
 
 
 def _length(seconds: float) -> str:

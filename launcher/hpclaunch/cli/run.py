@@ -35,10 +35,9 @@ def check(options: argparse.Namespace) -> None:
     rdzv_seconds(options, "last_call_timeout", DEFAULTS.last_call)
     _check_checkpoint_options(options)
     if options.requeue and options.chain:
-        asked = another_run(options)
-        raise UsageError(f"{asked} and --chain contradict each other: a chain is one of jobs")
+        raise UsageError("--requeue and --chain contradict each other: a chain is one of jobs")
     if options.requeue_on and not another_run(options):
-        raise UsageError("--requeue-on says when to requeue a job: add --requeue or --resubmit")
+        raise UsageError("--requeue-on says when to requeue a job: add --requeue")
     if options.metrics_ranks and options.metrics is None:
         raise UsageError("--metrics-ranks needs --metrics, to know where the metrics go")
     if options.resume_with is None:
@@ -152,7 +151,7 @@ def beyond_the_usual(options: argparse.Namespace) -> tuple[int, ...]:
 def another_run(options: argparse.Namespace) -> str:
     """The option that asks for it; "" without one."""
     if options.requeue:
-        return "--resubmit" if options.resubmit else "--requeue"
+        return "--requeue"
     return "--chain" if options.chain else ""
 
 

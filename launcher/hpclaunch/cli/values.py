@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 WORDS = {"auto": LEARNED, "off": 0.0}  # in place of seconds
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-UNITS = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 NPROC_KINDS = ("auto", "gpu", "cpu", "xpu")
 
 
@@ -242,25 +241,11 @@ def memory(text: str) -> str | None:
     """As MPS takes it: a whole number of megabytes or gigabytes."""
     if not text:
         return None
-    amount, unit = _size(text)
-    if not amount or unit not in "MG":
-        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 512M or 4G")
-    return f"{amount}{unit}"
-
-
-def log_limit(text: str) -> int:
-    """In bytes."""
-    amount, unit = _size(text)
-    if not amount or unit not in UNITS:
-        raise ArgumentTypeError(f"{text!r} is not a size, as 500M or 10G")
-    return amount * UNITS[unit]
-
-
-def _size(text: str) -> tuple[int, str]:
-    """(amount, unit), as (4, "G"); an amount of 0 for what is no such word."""
     word = text.upper().removesuffix("B")
     amount, unit = word[:-1], word[-1:]
-    return (int(amount) if amount.isascii() and amount.isdecimal() else 0), unit
+    if not (amount.isascii() and amount.isdecimal() and int(amount) and unit in "MG"):
+        raise ArgumentTypeError(f"{text!r} is not an amount of memory, as 512M or 4G")
+    return f"{int(amount)}{unit}"
 
 
 def modules(text: str) -> tuple[str, ...]:

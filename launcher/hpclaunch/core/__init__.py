@@ -3,7 +3,7 @@
 Code in this package depends on its arguments alone: it uses no clock, socket, process, file or
 environment variable. What happens outside comes in as events (`protocol/events.py`), each with its
 time. What is to be done goes out as effects (`protocol/effects.py`), which the agent carries out.
-This makes it possible to simulate whole clusters, and to replay an incident from its journal.
+This makes it possible to simulate whole clusters, and to decide a recorded job once more.
 
 Start reading with `control.py`. It joins the two sides of an agent: `member/`, which every agent
 has, and `head/`, which only the leading agent has. The agents agree on who leads in `consensus/`;

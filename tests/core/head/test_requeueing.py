@@ -26,8 +26,8 @@ NO_PROGRESS = (
 )
 
 
-def asked(on=GOES_ON, *, most=5, before=0, is_chain=False, resubmits=False):
-    return Requeueing(on, most, before, is_chain, resubmits)
+def asked(on=GOES_ON, *, most=5, before=0, is_chain=False):
+    return Requeueing(on, most, before, is_chain)
 
 
 def to_the_limit(requeueing, *, first="", last=""):
@@ -249,23 +249,6 @@ def test_a_job_that_slurm_would_not_start_again_says_so_at_once():
     crew.requeues = None
     crew.until(200.0)
     assert len([line for line in crew.said if "cannot be requeued" in line]) == 1
-
-
-@pytest.mark.parametrize(("requeues", "sequel"), [(None, Sequel.RESUBMIT), (False, Sequel.REQUEUE)])
-def test_the_script_of_a_job_that_slurm_would_not_start_again_is_submitted(requeues, sequel):
-    crew = training(requeueing=asked(resubmits=True))
-    crew.requeues = requeues
-    crew.until(995.0)
-    assert not [line for line in crew.said if "cannot be requeued" in line]
-    assert verdict(crew).code == EXIT_SAVED
-    assert verdict(crew).sequel is sequel
-
-
-def test_nor_is_it_submitted_for_ever():
-    crew = training(requeueing=asked(most=3, before=3, resubmits=True))
-    crew.requeues = None
-    crew.until(995.0)
-    assert verdict(crew).sequel is Sequel.LEAVE
 
 
 # Chains

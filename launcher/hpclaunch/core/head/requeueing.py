@@ -1,5 +1,5 @@
 """Whether the job goes on in another run after its end: Slurm starts it again, or the next element
-of its array, or another job of the same script.
+of its array.
 
 A run that makes no progress, after another one, is the last. So no job is started again for ever.
 """
@@ -17,7 +17,6 @@ from ..protocol.wording import count
 class RequeueDecision:
     def __init__(self, job: Job) -> None:
         self.job, self.wanted = job, job.requeueing
-        self._may_requeue: bool | None = None  # None if that is not known
         self._warned = False
         self._requeued_if_killed = False  # the job is preempted
 
@@ -25,16 +24,14 @@ class RequeueDecision:
         """Take in what Slurm says, and tell the user at once what will not work in the end."""
         if event.state is JobState.PREEMPTED:  # else it may not have answered this time
             self._requeued_if_killed = event.requeued_if_killed
-        if event.may_requeue is not None:
-            self._may_requeue = event.may_requeue
         asked = self.wanted.on and not self.wanted.is_chain
-        if self._warned or self._may_requeue is not False or not asked or self.wanted.resubmits:
+        if self._warned or event.may_requeue is not False or not asked:
             return []
         self._warned = True
         return [
             Say(
-                f"job {self.job.slurm_id} cannot be requeued: submit it with sbatch --requeue, or "
-                "add --resubmit, or else --requeue has no effect"
+                f"job {self.job.slurm_id} cannot be requeued, so --requeue has no effect: submit "
+                "it with sbatch --requeue, or as a chain of jobs (hpclaunch sbatch --chain)"
             )
         ]
 
@@ -50,7 +47,7 @@ class RequeueDecision:
         goes_on = verdict.ending in wanted.on
         why_not = self._objection(progress=progress) if goes_on else ""
         if goes_on and not (wanted.is_chain or why_not):
-            return replace(verdict, code=EXIT_SAVED, sequel=self._next)
+            return replace(verdict, code=EXIT_SAVED, sequel=Sequel.REQUEUE)
         if wanted.on and not wanted.is_chain and verdict.code == EXIT_SAVED:
             verdict = replace(verdict, code=EXIT_FAILED)  # that code asks for another run
         if why_not:
@@ -59,11 +56,6 @@ class RequeueDecision:
         if verdict.ending is Ending.PREEMPTION and self._requeued_if_killed:
             return replace(verdict, sequel=Sequel.LINGER, left=round(left, 3))
         return verdict if goes_on else replace(verdict, sequel=self._last)
-
-    @property
-    def _next(self) -> Sequel:
-        by_submission = self.wanted.resubmits and self._may_requeue is False
-        return Sequel.RESUBMIT if by_submission else Sequel.REQUEUE
 
     @property
     def _last(self) -> Sequel:

@@ -134,14 +134,13 @@ GOES_ON = (Ending.TIME_LIMIT, Ending.PREEMPTION, Ending.NODE_FAILURE)
 @dataclass(frozen=True, slots=True)
 class Requeueing:
     """When the job goes on in another run, from the newest checkpoint: Slurm starts it again, or
-    the next element of its array, or another job of the same script.
+    the next element of its array.
     """
 
     on: tuple[Ending, ...] = ()
     most: int = 0  # runs after the first one
     before: int = 0  # runs before this one
     is_chain: bool = False  # the runs are the elements of an array
-    resubmits: bool = False  # where the job may not be requeued, its script is submitted again
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +307,13 @@ class Sequel(str, Enum):
 
     LEAVE = "leave"
     REQUEUE = "requeue"  # the head asks Slurm to start the job again, and all wait for it to do so
-    RESUBMIT = "resubmit"  # the head submits the script as a job that waits for the end of this one
     LINGER = "linger"  # Slurm starts the job again, but only if it is there to be killed
     END_CHAIN = "end chain"  # the head cancels the elements of the array that have not begun
 
     @property
     def goes_on(self) -> bool:
         """Whether another run follows this one."""
-        return self in (Sequel.REQUEUE, Sequel.RESUBMIT, Sequel.LINGER)
+        return self in (Sequel.REQUEUE, Sequel.LINGER)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def allocation(
         return where
     if job:
         _check_shell(job, environ, alone=alone)
-    name = f"{runs.first_job(job, environ)}.batch" if job else f"local-{unique}"
+    name = f"{job}.batch" if job else f"local-{unique}"
     return _alone(name, unique)
 
 
@@ -157,7 +157,7 @@ def _of_step(environ: Mapping[str, str], run_id: str) -> Allocation:
         if not (0 <= node < len(hosts) and 0 <= local < tasks[node]):
             raise ValueError(f"task {local} of node {node} is not part of it")
         index = sum(tasks[:node]) + local
-        name = f"{runs.first_job(_job(environ), environ)}.{environ['SLURM_STEP_ID']}"
+        name = f"{_job(environ)}.{environ['SLURM_STEP_ID']}"
         jobs = (environ["SLURM_JOB_ID"], _job(environ), environ.get("SLURM_ARRAY_JOB_ID"), "")
         own = "" if run_id in jobs else run_id  # many scripts give the job's id
         if own:

@@ -19,7 +19,7 @@ import inotify_simple
 from hpclaunch.worker import private_files
 
 from .log_directory import size
-from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, SegmentCut, written
+from .output_index import JOINED, PERIOD, FileGrowth, IndexBegun, IndexLine, written
 
 REST = 0.05  # seconds for which a file that has grown is not watched
 BURST = 10  # lines of a file that may come at once, after as many seconds without any
@@ -30,7 +30,6 @@ class _Followed:
     """One file. `size` is how much of it is in the index, or in `news`."""
 
     path: Path
-    segment: int
     size: int
     news: list[FileGrowth] = field(default_factory=list)  # not written yet
     allowance: float = BURST  # lines
@@ -52,7 +51,6 @@ class IndexWriter:
         *,
         launch: str,
         host: str,
-        limited: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
@@ -67,14 +65,14 @@ class IndexWriter:
         with contextlib.suppress(OSError):
             self._fd = private_files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             self._is_torn = os.fstat(self._fd).st_size > 0  # by an agent that was killed, perhaps
-        self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host, limited)
+        self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host)
         self._write([])
         with contextlib.suppress(OSError):  # then it looks every second
             self._inotify = inotify_simple.INotify(nonblocking=True)
 
-    def follow(self, path: Path, segments: int, now: float) -> None:
-        """A file that is there, of which so many segments were made before."""
-        file = _Followed(path, segments + 1, size(path), allowed_at=now)
+    def follow(self, path: Path, now: float) -> None:
+        """Note from now on when this file, which is there, has grown."""
+        file = _Followed(path, size(path), allowed_at=now)
         self._files[path] = file
         self._watch(file, now)
         self._look_at = min(self._look_at, file.look_at)
@@ -102,15 +100,6 @@ class IndexWriter:
                 self._watch(file, now)
         self._look_at = min((file.look_at for file in self._files.values()), default=math.inf)
 
-    def cut(self, path: Path, segment: int, begin: int, length: int) -> None:
-        """A file has been cut when it had `length` bytes: those from `begin` on are in the segment
-        now, and it is empty.
-        """
-        if (file := self._files.get(path)) is None:
-            return
-        self._grow(file, length, time.monotonic())
-        self._cut(file, segment, begin)
-
     def finish(self, now: float) -> None:
         """The workers are gone: what they have written is all there."""
         for file in self._files.values():
@@ -135,14 +124,14 @@ class IndexWriter:
         self._look(file, now)
 
     def _look(self, file: _Followed, now: float) -> None:
-        self._grow(file, size(file.path), now)
-
-    def _grow(self, file: _Followed, length: int, now: float) -> None:
-        if length < file.size:  # somebody else has emptied it: there is no segment
-            self._cut(file, file.segment, file.size)
+        length, at, news = size(file.path), self._now(), file.news
+        if length < file.size:  # a worker has emptied it
+            self._write_news()
+            news.clear()
+            self._write([FileGrowth(at, at, file.path.name, 0, 0)])
+            file.size = 0
         if length == file.size:
             return
-        at, news = self._now(), file.news
         file.allowance = min(BURST, file.allowance + (now - file.allowed_at) / PERIOD)
         file.allowed_at = now
         since, begin = at, file.size
@@ -151,14 +140,9 @@ class IndexWriter:
             since, begin = last.since, last.begin
         else:
             file.allowance -= 1
-        news.append(FileGrowth(since, at, file.path.name, file.segment, begin, length - begin))
+        news.append(FileGrowth(since, at, file.path.name, begin, length - begin))
         file.size = length
         self._write_at = min(self._write_at, now + PERIOD)
-
-    def _cut(self, file: _Followed, segment: int, begin: int) -> None:
-        self._write_news()
-        self._write([SegmentCut(self._now(), file.path.name, segment, begin)])
-        file.segment, file.size = segment + 1, 0
 
     def _write_news(self) -> None:
         self._write_at = math.inf
@@ -174,9 +158,7 @@ class IndexWriter:
             if file.news:
                 first, last = file.news[0], file.news[-1]
                 length = last.begin + last.length - first.begin
-                file.news = [
-                    FileGrowth(last.until, last.until, last.name, last.segment, first.begin, length)
-                ]
+                file.news = [FileGrowth(last.until, last.until, last.name, first.begin, length)]
 
     def _write(self, lines: Sequence[IndexLine]) -> bool:
         """False if there is no room for them."""

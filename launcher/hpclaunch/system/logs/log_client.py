@@ -48,7 +48,7 @@ class LogServiceClient(Helper):
     """Requests out, replies in. Nothing here waits for the process, until the end."""
 
     does = "shows the workers' output"
-    costs = "lines may be missing here, and are in the files"
+    costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
         found = find_spec("inotify_simple")
@@ -108,11 +108,9 @@ class LogServiceClient(Helper):
         errors: Sequence[str],
         store: Path,
         index: IndexFile,
-        limit: int = 0,
     ) -> None:
         """Make a round's directory, files and duplicates, show what is written there, and note
-        when it came. `errors` are removed. All rounds together may take `limit` bytes, if it is not
-        0. Answered by "prepared" or "refused".
+        when it came. `errors` are removed. Answered by "prepared" or "refused".
         """
         self.ask(
             op="prepare",
@@ -123,7 +121,6 @@ class LogServiceClient(Helper):
             errors=list(errors),
             store=str(store),
             index=asdict(index),
-            limit=limit,
         )
 
     def tail(self, number: int, files: Sequence[Path]) -> None:

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,6 @@ from hpclaunch.worker import private_files
 
 LOCK = "launch.lock"
 STATUS = "status.json"  # a snapshot of the job, which its head writes now and then
-JOB = "job-{}"  # an empty file: this run is that of another job than its name says
 FIRST = "first-agent"  # there while the first agent of a launch lives, or if it was killed
 LONGEST = 1 << 16  # bytes of what is in that lock
 MOST = 100  # launches at once in one directory
@@ -55,13 +54,9 @@ class AgentFiles:
         at = time.strftime("%Y%m%dT%H%M%S", time.localtime(began))
         return f"{self.kind}-{label}-{at}.{self.suffix}"
 
-    @property
-    def pattern(self) -> str:
-        return rf"{self.kind}-[\w.-]+\.{self.suffix}"
-
     def in_directory(self, directory: Path) -> list[Path]:
         """In the order of their names. Raises OSError."""
-        names = re.compile(self.pattern)
+        names = re.compile(rf"{self.kind}-[\w.-]+\.{self.suffix}")
         return [directory / name for name in sorted(os.listdir(directory)) if names.fullmatch(name)]
 
 
@@ -93,11 +88,6 @@ class LogDirectory:
             usable = os.access(self.path, os.R_OK | os.W_OK | os.X_OK)
         if not usable:
             raise UsageError(f"cannot write to the log directory {path}: permission denied")
-
-    def is_of(self, job: str) -> None:
-        """Let the launch be found by this job, too."""
-        with contextlib.suppress(OSError):  # then it has the name of the first job only
-            os.close(private_files.open_file(self.path / JOB.format(job), os.O_WRONLY | os.O_CREAT))
 
     def round(self, number: int) -> Path:
         """Where the files of a round are going to be."""
@@ -194,15 +184,6 @@ def jobs_of(launch: str) -> tuple[str, str]:
     """The jobs that it is of: 71_3.0 is a launch of element 71_3 of job 71."""
     element = launch.partition(".")[0]
     return element, element.partition("_")[0]
-
-
-def first_jobs(above: Path, job: str) -> set[str]:
-    """The job that the launches of this one have the name of, if its script was submitted again.
-    `above` is the directory of all launches.
-    """
-    if not job.isdecimal():
-        return set()
-    return {jobs_of(marker.parent.name)[0] for marker in above.glob(f"*/{JOB.format(job)}")}
 
 
 def _next_round(path: Path, launch: str) -> int:
@@ -306,16 +287,13 @@ def size(path: Path) -> int:
         return 0
 
 
-def tail(files: Iterable[Sequence[tuple[Path, int]]]) -> str:
+def tail(files: Iterable[tuple[Path, int]]) -> str:
     """The last lines of the first file that has any, without colours: what a worker wrote before it
-    ended.
-
-    A file comes in one or more parts, each with its size at the start of the round: what is before,
-    an earlier launch has written.
+    ended. A file comes with its size at the start of the round: what is before, an earlier launch
+    has written.
     """
-    for parts in files:
-        found = b"".join(_end(path, begin) for path, begin in parts)
-        text = _COLOURS.sub("", found[-TAIL_BYTES:].decode(errors="replace")).strip("\n")
+    for path, begin in files:
+        text = _COLOURS.sub("", _end(path, begin).decode(errors="replace")).strip("\n")
         if text:
             return "\n".join(text.splitlines()[-TAIL_LINES:])
     return ""

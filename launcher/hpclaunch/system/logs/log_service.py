@@ -9,14 +9,13 @@ before; nothing waits for a console.
         "streams": [{"path", "taps"}, ...],          {"event": "refused", "id": N, "why": W,
         "duplicates": [PATH, ...],                       "file": PATH}
         "errors": [PATH, ...], "store": PATH,
-        "index": {"path", "launch", "host"},
-        "limit": BYTES}
+        "index": {"path", "launch", "host"}}
     {"op": "tail", "id": N, "files": [PATH, ...]}    {"event": "tail", "id": N, "text": T}
     {"op": "look", "id": N, "directory": PATH}       {"event": "disk", "id": N, "seen": {...}}
     {"op": "keep", "directory": PATH,
         "files": {NAME: TEXT, ...}}   evidence of a hang, a snapshot, the ledger
     {"op": "append", "directory": PATH,
-        "name": NAME, "text": T}      the history
+        "name": NAME, "text": T}      the history, the journal
     {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
         "launch": NAME, "term": N}                       "book": a book, packed}
     {"op": "say", "text": T}
@@ -51,7 +50,6 @@ from .error_file import with_beginning
 from .index_writer import IndexWriter
 from .log_directory import size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
-from .volume import LOOKS, Volume
 
 if TYPE_CHECKING:
     from hpclaunch.core.ledger.summing import Launch
@@ -68,10 +66,6 @@ class LogService:
         self.consoles = consoles()
         self._duplicates: dict[str, Duplicates] = {}  # those to which lines are still copied
         self._begins: dict[Path, int] = {}  # the sizes of the round's files before it began
-        self._segments: dict[Path, Path] = {}  # the newest of each of them
-        self._volume = Volume()
-        self._volume_at = math.inf  # when to look whether it is above its limit
-        self._limited = False  # and the user knows that something was dropped
         self._directory = ""  # of the round
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
@@ -94,9 +88,6 @@ class LogService:
                 index = self._index
                 if index and (index.fileno() in ready or now >= index.next_deadline()):
                     index.wake(now)
-                if now >= self._volume_at:
-                    self._volume_at = now + LOOKS
-                    self._limit_volume()
                 if now >= self._room_at:
                     self._room_at = now + ROOM
                     self._look_for_room()
@@ -116,7 +107,7 @@ class LogService:
         for console in self.consoles.values():
             if console.wanting:
                 poll.register(console.fd, select.POLLOUT)
-        deadlines = [self.mirror.next_deadline(), self._room_at, self._volume_at]
+        deadlines = [self.mirror.next_deadline(), self._room_at]
         deadlines += [] if index is None else [index.next_deadline()]
         left = min(deadlines) - time.monotonic()
         return {fd for fd, _ in poll.poll(None if left > 1e6 else 1000 * max(0.0, left) + 1)}
@@ -140,7 +131,6 @@ class LogService:
         errors: list[str],
         store: str,
         index: dict[str, str],
-        limit: int = 0,
     ) -> None:
         """Make a round's directory and files, and show from now on what is written to these. The
         output of the last round is shown by now. Raises OSError.
@@ -154,10 +144,6 @@ class LogService:
         open_file_limit.raise_to(2 * len(streams))  # the last round's may be open
         files = [Path(stream["path"]) for stream in streams] + [Path(store)]
         self._begins = {file: size(file) for file in files}
-        self._segments = {}
-        index_file = Path(index["path"])
-        self._volume.follow([*files, *map(Path, duplicates)], limit, index_file)
-        self._volume_at = time.monotonic() if limit else math.inf
         self.mirror.forget()
         self._release()
         self._directory, self._room_at = directory, time.monotonic() + ROOM
@@ -166,12 +152,9 @@ class LogService:
             self.mirror.follow(stream["path"], *(self._tap(**tap) for tap in stream["taps"]))
         if self._index is not None:
             self._index.close()
-        self._index = IndexWriter(
-            index_file, launch=index["launch"], host=index["host"], limited=limit > 0
-        )
+        self._index = IndexWriter(Path(index["path"]), launch=index["launch"], host=index["host"])
         for stream in streams:
-            path = Path(stream["path"])
-            self._index.follow(path, self._volume.newest_segment(path), time.monotonic())
+            self._index.follow(Path(stream["path"]), time.monotonic())
 
     def _tap(self, to: int | str, prefix: str, needles: list[str], at_once: bool) -> Tap:
         sink = self.consoles[to] if isinstance(to, int) else self._duplicates[to]
@@ -181,15 +164,10 @@ class LogService:
     def _tail(self, id: int, files: list[str]) -> None:  # noqa: A002
         # A file that this launch has not opened was left by an earlier one.
         paths = [path for file in files if (path := Path(file)) in self._begins]
-        text = tail(map(self._parts, paths))
+        text = tail((path, self._begins[path]) for path in paths)
         if text:
             text = with_beginning(text, paths[0])
         self._channel.tell("tail", id=id, text=text)
-
-    def _parts(self, file: Path) -> list[tuple[Path, int]]:
-        """Where the end of a file is that may just have been emptied."""
-        before = [(self._segments[file], 0)] if file in self._segments else []
-        return [*before, (file, self._begins[file])]
 
     def _look(self, id: int, directory: str) -> None:  # noqa: A002
         self._channel.tell("disk", id=id, seen=disk.look(Path(directory)))
@@ -270,31 +248,9 @@ class LogService:
     def _finish(self) -> None:
         if self._index is not None:
             self._index.finish(time.monotonic())
-        if self._volume_at < math.inf:
-            self._limit_volume()
         self.mirror.finish(time.monotonic())
         self._look_for_room()
-        self._room_at = self._volume_at = math.inf
-
-    def _limit_volume(self) -> None:
-        cuts = self._volume.cut()
-        skipped = 0
-        for cut in cuts:
-            self._begins[cut.file] = 0
-            if self._index is not None:
-                self._index.cut(cut.file, cut.number, cut.begin, cut.end)
-            if cut.segment is not None:
-                self._segments[cut.file] = cut.segment
-            skipped += self.mirror.cut(cut.file, cut.begin, cut.segment)
-            if cut.lost:
-                self._say(f"--log-limit: {cut.lost} bytes are lost in {cut.file}: too many at once")
-        dropped = [cut.file for cut in cuts if cut.begin] + self._volume.prune()
-        skipped += self.mirror.skip_removed()
-        if dropped and not self._limited:
-            self._limited = True
-            self._say(f"--log-limit: from now on the oldest output is dropped ({dropped[0]})")
-        if skipped:
-            self._say(f"--log-limit: {skipped} bytes were dropped before they could be shown here")
+        self._room_at = math.inf
 
     def _look_for_room(self) -> None:
         """Workers go on when their files cannot grow (`site/_hpclaunch_output.py`)."""

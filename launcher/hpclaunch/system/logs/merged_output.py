@@ -15,7 +15,7 @@ import math
 import os
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from .output_index import (
     FileGrowth,
     IndexBegun,
     IndexLine,
-    SegmentCut,
     parse,
 )
 
@@ -37,7 +36,7 @@ LONGEST = 4096  # bytes of a line of an index
 MOST_OPEN = 200  # files
 UNDATED = 1 << 20  # bytes at the end of a file without times that may be of the last minutes
 ALL = 1 << 62  # bytes
-FILES = re.compile(r"(rank-(\d{1,9})\.(?:out|err))(?:\.(\d{1,9}))?")
+FILES = re.compile(r"rank-(\d{1,9})\.(?:out|err)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,8 @@ class _OpenFiles:
 
 @dataclass(slots=True)
 class _WorkerFile:
-    """One stream of one worker in a round, with its segments. It was read up to the byte `offset`
-    of a segment; None: what comes before the first growth is not wanted.
+    """One stream of one worker in a round. It was read up to the byte `offset`; None: what comes
+    before the first growth is not wanted.
     """
 
     path: Path
@@ -130,10 +129,7 @@ class _WorkerFile:
     order: int  # of files whose lines came at the same time
     files: _OpenFiles
     offset: int | None
-    segment: int = 1
     unfinished: bytes = b""  # a line
-    made: set[int] = field(default_factory=set)  # segments, also those that are gone
-    cuts: dict[int, int] = field(default_factory=dict)  # with which byte a segment begins
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
     begun: IndexBegun | None = None
@@ -155,16 +151,15 @@ class _WorkerFile:
 
     def _grown(self, growth: FileGrowth) -> Iterator[OutputLine]:
         if self.offset is None:
-            self.segment, self.offset = growth.segment, growth.begin
-        if growth.segment > self.segment:
-            yield from self._read(ALL, growth.since)  # what the index has missed of the last one
-            self.segment, self.offset = growth.segment, 0
+            self.offset = growth.begin
+        if growth.length == 0:  # it was emptied
+            self.offset = 0
         end = growth.begin + growth.length
-        if growth.segment < self.segment or end <= self.offset:
+        if end <= self.offset:
             return  # it was read
         if self.offset < growth.begin:
-            yield from self._read(growth.begin, growth.since)
-            self.offset = growth.begin  # what is not there any more was dropped
+            yield from self._read(growth.begin, growth.since)  # what the index has missed
+            self.offset = growth.begin
         lasted = growth.until - growth.since
         pace = lasted / growth.length if lasted > JOINED else 0.0
         yield from self._read(end, growth.since, pace)
@@ -173,19 +168,13 @@ class _WorkerFile:
     def rest(self, *, final: bool) -> Iterator[OutputLine]:
         """What no index tells of. `final`: nothing more is going to be written."""
         changed, dated = self.changed, self.begun is not None
-        last = max(self.made, default=0) + 1
-        for number in sorted({*self.made, last}):
-            if number > self.segment:
-                self.segment, self.offset = number, 0
-            if number == self.segment:
-                yield from self._read(ALL, changed, dated=dated)
+        yield from self._read(ALL, changed, dated=dated)
         if final and self.unfinished:
             text, self.unfinished = self.unfinished, b""
             yield self._line(text, changed, dated=dated)
 
     def skip_to_the_last(self, since: float) -> None:
         """No index tells what was written since then. Only the end may be of that time."""
-        self.segment = max(self.made, default=0) + 1
         end = size(self.path)
         self.offset = max(0, end - UNDATED) if self.changed >= since else end
 
@@ -199,33 +188,18 @@ class _WorkerFile:
     def _read(
         self, end: int, time: float, pace: float = 0.0, *, dated: bool = True
     ) -> Iterator[OutputLine]:
-        """The lines up to a byte of the segment. `pace`: seconds from one byte to the next."""
+        """The lines up to a byte of the file. `pace`: seconds from one byte to the next."""
         assert self.offset is not None, "it is known where to begin"
         first = self.offset
         while self.offset < end:
-            begin, data = self._next_bytes(end)
+            data = self.files.read(self.path, self.offset, min(CHUNK, end - self.offset))
             if not data:
                 return
-            at = time + pace * (begin - first)
-            self.offset = begin + len(data)
+            at = time + pace * (self.offset - first)
+            self.offset += len(data)
             for text in self._split(data):
                 yield self._line(text, min(at, time + pace * (end - first)), dated=dated)
                 at += pace * (len(text) + 1)
-
-    def _next_bytes(self, end: int) -> tuple[int, bytes]:
-        """And from where on they are: the oldest ones may have been dropped."""
-        assert self.offset is not None, "it is known where to begin"
-        cut = self.path.with_name(f"{self.path.name}.{self.segment:04}")
-        before = self.cuts.get(self.segment, 0)
-        begin = max(self.offset, before)
-        length = min(CHUNK, max(0, end - begin))
-        if self.segment not in self.made:
-            if data := self.files.read(self.path, begin, length):
-                return begin, data
-            if not cut.exists():
-                return begin, b""
-            self.made.add(self.segment)  # just now
-        return begin, self.files.read(cut, begin - before, length)
 
     def _split(self, data: bytes) -> Iterator[bytes]:
         *lines, self.unfinished = (self.unfinished + data).split(b"\n")
@@ -252,7 +226,7 @@ class _OutputIndex:
         self._told_until = -math.inf
         first, _ = self._parsed(0)
         begun = next((line for line in first if isinstance(line, IndexBegun)), None)
-        self.begun = begun or IndexBegun(0.0, "", "", limited=False)
+        self.begun = begun or IndexBegun(0.0, "", "")
 
     @property
     def size(self) -> int:
@@ -318,10 +292,6 @@ class _OutputIndex:
             if line.time < since or (file := file_of(line.name)) is None:
                 continue
             self._told_until = line.time
-            if isinstance(line, SegmentCut):
-                file.made.add(line.segment)
-                file.cuts[line.segment] = line.begin
-                continue
             file.growths.append((line, self.begun))
             if file.held is None and file.advance() and file.held is not None:
                 heapq.heappush(self._heap, (file.held.time, file.order, file))
@@ -392,23 +362,22 @@ class _Round:
 
     def _look(self) -> None:
         names = self._names()
-        files = [found for name in names if (found := FILES.fullmatch(name))]
-        streams = {found[1] for found in files}
-        for found in files:
-            is_errors = found[1].endswith("err") or self._holds_both_streams(found, streams)
-            self._find(found[1], int(found[2]), is_errors, found[3])
+        streams = {found[0]: int(found[1]) for name in names if (found := FILES.fullmatch(name))}
+        for name, rank in streams.items():
+            is_errors = name.endswith("err") or self._holds_both_streams(name, streams)
+            self._find(name, rank, is_errors)
         for name in names:
             if INDEXES.fullmatch(name) and name not in self._indexes:
                 self._add(name)
 
-    def _holds_both_streams(self, found: re.Match[str], streams: set[str]) -> bool:
+    def _holds_both_streams(self, name: str, streams: Collection[str]) -> bool:
         """Return whether a file of standard output holds standard error as well: there is no other
         file for that, although all files of a rank are made before it writes anything.
         """
-        has_errors = found[1].replace(".out", ".err") in streams
-        return not has_errors and size(self._directory / found[0]) > 0
+        has_errors = name.replace(".out", ".err") in streams
+        return not has_errors and size(self._directory / name) > 0
 
-    def _find(self, name: str, rank: int, is_errors: bool, segment: str | None) -> None:
+    def _find(self, name: str, rank: int, is_errors: bool) -> None:
         self.ranks.add(rank)
         wanted = self._wanted
         if wanted.ranks is not None and rank not in wanted.ranks:
@@ -420,8 +389,6 @@ class _Round:
             order = 2 * rank + is_errors
             path = self._directory / name
             self._files[name] = _WorkerFile(path, rank, order, self._opened, offset)
-        if segment is not None:
-            self._files[name].made.add(int(segment))
 
     def _add(self, name: str) -> None:
         index = _OutputIndex(self._directory / name, self._opened)
@@ -429,11 +396,6 @@ class _Round:
             return  # its first line is about to be written
         self._indexes[name] = index
         self.nodes.add(index.begun.host)
-        if index.begun.limited:
-            for line in index.everything():
-                if isinstance(line, SegmentCut) and (file := self._files.get(line.name)):
-                    file.made.add(line.segment)
-                    file.cuts[line.segment] = line.begin
         if self._wanted.since > -math.inf:
             index.skip_to(self._wanted.since)
 
@@ -447,8 +409,7 @@ class _Round:
                 if isinstance(line, IndexBegun):
                     begun = line
                 elif isinstance(line, FileGrowth) and (file := changed.get(line.name)):
-                    file.begun, file.segment = begun, line.segment
-                    file.offset = line.begin + line.length
+                    file.begun, file.offset = begun, line.begin + line.length
         for file in self._files.values():
             if file.offset is None:
                 file.skip_to_the_last(since)
@@ -507,11 +468,16 @@ class JobOutput:
             self._over[path] = found, found.told
 
     def _superseded(self) -> list[Path]:
-        """Rounds after which another one has begun there. The newest one does not always have the
-        highest number: a launch may use the directory of an earlier one.
+        """Return the rounds after which another one has begun there. The newest one does not always
+        have the highest number: a launch may use the directory of an earlier one. But a round of a
+        higher number that has no index yet is about to begin.
         """
-        newest: dict[Path, tuple[float, int, Path]] = {}
-        for path, each in self._rounds.items():
-            found = (each.begun_last, each.number, path)
+        newest: dict[Path, tuple[float, int]] = {}
+        begun = {path: (each.begun_last, each.number) for path, each in self._rounds.items()}
+        for path, found in begun.items():
             newest[path.parent] = max(found, newest.get(path.parent, found))
-        return [path for path in self._rounds if path != newest[path.parent][2]]
+        return [
+            path
+            for path, (at, number) in begun.items()
+            if (at, number) < newest[path.parent] and (at > 0 or number < newest[path.parent][1])
+        ]

@@ -142,12 +142,9 @@ class _Way:
 
 @dataclass(slots=True)
 class _Stream:
-    """One followed file, `path`. `fds` are those of its segments that are not shown yet, the oldest
-    first, and then its own.
-    """
+    """One followed file."""
 
-    path: str
-    fds: list[int]
+    fd: int
     ways: tuple[_Way, ...]
     behind: bool = True  # there may be more to read
 
@@ -158,26 +155,11 @@ class _Stream:
     @property
     def is_truncated(self) -> bool:
         """Return whether the file has become shorter than what was read of it."""
-        return os.fstat(self.fds[0]).st_size < os.lseek(self.fds[0], 0, os.SEEK_CUR)
+        return os.fstat(self.fd).st_size < os.lseek(self.fd, 0, os.SEEK_CUR)
 
     def flush(self) -> None:
         for way in self.ways:
             way.flush()
-
-    def cut(self, begin: int, segment: Path | None) -> int:
-        """See Mirror.cut."""
-        shown = os.lseek(self.fds[-1], 0, os.SEEK_CUR)
-        os.lseek(self.fds[-1], 0, os.SEEK_SET)
-        self.behind = True
-        if segment is not None:
-            fd = private_files.open_file(segment, os.O_RDONLY)
-            os.lseek(fd, max(0, shown - begin), os.SEEK_SET)
-            self.fds.insert(-1, fd)
-        return max(0, begin - shown)
-
-    def close(self) -> None:
-        for fd in self.fds:
-            os.close(fd)
 
 
 @dataclass(slots=True)
@@ -216,31 +198,7 @@ class Mirror:
                 self._look_at = 0.0
         else:
             self._look_at = 0.0
-        self._streams[key] = _Stream(os.fspath(path), [fd], tuple(map(_Way, taps)))
-
-    def cut(self, path: Path, begin: int, segment: Path | None) -> int:
-        """A file was emptied: what it had from `begin` on is in a segment of it now. Returns how
-        many bytes of it are shown nowhere.
-        """
-        skipped = 0
-        for stream in self._streams.values():
-            if stream.path == os.fspath(path):
-                skipped += stream.cut(begin, segment)
-        return skipped
-
-    def skip_removed(self) -> int:
-        """Segments that were removed before they were shown are not shown any more. Returns how
-        many bytes these are.
-        """
-        skipped = 0
-        for stream in self._streams.values():
-            for fd in stream.fds[:-1]:
-                found = os.fstat(fd)
-                if not found.st_nlink:
-                    skipped += found.st_size - os.lseek(fd, 0, os.SEEK_CUR)
-                    stream.fds.remove(fd)
-                    os.close(fd)
-        return skipped
+        self._streams[key] = _Stream(fd, tuple(map(_Way, taps)))
 
     def feeds(self, sink: Sink) -> bool:
         """Whether a followed file is copied to this sink."""
@@ -275,15 +233,12 @@ class Mirror:
         left = SHARE
         while stream.behind and left > 0 and (room := stream.room) > 0:
             try:
-                data = os.read(stream.fds[0], min(CHUNK, room))
+                data = os.read(stream.fd, min(CHUNK, room))
                 if not data and stream.is_truncated:  # a worker has truncated it
-                    os.lseek(stream.fds[0], 0, os.SEEK_SET)
+                    os.lseek(stream.fd, 0, os.SEEK_SET)
                     continue
             except OSError:  # the file system has trouble: wait until there is more to read
                 data = b""
-            if not data and len(stream.fds) > 1:
-                os.close(stream.fds.pop(0))
-                continue
             if not data:
                 stream.behind = False
                 break
@@ -309,7 +264,7 @@ class Mirror:
 
     def close(self) -> None:
         for stream in self._streams.values():
-            stream.close()
+            os.close(stream.fd)
         self._streams.clear()
         if self._inotify is not None:
             self._inotify.close()
@@ -324,4 +279,4 @@ class Mirror:
             if key >= 0 and self._inotify is not None:
                 with contextlib.suppress(OSError):  # somebody has removed the file
                     self._inotify.rm_watch(key)
-            stream.close()
+            os.close(stream.fd)

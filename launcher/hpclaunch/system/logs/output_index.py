@@ -4,13 +4,12 @@ Workers write to their files themselves, without times. The log service notes be
 files grew: one index for each agent and round, `index-agent-AGENT.txt`. Its lines are in order of
 time (seconds since the epoch, on the clock of the agent's node):
 
-    1764025034.123 begin {"format": 1, "launch": "71.0", "host": "n1", "limited": true}
-    1764025034.520 0.000 rank-3.out 1 4711 520
-    1764025099.004 cut rank-3.out 1 0
+    1764025034.123 begin {"format": 2, "launch": "71.0", "host": "n1"}
+    1764025034.520 0.000 rank-3.out 4711 520
+    1764025099.004 0.000 rank-3.out 0 0
 
-The second line says that 520 bytes from byte 4711 on came within the last 0.000 seconds. They are
-in segment 1 of rank-3.out, or will be once that file is cut (`volume.py`). The third line says that
-it was, and that the segment has what came from byte 0 on.
+The second line says that 520 bytes from byte 4711 on came within the last 0.000 seconds. The third
+line says that the file was emptied.
 
 Some lines may be missing, torn, or there twice. What no index tells of is only without a time.
 """
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 
 from hpclaunch.system.shared import bounded_json
 
-FORMAT = 1
+FORMAT = 2
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
 LARGEST = 1 << 60  # bytes; longer than any file
@@ -31,12 +30,13 @@ JOINED = 0.1  # seconds: what comes so soon after what came before is taken toge
 
 @dataclass(frozen=True, slots=True)
 class FileGrowth:
-    """A file has grown by `length` bytes from `begin` on, between `since` and `until`."""
+    """A file has grown by `length` bytes from `begin` on, between `since` and `until`. If
+    `begin` and `length` are 0, the file was emptied.
+    """
 
     since: float
     until: float
     name: str
-    segment: int
     begin: int
     length: int
 
@@ -46,26 +46,15 @@ class FileGrowth:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentCut:
-    """A segment of a file has what came from the byte `begin` on."""
-
-    time: float
-    name: str
-    segment: int
-    begin: int
-
-
-@dataclass(frozen=True, slots=True)
 class IndexBegun:
     """A log service has begun to follow the files of a round."""
 
     time: float
     launch: str
     host: str
-    limited: bool  # files may be cut
 
 
-IndexLine = FileGrowth | SegmentCut | IndexBegun
+IndexLine = FileGrowth | IndexBegun
 
 
 def parse(line: bytes) -> IndexLine | None:
@@ -79,22 +68,18 @@ def parse(line: bytes) -> IndexLine | None:
             fields = bounded_json.loads(rest)
             if fields["format"] != FORMAT:
                 return None
-            launch, host = str(fields["launch"]), str(fields["host"])
-            return IndexBegun(at, launch, host, bool(fields["limited"]))
+            return IndexBegun(at, str(fields["launch"]), str(fields["host"]))
         name, *numbers = rest.split()
-        if word == "cut":
-            segment, begin = map(_number, numbers)
-            return SegmentCut(at, name, segment, begin)
-        segment, begin, length = map(_number, numbers)
+        begin, length = map(_number, numbers)
         since = at - float(word)
-        is_sound = 0 <= since <= at and length > 0
-        return FileGrowth(since, at, name, segment, begin, length) if is_sound else None
+        is_sound = 0 <= since <= at and (length > 0 or begin == 0)
+        return FileGrowth(since, at, name, begin, length) if is_sound else None
     except (ValueError, IndexError, KeyError, TypeError):
         return None
 
 
 def _number(word: str) -> int:
-    """Return the number of a segment, or of bytes. Raises ValueError."""
+    """Return a number of bytes. Raises ValueError."""
     number = int(word)
     if not 0 <= number < LARGEST:
         raise ValueError(number)
@@ -104,10 +89,8 @@ def _number(word: str) -> int:
 def written(line: IndexLine) -> str:
     """As `parse` reads it, with its end."""
     match line:
-        case FileGrowth(since, until, name, segment, begin, length):
-            return f"{until:.3f} {until - since:.3f} {name} {segment} {begin} {length}\n"
-        case SegmentCut(time, name, segment, begin):
-            return f"{time:.3f} cut {name} {segment} {begin}\n"
-        case IndexBegun(time, launch, host, limited):
-            told = {"format": FORMAT, "launch": launch, "host": host, "limited": limited}
+        case FileGrowth(since, until, name, begin, length):
+            return f"{until:.3f} {until - since:.3f} {name} {begin} {length}\n"
+        case IndexBegun(time, launch, host):
+            told = {"format": FORMAT, "launch": launch, "host": host}
             return f"{time:.3f} begin {json.dumps(told)}\n"

@@ -16,7 +16,7 @@ from hpclaunch.core.snapshot.job_snapshot import LaunchSnapshot
 from hpclaunch.worker import private_files
 
 from ..shared import packing
-from .log_directory import STATUS, first_jobs, of_all_launches
+from .log_directory import STATUS, of_all_launches
 
 
 def newest(which: str) -> LaunchSnapshot | None:
@@ -26,8 +26,7 @@ def newest(which: str) -> LaunchSnapshot | None:
     above = of_all_launches()
     places = [Path(which)]
     if "/" not in which:
-        names = {which, *first_jobs(above, which)}
-        places += [above / which, *(p for n in names for p in above.glob(f"{glob.escape(n)}.*"))]
+        places += [above / which, *above.glob(f"{glob.escape(which)}.*")]
     found = []
     for place in places:
         with contextlib.suppress(OSError, msgspec.MsgspecError):

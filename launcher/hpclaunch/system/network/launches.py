@@ -133,8 +133,6 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
     except OSError as e:
         raise NoLaunchError(f"cannot look at job {which}: {e.strerror}: {e.filename}") from e
     running = [job for job in jobs if job.state == slurm_steps.RUNNING]
-    if not running and (later := _of_later_job(which, number, env)):
-        return later
     if not running:
         state = f"it is {jobs[0].state}" if jobs else "it is over"
         raise NoLaunchError(f"cannot look at job {which}: {complaint or state}")
@@ -145,19 +143,6 @@ def find(which: str, environ: Mapping[str, str]) -> FoundLaunches:
         return _in_job(running[0], running[0].id if which == number else which, env)
     except NoLaunchError as e:
         raise NoLaunchError(f"cannot look at job {which}: {e}") from e
-
-
-def _of_later_job(which: str, number: str, env: Mapping[str, str]) -> FoundLaunches | None:
-    """One that has the name of an earlier job, whose script was submitted again."""
-    jobs, _ = slurm_steps.jobs_of(f"--user={os.geteuid()}", env)
-    first = int(number) if number.isdecimal() else 0
-    later = [job for job in jobs if job.id.isdecimal() and int(job.id) > first]
-    running = [job for job in later if job.state == slurm_steps.RUNNING]
-    for job, found in _each(running, env):
-        names = [] if isinstance(found, NoLaunchError) else [x.name for x in found.launches]
-        if mine := next((n for n in names if which in (n, n.partition(".")[0])), ""):
-            return _in_job(job, mine, env)
-    return None
 
 
 def all_launches(environ: Mapping[str, str]) -> Told:

@@ -1,0 +1,178 @@
+"""The journal of an agent: what its core was told and what it answered.
+
+`hpclaunch replay` shows it. One JSON object per line, in `journal.jsonl` of the first agent and
+`journal-agent-LABEL.jsonl` of the others; `now` is the monotonic time that the core was given,
+`time` that of the wall clock:
+
+    {"time", "now", "note": "core", "with": {...}}       how the core was made; a run begins
+    {"time", "now", "event": NAME, "with": {...}}        what the core was told,
+    {"time", "now", "effect": NAME, "with": {...}}       what it answered, in order,
+    {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
+    {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
+
+`with` has the fields of the event or effect, and `of` names the type of the message in it.
+
+Between two happenings the clock ticks, and messages repeat the last one of the same sender. An
+event that says nothing new is left out, if its effects do not either. So a journal does not grow
+while nothing happens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpclaunch import __version__
+from hpclaunch.core.control import Control
+from hpclaunch.core.protocol.effects import Effect, KeepWorkers, Send
+from hpclaunch.core.protocol.events import Event, Received, Tick
+from hpclaunch.core.protocol.messages import Message
+from hpclaunch.core.protocol.model import HEAD
+
+from ..shared import packing
+from .log_client import LogServiceClient
+
+FORMAT = 2  # of the lines
+WHOLE = False  # whether all events are written, so that a test can feed them to a core again
+MOST = 16 << 20  # bytes that wait for the log service; lines beyond that are lost
+CHUNK = 1 << 18  # bytes that it gets at once: what the agent says to the user has to come through
+
+
+class Recorder:
+    """The maker of the lines, which go to `out`. `clock` is the wall clock."""
+
+    def __init__(
+        self, out: Callable[[bytes], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._out = out
+        self._clock = clock
+        self._news: dict[tuple[str, int], object] = {}  # of the last message from and to each agent
+        self._event: tuple[Event, dict[str, float]] | None = None  # whose effects are to come
+        self._position: dict[str, Any] = {}
+
+    def began(self, made: Mapping[str, Any], now: float) -> None:
+        """Record how the core was made: the arguments of `Control`."""
+        self.note("core", now, {"format": FORMAT, "version": __version__, "made": made})
+
+    def event(self, event: Event, now: float) -> None:
+        """Call this before the core handles the event, with the time that the core is given."""
+        self._event = event, self._at(now)
+
+    def effects(self, effects: Sequence[Effect], control: Control) -> None:
+        """Call this after that."""
+        assert self._event is not None, "effects follow an event"
+        event, at = self._event
+        is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]  # all are noted
+        if WHOLE or any(is_new):
+            self.flush()
+            for effect in effects:
+                self._line(at, entry("effect", effect))
+        self._event = None
+        if (position := _position(control)) != self._position:
+            self._position = position
+            self._line(at, {"note": "position", "with": position})
+
+    def flush(self) -> None:
+        """Record an event in which the core failed, so that there are no effects."""
+        if self._event is not None:
+            event, at = self._event
+            self._line(at, entry("event", event))
+            self._event = None
+
+    def note(self, name: str, now: float, value: Any) -> None:
+        """Record something that the core does not know of."""
+        self._line(self._at(now), {"note": name, "with": value})
+
+    def _is_new_event(self, event: Event) -> bool:
+        if isinstance(event, Received):
+            return self._is_new(("from", event.sender), event.message)
+        return not isinstance(event, Tick)
+
+    def _is_new_effect(self, effect: Effect) -> bool:
+        if isinstance(effect, Send):
+            return self._is_new(("to", effect.to), effect.message)
+        return not isinstance(effect, KeepWorkers)
+
+    def _is_new(self, way: tuple[str, int], message: Message) -> bool:
+        news = (type(message), message.news)
+        before, self._news[way] = self._news.get(way), news
+        return before != news
+
+    def _at(self, now: float) -> dict[str, float]:
+        return {"time": self._clock(), "now": now}
+
+    def _line(self, at: Mapping[str, float], said: Mapping[str, Any]) -> None:
+        self._out(packing.to_json({**at, **said}) + b"\n")
+
+
+class Journal:
+    """The agent's end of it: the log service writes the lines. Without a directory there are none.
+
+    A file system that hangs costs some lines, never time.
+    """
+
+    def __init__(self, directory: Path | None, label: str) -> None:
+        self._directory = directory
+        self._name = "journal.jsonl" if label == str(HEAD) else f"journal-agent-{label}.jsonl"
+        self._waiting = bytearray()
+        self._lost = 0  # lines
+        self._recorder = Recorder(self._take)
+
+    def began(self, made: Mapping[str, Any]) -> None:
+        """Record how the core was made: the arguments of `Control`."""
+        self._recorder.began(made, time.monotonic())
+
+    def event(self, event: Event, now: float) -> None:
+        """Record an event, before the core handles it; `now` is the time that the core is given."""
+        self._recorder.event(event, now)
+
+    def effects(self, effects: Sequence[Effect], control: Control) -> None:
+        """Record what the core has answered."""
+        self._recorder.effects(effects, control)
+
+    def note(self, name: str, value: Any) -> None:
+        """Record something that the core does not know of."""
+        self._recorder.note(name, time.monotonic(), value)
+
+    def flush(self, service: LogServiceClient) -> None:
+        """Give the log service what it takes without a wait. Call this at the end of each turn."""
+        while self._waiting and not service.wanting:
+            end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
+            self._send(service, end)
+        if self._lost and not self._waiting:
+            lost, self._lost = self._lost, 0
+            self.note("gap", {"lines": lost})
+
+    def finish(self, service: LogServiceClient) -> None:
+        """Give it the rest, which it writes before it ends."""
+        self._recorder.flush()
+        if self._waiting:
+            self._send(service, len(self._waiting))
+
+    def _take(self, line: bytes) -> None:
+        if self._directory is None:
+            return
+        if len(self._waiting) > MOST:
+            self._lost += 1
+        else:
+            self._waiting += line
+
+    def _send(self, service: LogServiceClient, end: int) -> None:
+        assert self._directory is not None, "there are lines"
+        service.append(self._directory, self._name, self._waiting[:end].decode())
+        del self._waiting[:end]
+
+
+def _position(control: Control) -> dict[str, Any]:
+    """Return where a core stands; the stage of the job only as long as this agent leads."""
+    stage = "" if control.head is None else control.head.stage.value
+    member = control.member
+    return {"stage": stage, "phase": member.phase.value, "round": member.round}
+
+
+def entry(kind: str, value: Event | Effect) -> dict[str, Any]:
+    """Return the part of a line that says what happened; `kind` is "event" or "effect"."""
+    of = {"of": type(value.message).__name__} if isinstance(value, Received | Send) else {}
+    return {kind: type(value).__name__, **of, "with": value}
