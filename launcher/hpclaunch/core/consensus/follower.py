@@ -3,7 +3,7 @@
 Where another head can be elected, all agents that have lost theirs ask the same agent to lead: the
 head of the next term. If it does not lead within the election timeout, they ask the head of the
 term after that. An agent whose term is behind learns of it from the first agent that it asks. A
-follower is bound only by the orders of a head. Asking an agent to lead binds nobody, and it stops as
+follower is bound only by the orders of a head. Asking an agent to lead binds nobody, and ends as
 soon as the old head is heard again.
 """
 
