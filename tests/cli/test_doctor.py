@@ -233,6 +233,32 @@ def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
     assert "Traceback" not in head + member
 
 
+def test_this_host_is_measured(tmp_path, env):
+    pytest.importorskip("torch.version")
+    del env["PYTHON_EXEC"]
+    (tmp_path / "temporary").mkdir()
+    done = doctor(tmp_path, env | {"TMPDIR": str(tmp_path / "temporary")}, "--measure")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert row(done.stdout, "compute").startswith("1 x ")
+    assert "TFLOP/s" in row(done.stdout, "compute")
+    assert "GB/s" in row(done.stdout, "memory speed")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["temporary"]
+
+
+def test_workers_that_cannot_measure_are_named(tmp_path, env):
+    (tmp_path / "python").write_text("#!/bin/sh\necho no torch here >&2; exit 7\n")
+    (tmp_path / "python").chmod(0o755)
+    more = {"PYTHON_EXEC": str(tmp_path / "python"), "TMPDIR": str(tmp_path)}
+    done = doctor(tmp_path, env | more, "--measure")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert f"on {socket.gethostname()} exited with code" in done.stderr
+    assert "    | no torch here" in done.stderr
+    (logs,) = tmp_path.glob("hpclaunch-doctor-*/logs")
+    assert f"logs: {logs}" in done.stderr
+
+
 # GPUs
 
 

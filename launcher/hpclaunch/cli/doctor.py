@@ -2,9 +2,12 @@
 
     hpclaunch doctor              on this machine
     srun hpclaunch doctor         on all nodes of a job, in one table
+    srun hpclaunch doctor --measure
+                                  measure their GPUs, and the links between them
 
 It changes nothing, except that it creates the secret file if there is none yet.
-The exit code is 1 if a training would break (FAIL), otherwise 0.
+The exit code is 1 if a training would break (FAIL), or if a GPU or a link that
+was measured is slow; otherwise 0.
 """
 
 from __future__ import annotations
@@ -31,6 +34,12 @@ WIDTH = 100  # where there is no terminal
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="instead of these checks, measure how fast every GPU computes and copies memory, and "
+        "how fast the links between GPUs are; name what is slow or computes wrong results",
+    )
+    parser.add_argument(
         "--timeout",
         type=values.seconds,
         default=30.0,
@@ -46,6 +55,18 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    if options.measure:
+        from . import doctor_measurement
+
+        found, code = doctor_measurement.measure(environ, options.timeout)
+        if found:
+            _show(found)
+        slow = any(row.finding.grade is not Grade.OK for row in found)
+        return EXIT_FAIL if slow or code else 0
+    return _check(options, environ)
+
+
+def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     from . import doctor_host, doctor_reports
 
     here = doctor_host.surroundings(environ)

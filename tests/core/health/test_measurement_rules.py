@@ -1,4 +1,4 @@
-"""The preflight's schedule and its judgement, on planted faults and on noise."""
+"""The schedule of measurements and the judgement of figures, on planted faults and on noise."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.health.preflight_rules import (
-    Kind,
+from hpclaunch.core.health.findings import Grade
+from hpclaunch.core.health.measurement_rules import (
     Link,
     Measured,
     Speed,
     judge,
+    report,
     schedule,
-    table,
     tournament,
 )
+from hpclaunch.core.health.problems import Problem
 
 PER_NODE = [1, 2, 3, 5, 8]
 
@@ -94,26 +95,29 @@ def usual(a, b):
 
 def found(ranks, speed=usual, on_gpus=True):
     findings = judge(ranks, links(ranks, speed), on_gpus=on_gpus)
-    return [(f.kind, f.ranks) for f in findings], [f.text for f in findings]
+    return [(f.problem, f.ranks) for f in findings], [f.text for f in findings]
 
 
 def test_nothing_is_said_of_a_sound_job():
     assert found(gpus(4)) == ([], [])
 
 
-@pytest.mark.parametrize("what", ["compute", "memory"])
-def test_a_slow_gpu_is_named(what):
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [("compute", Problem.SLOW_COMPUTE), ("memory", Problem.SLOW_MEMORY)],
+)
+def test_a_slow_gpu_is_named(what, problem):
     ranks = gpus(2)
     ranks[5] = replace(ranks[5], **{what: Speed(getattr(ranks[5], what).best * 0.5, 1.0)})
-    kinds, (text,) = found(ranks)
-    assert kinds == [(Kind(what), (5,))]
+    problems, (text,) = found(ranks)
+    assert problems == [(problem, (5,))]
     assert text.startswith("rank 5 on n2 (GPU 1) ")
     assert text.endswith("(50%)")
 
 
 def test_half_of_two_is_slow_and_a_tenth_is_not():
     first, second = gpus(1, 2)
-    assert found([first, replace(second, compute=same(350.0))])[0] == [(Kind.COMPUTE, (1,))]
+    assert found([first, replace(second, compute=same(350.0))])[0] == [(Problem.SLOW_COMPUTE, (1,))]
     assert found([first, replace(second, compute=same(630.0))])[0] == []
 
 
@@ -129,8 +133,8 @@ def test_a_slow_link_in_a_node_is_named_by_its_ends():
     def speed(a, b):
         return 20.0 if {a.rank, b.rank} == {5, 7} else usual(a, b)
 
-    kinds, (text,) = found(gpus(2), speed)
-    assert kinds == [(Kind.LINK, (5, 7))]
+    problems, (text,) = found(gpus(2), speed)
+    assert problems == [(Problem.SLOW_LINK, (5, 7))]
     assert text == (
         "between rank 5 on n2 (GPU 1) and rank 7 on n2 (GPU 3): "
         "all-reduce with 20 GB/s, others 180 (11%)"
@@ -141,8 +145,8 @@ def test_a_gpu_with_slow_links_only_is_named_itself():
     def speed(a, b):
         return 20.0 if 6 in (a.rank, b.rank) and a.node == b.node else usual(a, b)
 
-    kinds, (text,) = found(gpus(2), speed)
-    assert kinds == [(Kind.LINK, (6,))]
+    problems, (text,) = found(gpus(2), speed)
+    assert problems == [(Problem.SLOW_LINK, (6,))]
     assert text.startswith("all links of rank 6 on n2 (GPU 2): ")
 
 
@@ -151,8 +155,8 @@ def test_a_node_with_a_bad_network_is_named_itself(nodes):
     def speed(a, b):
         return 10.0 if a.node != b.node and 2 in (a.node, b.node) else usual(a, b)
 
-    kinds, (text,) = found(gpus(nodes), speed)
-    assert kinds == [(Kind.LINK, (8, 9, 10, 11))]
+    problems, (text,) = found(gpus(nodes), speed)
+    assert problems == [(Problem.SLOW_LINK, (8, 9, 10, 11))]
     assert text.startswith("all links of n3 (ranks 8, 9, 10, 11) to other nodes: ")
 
 
@@ -160,8 +164,8 @@ def test_a_rank_with_a_bad_adapter_is_named_itself():
     def speed(a, b):
         return 10.0 if a.node != b.node and 9 in (a.rank, b.rank) else usual(a, b)
 
-    kinds, (text,) = found(gpus(5), speed)
-    assert kinds == [(Kind.LINK, (9,))]
+    problems, (text,) = found(gpus(5), speed)
+    assert problems == [(Problem.SLOW_LINK, (9,))]
     assert text.startswith("all links of rank 9 on n3 (GPU 1) to other nodes: ")
 
 
@@ -169,21 +173,21 @@ def test_two_nodes_that_reach_each_other_badly():
     def speed(a, b):
         return 10.0 if {a.node, b.node} == {1, 4} else usual(a, b)
 
-    kinds, texts = found(gpus(6, 2), speed)
-    assert kinds == [(Kind.LINK, (2, 8)), (Kind.LINK, (3, 9))]
+    problems, texts = found(gpus(6, 2), speed)
+    assert problems == [(Problem.SLOW_LINK, (2, 8)), (Problem.SLOW_LINK, (3, 9))]
     assert all("n2" in text and "n5" in text for text in texts)
 
 
-def test_what_is_wrong_comes_first_and_is_fatal():
+def test_what_is_wrong_comes_first():
     ranks = gpus(1)
     ranks[1] = replace(ranks[1], compute=same(10.0))
     ranks[3] = replace(ranks[3], compute=None, memory=None, wrong="a product is wrong")
-    its = [*links(ranks[:3], usual), Link((0, 2), None, "1 + 2 is not 3")]
+    its = [*links(ranks[:3], usual), Link((0, 2), None, "a wrong sum")]
     findings = judge(ranks, its, on_gpus=True)
-    assert [(f.kind, f.ranks, f.fatal) for f in findings] == [
-        (Kind.WRONG, (3,), True),
-        (Kind.COMPUTE, (1,), False),
-        (Kind.WRONG, (0, 2), True),
+    assert [(f.problem, f.ranks) for f in findings] == [
+        (Problem.WRONG_RESULTS, (3,)),
+        (Problem.SLOW_COMPUTE, (1,)),
+        (Problem.WRONG_RESULTS, (0, 2)),
     ]
     assert findings[0].text == "rank 3 on n1 (GPU 3): a product is wrong"
 
@@ -235,15 +239,25 @@ def test_noise_is_not_taken_for_a_fault_and_hides_none(seed):
     ranks = [
         replace(r, compute=windows(rng, 0.02, busy)) if r is bad and busy < 1 else r for r in ranks
     ]
-    kinds = [(f.kind, f.ranks) for f in judge(ranks, its, on_gpus=False)]
-    assert kinds == ([(Kind.COMPUTE, (bad.rank,))] if busy < 1 else [])
+    problems = [(f.problem, f.ranks) for f in judge(ranks, its, on_gpus=False)]
+    assert problems == ([(Problem.SLOW_COMPUTE, (bad.rank,))] if busy < 1 else [])
 
 
 def test_the_table_is_short_whatever_the_size():
     ranks = gpus(64)
-    lines = table(ranks, links(ranks, usual), "nccl")
-    assert lines[0] == "256 ranks on 64 nodes"
-    assert len(lines) == 5
-    assert "median 40 " in lines[1]
-    assert "96 x pairs in a node" not in lines[1]
-    assert max(map(len, lines)) <= 100
+    rows = report(ranks, links(ranks, usual), [], "nccl")
+    assert [row.finding.check for row in rows] == ["compute", "memory speed", "links", "links"]
+    assert all(row.finding.grade is Grade.OK and len(row.hosts) == 64 for row in rows)
+    assert rows[0].finding.found.startswith("256 x NVIDIA H200, bfloat16: median 700 TFLOP/s")
+    assert "median 180 GB/s" in rows[2].finding.found
+
+
+def test_a_fault_has_its_host_and_advice():
+    ranks = gpus(2)
+    ranks[5] = replace(ranks[5], compute=None, wrong="a product is wrong")
+    ranks[0] = replace(ranks[0], compute=same(10.0))
+    *_, wrong, slow = report(ranks, [], judge(ranks, [], on_gpus=True), "nccl")
+    assert (wrong.finding.grade, wrong.hosts) == (Grade.FAIL, ("n2",))
+    assert (slow.finding.grade, slow.hosts) == (Grade.WARN, ("n1",))
+    assert wrong.finding.advice
+    assert slow.finding.advice
