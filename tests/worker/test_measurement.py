@@ -44,6 +44,9 @@ def garble(tensor, *args):
 def stop(a, b, out=None):
     os.kill(os.getpid(), signal.SIGSTOP)
 
+def pause(tensor, *args):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
 def fail(a, b, out=None):
     raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore of it")
 
@@ -52,7 +55,11 @@ def run():
         text = f.read()
     assert "\\nLIMIT = 90.0" in text
     globals = {"__name__": "__main__", "__file__": script}
-    exec(compile(text.replace("\\nLIMIT = 90.0", "\\nLIMIT = " + limit), script, "exec"), globals)
+    text = text.replace("\\nLIMIT = 90.0", "\\nLIMIT = " + limit)
+    assert "\\nLINK_LIMIT = 20.0" in text
+    if "pause" in faults.values():
+        text = text.replace("\\nLINK_LIMIT = 20.0", "\\nLINK_LIMIT = 3.0")
+    exec(compile(text, script, "exec"), globals)
 
 pids = []
 for rank in range(world):
@@ -61,8 +68,8 @@ for rank in range(world):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
         os.environ.update(GROUP_RANK=str(rank // 4))
         fault = faults.get(str(rank))
-        if fault == "garble":
-            dist.all_reduce = garble
+        if fault in ("garble", "pause"):
+            dist.all_reduce = vars()[fault]
         elif fault:
             torch.mm = vars()[fault]
         try:
@@ -155,6 +162,16 @@ def test_a_rank_that_hangs_is_named_and_ends_the_round(measured):
     assert err.splitlines()[-1].startswith("rank 1 on ")
     (links,) = [row["found"] for row in rows if row["check"] == "links"]
     assert links.startswith("1 x pairs in a node")
+
+
+def test_a_link_that_hangs_ends_by_a_limit_and_is_named(measured):
+    codes, _, rows = measured(2, {1: "pause"}, limit=10.0)
+    assert codes == [1, -1]
+    rank, link = wrong(rows)
+    assert rank.startswith("rank 1 on ")
+    assert "does not answer any more" in rank
+    assert link.startswith("all-reduce between rank 0 on ")
+    assert ": failed: " in link
 
 
 def test_a_first_rank_that_hangs_is_named_by_the_others(processes, store, tmp_path):

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade, failed
 from hpclaunch.core.health.task_reports import Row, TaskReport, differences, rows
-from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
@@ -71,31 +70,21 @@ def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
     here = doctor_host.surroundings(environ)
     where, shared = here.where, here.secret
-    collector: doctor_reports.Collector | None = None
+    logs = options.log_dir or log_directory.of_all_launches()
+    reports = [TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))]
     more: list[Finding] = []
     if shared is not None and where.index == HEAD:
-        try:  # early: the others try until somebody listens
-            collector = doctor_reports.Collector(where, shared)
-        except UsageError as e:
-            more = [Finding("meeting", str(e), Grade.FAIL)]
-    logs = options.log_dir or log_directory.of_all_launches()
-    findings = doctor_host.examine(here, logs, options.timeout)
-    reports = [TaskReport(here.host, tuple(findings))]
-    if collector is not None:
-        others, more = collector.collect(options.timeout)
+        others, more = doctor_reports.collect(where, shared, options.timeout)
         reports += others
         more += differences(reports)
-    elif shared is not None and where.index != HEAD:
+    elif shared is not None:
         missed = doctor_reports.send(where, shared, reports[0], options.timeout)
         if missed is None:
             return 0  # the first task prints it, and has the exit code
         more = [missed]
-    try:
-        _show(rows([*reports, TaskReport(here.host, tuple(more))]))
-    finally:
-        if collector is not None:
-            collector.close()
-    return EXIT_FAIL if any(failed(r.findings) for r in reports) or failed(more) else 0
+    reports.append(TaskReport(here.host, tuple(more)))
+    _show(rows(reports))
+    return EXIT_FAIL if any(failed(report.findings) for report in reports) else 0
 
 
 def _show(found: Sequence[Row]) -> None:

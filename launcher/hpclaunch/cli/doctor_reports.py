@@ -17,6 +17,7 @@ import zmq
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.task_reports import TaskReport, clocks
+from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
@@ -31,57 +32,49 @@ def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
     return zmq_channel.derive(shared, f"{where.identity} doctor")
 
 
-class Collector:
-    """The first task's side. Nobody is answered before `collect`, so that every clock is read just
-    before it is compared.
+def collect(
+    where: Allocation, shared: bytes, timeout: float
+) -> tuple[list[TaskReport], list[Finding]]:
+    """Return the reports of the other tasks, and the findings about who came and about the clocks.
+
+    The first task calls this once it has examined its own host. Until then nobody can send, so
+    every clock is read just before it is compared.
     """
-
-    def __init__(self, where: Allocation, shared: bytes) -> None:
-        """Listen from now on; raises UsageError if there is no port for it."""
-        self._where = where
-        self._channel = zmq_channel.HeadChannel(
-            keys_of(where, shared), len(where.places), MAX_BYTES
-        )
-
-    def collect(self, timeout: float) -> tuple[list[TaskReport], list[Finding]]:
-        """Return the reports of the other tasks, and the findings about who came and the clocks."""
-        reports: dict[int, TaskReport] = {}
-        skews: dict[int, float] = {}
-        awaited = set(range(len(self._where.places))) - {HEAD}
-        deadline = time.monotonic() + timeout
-        while awaited - reports.keys() and (left := deadline - time.monotonic()) > 0:
-            _wait(self._channel, left)
-            for item in self._channel.receive():
-                if not isinstance(item, zmq_channel.Arrived):
-                    continue
-                with contextlib.suppress(msgspec.MsgspecError):  # from another version
-                    report = packing.unpack(item.data, TaskReport)
+    places = where.places
+    try:
+        channel = zmq_channel.HeadChannel(keys_of(where, shared), len(places), MAX_BYTES)
+    except UsageError as e:  # there is no port for it
+        return [], [Finding("meeting", str(e), Grade.FAIL)]
+    reports: dict[int, TaskReport] = {}
+    skews: list[tuple[str, float]] = []
+    awaited = set(range(len(places))) - {HEAD}
+    deadline = time.monotonic() + timeout
+    while awaited - reports.keys() and (left := deadline - time.monotonic()) > 0:
+        _wait(channel, left)
+        for item in channel.receive():
+            if not isinstance(item, zmq_channel.Arrived):
+                continue
+            with contextlib.suppress(msgspec.MsgspecError):  # from another version
+                report = packing.unpack(item.data, TaskReport)
+                if item.sender not in reports:
                     reports[item.sender] = report
-                    skews.setdefault(item.sender, report.clock - time.time())
-                    self._channel.send(item.sender, RECEIVED)
-        findings = [self._who_came(awaited - reports.keys(), timeout)]
-        if skews:
-            places = self._where.places
-            findings.append(clocks([(places[i].host, skew) for i, skew in skews.items()]))
-        return [report for _, report in sorted(reports.items())], findings
-
-    def _who_came(self, missing: Iterable[int], timeout: float) -> Finding:
-        places = self._where.places
-        here = f"{places[HEAD].host}, port {self._channel.port}"
-        hosts = list(dict.fromkeys(places[i].host for i in sorted(missing)))
-        if not hosts:
-            return Finding("meeting", f"all {len(places)} tasks met at {here}")
-        found = f"nobody came from {folded(hosts)} to {here}, within {timeout:.0f} s"
-        if self._channel.refused:
-            found += f"; {self._channel.refused} connections without our secret were refused"
+                    skews.append((report.host, report.clock - time.time()))
+                channel.send(item.sender, RECEIVED)
+    missing = dict.fromkeys(places[i].host for i in sorted(awaited - reports.keys()))
+    here = f"{places[HEAD].host}, port {channel.port}"
+    meeting = Finding("meeting", f"all {len(places)} tasks met at {here}")
+    if missing:
+        found = f"nobody came from {folded(missing)} to {here}, within {timeout:.0f} s"
+        if channel.refused:
+            found += f"; {channel.refused} connections without our secret were refused"
         advice = (
             "look at what the doctor says there: another secret file, a firewall, an address in "
             "the wrong network, or a host that is cut off"
         )
-        return Finding("meeting", found, Grade.FAIL, advice)
-
-    def close(self) -> None:
-        self._channel.close()
+        meeting = Finding("meeting", found, Grade.FAIL, advice)
+    channel.close()
+    in_order = [report for _, report in sorted(reports.items())]
+    return in_order, [meeting, *([clocks(skews)] if skews else [])]
 
 
 def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -> Finding | None:
