@@ -35,15 +35,19 @@ def measure(environ: Mapping[str, str], timeout: float) -> tuple[list[Row], int]
     result = own / "rows.json"
     words = [
         *("--cold", "--max-restarts=0", "--health=off", "--progress=off", "--redirects=3"),
-        *(f"--loss-timeout={LOSS}", "--wait-for-nodes=0", f"--rdzv-conf=join_timeout={timeout}"),
+        *(f"--loss-timeout={LOSS}", "--wait-for-nodes=0"),
+        f"--rdzv-conf=join_timeout={max(1.0, timeout)}",
         *(f"--log-dir={own / 'logs'}", "--", str(SCRIPT), str(result)),
     ]
     chosen = options.build_parser({}).parse_args(words)  # no PET_ variables
     run.check(chosen)
-    code = run.run(chosen, environ)
     rows: list[Row] = []
-    with contextlib.suppress(FileNotFoundError):
-        rows = msgspec.json.decode(result.read_bytes(), type=list[Row])
-    if not code:  # otherwise the launch has named the logs there
-        shutil.rmtree(own, ignore_errors=True)
+    code = 0
+    try:
+        code = run.run(chosen, environ)
+        with contextlib.suppress(FileNotFoundError):
+            rows = msgspec.json.decode(result.read_bytes(), type=list[Row])
+    finally:
+        if not code:  # otherwise the launch has named the logs that are there
+            shutil.rmtree(own, ignore_errors=True)
     return rows, code

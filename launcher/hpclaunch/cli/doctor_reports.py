@@ -24,6 +24,7 @@ from hpclaunch.system.shared import packing
 
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
+PARTING = 5.0  # seconds for the last tasks to leave
 ATTEMPTS = 2  # to resolve a name
 RECEIVED = b"received"  # the first task's answer to a report
 
@@ -47,19 +48,24 @@ def collect(
         return [], [Finding("meeting", str(e), Grade.FAIL)]
     reports: dict[int, TaskReport] = {}
     skews: list[tuple[str, float]] = []
+    present: set[int] = set()  # tasks that have reported, and may not have the answer yet
     awaited = set(range(len(places))) - {HEAD}
     deadline = time.monotonic() + timeout
-    while awaited - reports.keys() and (left := deadline - time.monotonic()) > 0:
+    while (reports.keys() < awaited or present) and (left := deadline - time.monotonic()) > 0:
         _wait(channel, left)
         for item in channel.receive():
-            if not isinstance(item, zmq_channel.Arrived):
-                continue
-            with contextlib.suppress(msgspec.MsgspecError):  # from another version
-                report = packing.unpack(item.data, TaskReport)
-                if item.sender not in reports:
-                    reports[item.sender] = report
-                    skews.append((report.host, report.clock - time.time()))
-                channel.send(item.sender, RECEIVED)
+            if isinstance(item, zmq_channel.Closed):
+                present.discard(item.index)
+            elif isinstance(item, zmq_channel.Arrived):
+                with contextlib.suppress(msgspec.MsgspecError):  # from another version
+                    report = packing.unpack(item.data, TaskReport)
+                    if item.sender not in reports:
+                        reports[item.sender] = report
+                        skews.append((report.host, report.clock - time.time()))
+                    present.add(item.sender)
+                    channel.send(item.sender, RECEIVED)
+        if reports.keys() == awaited:
+            deadline = min(deadline, time.monotonic() + PARTING)
     missing = dict.fromkeys(places[i].host for i in sorted(awaited - reports.keys()))
     here = f"{places[HEAD].host}, port {channel.port}"
     meeting = Finding("meeting", f"all {len(places)} tasks met at {here}")
