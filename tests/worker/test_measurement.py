@@ -126,18 +126,10 @@ def test_all_ranks_and_pairs_are_measured(measured, world):
         (row["check"], row["found"].partition(": ")[0]) for row in rows if row["grade"] == "ok"
     ]
     devices = [(check, like) for check, like in figures if check != "links"]
-    assert [check for check, _ in devices] == ["compute", "memory speed"]
+    assert [check for check, _ in devices] == ["compute"]
     assert all(like.startswith(f"{world} x ") for _, like in devices)
     links = [like for check, like in figures if check == "links"]
-    # All pairs of each of two nodes; across, the ranks with the same local rank.
-    assert links == (
-        []
-        if world == 1
-        else [
-            "12 x pairs in a node, all-reduce with gloo",
-            "4 x pairs across nodes, all-reduce with gloo",
-        ]
-    )
+    assert links == ([] if world == 1 else ["4 x pairs across nodes, all-reduce with gloo"])
 
 
 def test_a_rank_that_computes_wrong_results_is_named(measured):
@@ -160,15 +152,13 @@ def test_a_rank_that_hangs_is_named_and_ends_the_round(measured):
     assert found.startswith("rank 1 on ")
     assert "does not answer any more" in found
     assert err.splitlines()[-1].startswith("rank 1 on ")
-    (links,) = [row["found"] for row in rows if row["check"] == "links"]
-    assert links.startswith("1 x pairs in a node")
 
 
 def test_a_link_that_hangs_ends_by_a_limit_and_is_named(measured):
-    codes, _, rows = measured(2, {1: "pause"}, limit=10.0)
-    assert codes == [1, -1]
+    codes, _, rows = measured(5, {4: "pause"}, limit=10.0)
+    assert codes == [1, 0, 0, 0, -1]
     rank, link = wrong(rows)
-    assert rank.startswith("rank 1 on ")
+    assert rank.startswith("rank 4 on ")
     assert "does not answer any more" in rank
     assert link.startswith("all-reduce between rank 0 on ")
     assert ": failed: " in link

@@ -4,8 +4,8 @@
 
 runs on every rank in a worker's environment. It is started by its path, so that neither the working
 directory nor the script's is in `sys.path`; its own directory is removed from there at once, and
-`hpclaunch` is the package that this file is in. All ranks multiply matrices and copy memory at the
-same time, as in a training. Then pairs of ranks exchange data, in rounds;
+`hpclaunch` is the package that this file is in. All ranks multiply matrices at the same time, as in
+a training, and those on GPUs copy memory. Then pairs of ranks exchange data, in rounds;
 `core/health/measurement_rules.py` plans the pairs and judges the results. The ranks leave JSON in
 the round's store. Rank 0 writes the rows of the doctor's table to the file RESULT, as JSON.
 
@@ -75,7 +75,7 @@ class Device:
             self.label = f"GPU {index}, {uuid}" if uuid else f"GPU {index}"
         else:
             self.place, self.type = torch.device("cpu"), torch.float32
-            self.size, self.times, self.bytes = 512, 1, 64 << 20
+            self.size, self.times = 512, 1
             self.name = f"{cpu_model()}, {torch.get_num_threads()} of its threads, float32"
             self.label = ""
 
@@ -193,10 +193,11 @@ def measure(facts):
         facts = {**facts, "device": device.name, "gpu": device.label}
         wall, cpu = time.monotonic(), time.process_time()
         facts["compute"] = device.compute()
-        if not device.gpu:
+        if device.gpu:
+            facts["memory"] = device.memory()
+        else:
             could = (time.monotonic() - wall) * torch.get_num_threads()
             facts["cpu"] = min((time.process_time() - cpu) / could, 1.0)
-        facts["memory"] = device.memory()
         if not device.is_exact():
             facts["wrong"] = "a product of matrices is wrong"
     except (RuntimeError, AssertionError) as e:
@@ -263,7 +264,7 @@ def plan_of(measured):
     fit = [m for m in measured if not m.wrong]
     own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
     partners: dict[int, list[int]] = {m.rank: [] for m in fit}
-    for pairs in schedule([m.node for m in fit]):
+    for pairs in schedule([m.node for m in fit], within=own):
         for a, b in pairs:
             first, second = fit[a].rank, fit[b].rank
             partners[first].append(second)
@@ -273,7 +274,7 @@ def plan_of(measured):
 
 def conclude(backend, measured, links, path):
     """Write the rows of the doctor's table to the file `path`."""
-    found = judge(measured, links, on_gpus=backend == "nccl")
+    found = judge(measured, links)
     rows = report(measured, links, found, backend)
     draft = f"{path}.tmp"
     with open(draft, "w") as f:

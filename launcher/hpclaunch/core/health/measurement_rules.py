@@ -28,12 +28,6 @@ SLOW = 0.8
 SLOW_CPU = 0.5
 # Pairs also differ by their path (switches, sockets). A link at a lower rate has half or less.
 SLOW_LINK = 0.5
-# GB/s between two ranks on one host through gloo. There are two processes that copy and wait for
-# each other, so above this value differences come from the scheduler, not from a link.
-ENOUGH_ON_HOST = 0.5
-# GB/s of one rank's copies on a CPU. Ranks on one host compete for its memory, and this is far more
-# than a training on CPUs needs.
-ENOUGH_ON_CPU = 4.0
 NAMED = 8  # ranks named in one line
 
 Ends = tuple[int, int]  # ranks
@@ -59,7 +53,7 @@ class Measured:
     gpu: str = ""  # the GPU's name for the user; "" on a CPU
     sharers: int = 1  # workers on its GPU
     compute: Speed | None = None  # TFLOP/s
-    memory: Speed | None = None  # GB/s, read and written
+    memory: Speed | None = None  # GB/s, read and written; of a GPU
     cpu: float = 1.0  # the share that it got of the CPU time that it could have had
     wrong: str = ""  # why it cannot compute correctly; "" if it can
 
@@ -92,19 +86,19 @@ class MeasuredProblem:
 # Which ranks exchange data
 
 
-def schedule(nodes: Sequence[int]) -> list[Pairs]:
+def schedule(nodes: Sequence[int], *, within: bool) -> list[Pairs]:
     """Return rounds of pairs. In each round, a rank is in at most one pair. `nodes` has the node of
     each rank.
 
-    Pairs within nodes come first, on all nodes at once. Then come pairs across nodes, of ranks with
-    the same position on their nodes: so in every round, all pairs of a node get the same share of
-    its network.
+    Pairs within nodes come first, on all nodes at once, if `within`: through NCCL they show the
+    links between the GPUs of a node. Then come pairs across nodes, of ranks with the same position
+    on their nodes: so in every round, all pairs of a node get the same share of its network.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
         members[node].append(rank)
     groups = list(members.values())
-    inner = [tournament(len(group)) for group in groups]
+    inner = [tournament(len(group) if within else 0) for group in groups]
     rounds: list[Pairs] = []
     for number in range(max(map(len, inner), default=0)):
         pairs = [
@@ -139,20 +133,15 @@ def tournament(count: int) -> list[Pairs]:
 # What is slow
 
 
-def judge(
-    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
-) -> list[MeasuredProblem]:
-    """Return what is wrong or slow, with what is wrong first.
-
-    `on_gpus`: the links are those of NCCL between GPUs; otherwise gloo's between hosts.
-    """
+def judge(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
+    """Return what is wrong or slow, with what is wrong first."""
     wrong = Problem.WRONG_RESULTS
     found = [MeasuredProblem(wrong, (r.rank,), f"{r.name}: {r.wrong}") for r in ranks if r.wrong]
     slow = Problem.SLOW_COMPUTE
     found += slow_devices(ranks, slow, "computes", "TFLOP/s", lambda r: r.compute)
     slow = Problem.SLOW_MEMORY
     found += slow_devices(ranks, slow, "copies memory with", "GB/s", lambda r: r.memory)
-    return found + _links(ranks, links, on_gpus=on_gpus)
+    return found + _links(ranks, links)
 
 
 def slow_devices(
@@ -177,8 +166,6 @@ def slow_devices(
         for rank, speed in members:
             if speed.best >= (SLOW if rank.gpu else SLOW_CPU) * median:
                 continue
-            if problem is Problem.SLOW_MEMORY and not rank.gpu and speed.best >= ENOUGH_ON_CPU:
-                continue
             text = f"{rank.name} {verb} {compared(speed.best, median, unit)}"
             if rank.cpu < SLOW:
                 text += f"; it got {rank.cpu:.0%} of its CPU time: other processes run there"
@@ -196,9 +183,7 @@ def compared(figure: float, usual: float, unit: str) -> str:
     return f"{figure:.3g} {unit}, others {usual:.3g} ({figure / usual:.0%})"
 
 
-def _links(
-    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
-) -> list[MeasuredProblem]:
+def _links(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
     by_rank = {rank.rank: rank for rank in ranks}
     found = []
     for link in links:
@@ -213,8 +198,7 @@ def _links(
             if link.speed is not None and is_across(link.ends, by_rank) == across
         ]
         if ours:
-            enough = math.inf if on_gpus or across else ENOUGH_ON_HOST
-            found += _slow_links(by_rank, ours, across=across, enough=enough)
+            found += _slow_links(by_rank, ours, across=across)
     return found
 
 
@@ -224,7 +208,7 @@ def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
 
 
 def _slow_links(
-    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool, enough: float
+    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool
 ) -> list[MeasuredProblem]:
     """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
@@ -232,8 +216,7 @@ def _slow_links(
     ends, at least half of the links lead to a single bad end, so the median would be slow itself.
     """
     usual = reference((speed.usual for _, speed in links), rank=3)
-    limit = min(SLOW_LINK * usual, enough)
-    slow = [(ends, speed) for ends, speed in links if speed.best < limit]
+    slow = [(ends, speed) for ends, speed in links if speed.best < SLOW_LINK * usual]
     found = []
 
     def add(what: str, ranks: Sequence[int], its: Sequence[Figure]) -> None:
