@@ -28,7 +28,6 @@ JOB = JobSnapshot(
     term=0,
     round=1,
     begun=None,
-    is_preflight=False,
     resumed="",
     fewest=1,
     most=1,

@@ -61,7 +61,7 @@ def env(cwd):
 
 
 def test_a_failure_and_a_hang_are_seen_and_mended(hidden, cwd, env):
-    args = ("--nproc", 2, "--preflight", script(cwd, TRAINS))
+    args = ("--nproc", 2, script(cwd, TRAINS))
     done = hpclaunch(*args, cwd=cwd, env=env, before=hidden, timing={"least_hang": 4.0})
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr

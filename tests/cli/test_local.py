@@ -251,22 +251,6 @@ def test_a_checkpoint_of_a_name_that_is_no_text_ends_nothing(tmp_path):
     assert "saved/ep?.pt (torch.save, by time)" in done.stderr
 
 
-@pytest.mark.parametrize("words", ["", "echo '   ' >&2"])
-def test_a_preflight_that_does_not_say_what_is_wrong(tmp_path, words):
-    """Its interpreter is the user's, and may end with that code for a reason of its own."""
-    python = script(tmp_path, f"#!/bin/sh\n{words}\nexit 3\n", "python-of-mine")
-    python.chmod(0o755)
-    path = script(tmp_path, "print('ran')")
-    done = hpclaunch(
-        *("--nproc=1", "--preflight", "--log-dir=mine", path),
-        cwd=tmp_path,
-        env=environment(PYTHON_EXEC=python),
-    )
-    assert done.returncode == 1
-    assert "preflight: rank 0 ended with code 3 and did not say why" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_the_console_shows_what_was_chosen(tmp_path):
     """-r hides, -t prefixes, words are duplicated; the files have everything."""
     body = (

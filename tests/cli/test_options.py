@@ -346,7 +346,7 @@ class TestParsing:
         assert said == {
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
-            *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
+            *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health"),
             *("progress", "replace_stragglers", "requeue", "max_requeues"),
             *("chain",),
             *("metrics_ranks",),
@@ -390,7 +390,6 @@ class TestParsing:
             (["--loss-timeout", "60"], "loss_timeout", 60.0),
             (["--grow", "now"], "grow", "now"),
             (["--health", "off"], "health", "off"),
-            (["--preflight"], "preflight", True),
             (["--cold"], "cold", True),
             (["--preload", "auto, a.b"], "preload", ("auto", "a.b")),
             (["--checkpoint-dir", "c"], "checkpoint_dir", Path("c")),

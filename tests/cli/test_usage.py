@@ -82,6 +82,7 @@ def cwd(tmp_path):
         (["python", "-m", "torch.distributed.launch"], "takes the place of torch.distributed"),
         (["-m", "accelerate.commands.launch"], "takes the place of accelerate.commands.launch"),
         (["--use_env", "train.py"], "no option --use_env: leave it out: every worker has LOCAL_"),
+        (["--preflight", "train.py"], "no option --preflight: measure the nodes before the launch"),
         (["--num_gpus", "2", "train.py"], "no option --num_gpus: write --nproc N"),
         (["--num-processes=2", "train.py"], "no option --num-processes: write --nproc N"),
         (["--num_machines", "2", "train.py"], "no option --num_machines: write --nnodes N, or not"),

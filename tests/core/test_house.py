@@ -16,7 +16,7 @@ PACKAGE = Path(hpclaunch.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # Modules that only compute. signal is here for its names and numbers.
-PREFLIGHT = "preflight.py"  # runs as the workers' script
+MEASUREMENT = "measurement.py"  # runs as the workers' script
 HOROVOD = "_hpclaunch_horovod.py"
 PROGRESS = "_hpclaunch_progress.py"
 PURE = {
@@ -128,7 +128,7 @@ def test_imports_go_one_way(file):
     inner = [name for name in imports(file) if name.split(".")[0] == "hpclaunch"]
     others = [n for n in inner if folder(n.removeprefix("hpclaunch.")) != folder(dotted)]
     allowed = ALLOWED.get(room(dotted)) or ALLOWED[file.parts[0].removesuffix(".py")]
-    also = CORE if file.name == PREFLIGHT else set()
+    also = CORE if file.name == MEASUREMENT else set()
     assert {room(name) for name in others} <= allowed | also
 
 
@@ -177,7 +177,7 @@ def test_worker_files_stand_alone(file):
     """Python has nothing but its own library there, and in the user's, where the site's files
     are imported, of ours only what lies beside them."""
     foreign = {name.split(".")[0] for name in imports(file)} - set(sys.stdlib_module_names)
-    if file.name == PREFLIGHT:
+    if file.name == MEASUREMENT:
         assert foreign <= {"hpclaunch", "torch"}
     elif file.parent.name == "site":
         known = {"torch", "horovod"} if file.name == HOROVOD else {"torch"}
@@ -191,7 +191,7 @@ def test_only_the_template_loads_torch(file):
     """The fork server stays one light thread, and a worker imports torch when its script does; one
     that uses Horovod, or makes an optimizer, has done so."""
     loads = "torch" in {name.split(".")[0] for name in imports(file)}
-    assert not loads or file.name in ("_hpclaunch_template.py", HOROVOD, PROGRESS, PREFLIGHT)
+    assert not loads or file.name in ("_hpclaunch_template.py", HOROVOD, PROGRESS, MEASUREMENT)
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.parts[0] != "worker"], ids=str)

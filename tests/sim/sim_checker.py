@@ -317,7 +317,7 @@ class Checker:
         agreed = self.facts.setdefault((part.round, head.term), facts)
         self._require(facts == agreed, agent, f"has {facts} for {agreed}")
         # Rounds that cost no restart.
-        free = plan.job.preflight + len(plan.unfit) + len(self.asked)
+        free = len(plan.unfit) + len(self.asked)
         relieves = plan.slow_agent >= 0 and plan.job.replaces_stragglers
         steady = plan.survived and plan.job.grow is Grow.NEVER and not relieves
         begun = part.round - plan.job.first_round

@@ -132,7 +132,7 @@ class Ledger:
             last = min([last, *(worker.stopped_at for worker in world.workers)])
             found_out = not stopped or last >= world.still_since + plan.job.timing.hang + HEARD
             end = min([*failed, world.still_since if plan.coupled and found_out else math.inf])
-            for worker in () if world.preflight else world.workers:
+            for worker in world.workers:
                 until = min(self.sim.now, worker.ended_at)
                 if not stopped:
                     until = min(until, worker.stopped_at)

@@ -51,7 +51,6 @@ class Round:
     number: int
     world_size: int
     victims: frozenset[int]  # ranks that fail by themselves
-    preflight: bool  # it measures, and saves nothing
     loads: bool = False  # in vain: all fail of it
     begun: float = 0.0
     culprit: int | None = None  # the rank that hangs, or rests, sooner or later
@@ -113,7 +112,7 @@ class Training:
             file = self._files.get(part.checkpoint)
             if file is not None and file.broken:
                 victims = frozenset(range(part.world_size))
-            this = Round(part.round, part.world_size, victims, part.preflight)
+            this = Round(part.round, part.world_size, victims)
             this.begun = self.sim.now
             this.loads = file is not None and file.broken
             self.rounds[part.store_port] = this
@@ -298,8 +297,7 @@ class Training:
                 broken = self._rng.random() < self.sim.plan.broken
                 file = File(f"ckpt-{len(self._files)}", self.sim.now, broken)
                 self._files[file.path] = file
-                if not writer.world.preflight:
-                    self.directory.append(file)
+                self.directory.append(file)
                 self._after(SAVING, writer, lambda: finish(file))
 
         def finish(file: File) -> None:

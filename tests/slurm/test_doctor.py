@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+
+import pytest
 
 from .cluster import Cluster, eventually
 from .conftest import Launch
@@ -73,11 +76,51 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
     eventually("idle nodes", lambda: not cluster.jobs(), timeout=120.0)
 
 
+# Stands for the workers' interpreter: on n2, products of matrices are wrong.
+FAULTY_PYTHON = """\
+#!/bin/sh
+case $2 in
+*/measurement.py) [ "$(hostname)" = n2 ] && shift && exec {python} -u {faulty} "$@" ;;
+esac
+exec {python} "$@"
+"""
+FAULTY = """\
+import runpy, sys
+import torch
+multiply = torch.mm
+torch.mm = lambda *args, **more: multiply(*args, **more).add_(1)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_nodes_are_measured_and_one_that_computes_wrong_results_is_named(
+    cluster: Cluster, launch: Launch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    python = tmp_path / "python"
+    python.write_text(FAULTY_PYTHON.format(python=sys.executable, faulty=tmp_path / "faulty.py"))
+    python.chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    env = {"PYTHON_EXEC": str(python), "TMPDIR": str(tmp_path / "temporary")}
+    ended = launch(srun=f"{DOCTOR} --measure", env=env).wait(timeout=240)
+    assert ended.code == 1, str(ended)
+    said = _words(ended.output)
+    assert "hpclaunch doctor on n[1-3]" in said
+    assert "3 x " in said.partition("compute")[2]
+    assert "1 x pairs across nodes, all-reduce with gloo" in said
+    assert "FAIL results n2 rank 1 on n2: a product of matrices is wrong" in said
+    assert "hpclaunch: " not in ended.output
+    assert list((tmp_path / "temporary").iterdir()) == []
+    assert not cluster.processes("measurement")
+
+
 def test_in_the_batch_shell_of_several_nodes(launch: Launch) -> None:
     ended = launch(srun="hpclaunch doctor", nodes=2).wait()
     assert ended.code == 1, str(ended)
     assert "FAIL  Slurm" in ended.output
-    assert "prefix with srun" in ended.output
+    assert "prefix with srun" in _words(ended.output)
 
 
 def _words(table: str) -> str:

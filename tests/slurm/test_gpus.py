@@ -1,4 +1,4 @@
-"""GPUs on Slurm: shared through MPS, cordoned when they are ill, measured before a training.
+"""GPUs on Slurm: shared through MPS, cordoned when they are ill.
 
 Slurm's GPUs are files; NVML, the control daemon and CUDA's side of MPS are stand-ins
 (tests/stand_ins). Slurm, the processes and what ends them are real.
@@ -7,7 +7,6 @@ Slurm's GPUs are files; NVML, the control daemon and CUDA's side of MPS are stan
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import shutil
 import tempfile
@@ -215,15 +214,3 @@ def test_the_drivers_word_on_a_programs_fault_is_in_the_account(gpus: Gpus) -> N
     ended = job.wait()
     assert ended.code == 1, str(ended)
     assert "    | Xid 31 on GPU 0: GPU memory page fault (an illegal address); an" in ended.output
-
-
-def test_a_preflight_comes_first(gpus: Gpus) -> None:
-    ended = gpus.launch("--preflight", "--nproc=1", "--mps=off", TELL, nodes=2).wait(timeout=240)
-    assert ended.code == 0, str(ended)
-    assert "preflight: 2 ranks on 2 nodes" in ended.output
-    assert "TFLOP/s" in ended.output
-    assert len(gpus.told()) == 0
-    (log,) = gpus.directory.glob("hpclaunch-logs/*/preflight.json")
-    assert json.loads(log.read_text())["passed"]
-    assert "rank 1 is on n2" in ended.output
-    assert "restart" not in ended.output

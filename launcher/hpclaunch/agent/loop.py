@@ -26,7 +26,6 @@ from ..core.protocol import effects, events
 from ..core.protocol.errors import UsageError
 from ..core.protocol.model import (
     EXIT_FAILED,
-    EXIT_UNFIT,
     EXIT_USAGE,
     HEAD,
     OUT_OF_MEMORY,
@@ -138,7 +137,6 @@ class Agent:
         self._disk_until = math.inf  # when to go on without knowing the disk of the logs
         self._checked_at = time.monotonic()  # when deadlines were checked last
         self._patient_until = -math.inf  # no helper counts as late before this time
-        self.measuring = False  # the workers are the preflight's
         self.verdict: Verdict | None = None
         self._in_order = False  # nobody has to be told that this agent is gone
         self._events: deque[events.Event] = deque()
@@ -389,17 +387,13 @@ class Agent:
         assert self.round_dir is not None, "no worker without a round"
         if code:
             self.resuming.ended()
-        directory, measuring = self.round_dir, self.measuring
+        directory = self.round_dir
         names = [directory / f"rank-{rank}.{kind}" for kind in ("err", "out")] if code else []
 
         def tell(wrote: str) -> Iterator[events.Event]:
             faults = self.health.faults_of(rank) if code else []
             faults += [f"{OUT_OF_MEMORY} (oom_kill in memory.events)"] if oom else []
             last = "\n".join(filter(None, [wrote, *faults]))
-            if measuring and code == EXIT_UNFIT:
-                said = [line for line in last.splitlines() if line.strip()]
-                silent = f"preflight: rank {rank} ended with code {code} and did not say why"
-                yield events.HealthFound(said[-1] if said else silent)
             yield events.WorkerExited(rank, code, signum, last)
 
         self._tell_with_tail(names, tell)
@@ -561,7 +555,6 @@ class Agent:
     def _prepare_workers(self, part: Assignment) -> None:
         """Have the round's files made, and then start the workers."""
         assert self.config.logs is not None, "an agent without logs has trouble and starts nothing"
-        self.measuring = part.preflight
         self.resuming.began(part)
         self._prepare_files(part, self.config.logs.round(part.round))
 

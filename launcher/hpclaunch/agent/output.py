@@ -43,8 +43,6 @@ class Output:
 
     def terminals(self, part: Assignment) -> dict[int, list[str]]:
         """For each rank of this agent, the streams that the user watches on a terminal."""
-        if part.preflight:
-            return {}
         found: dict[int, list[str]] = {}
         for offset in range(part.nproc):
             for stream, (kind, console) in CONSOLES.items():
@@ -86,25 +84,24 @@ class Output:
         errors: Sequence[str],
         store: Path,
     ) -> None:
-        """Have the directory and the files of a round made, and show what the workers write: as the
-        user chose, or for a preflight everything. `errors` are removed before.
+        """Have the directory and the files of a round made, and show what the workers write, as the
+        user chose. `errors` are removed before.
         """
-        streams = Streams() if part.preflight else self._streams
         # A single worker's lines cannot be torn, so its prompts are shown at once.
         at_once = part.local_world_size == 1 and os.isatty(1)
         files, duplicates = [], []
         for stream, (kind, console) in CONSOLES.items():
-            needles = streams.filters(stream)
+            needles = self._streams.filters(stream)
             matches = str(directory / f"filtered-agent-{self._label}.{kind}") if needles else ""
             duplicates += [matches] if needles else []
             for worker in workers:
                 if stream is Std.ERR and worker.err == worker.out:
                     continue
                 local_rank = part.first_local_rank + worker.rank - part.first_rank
-                name = streams.prefix(
+                name = self._streams.prefix(
                     role=self._role, rank=worker.rank, local_rank=local_rank, host=self._host
                 )
-                shown = streams.shown(local_rank, stream)
+                shown = self._streams.shown(local_rank, stream)
                 taps = []
                 if shown is not Shown.HIDDEN:
                     prefix = name if shown is Shown.PREFIXED else ""

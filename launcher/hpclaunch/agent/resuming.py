@@ -90,8 +90,6 @@ class Resuming:
 
     def began(self, part: Assignment) -> None:
         self.look(None)
-        if part.preflight:
-            return
         self.ended()
         self._rounds = (*self._rounds[-MOST_ROUNDS:], (time.time_ns(), None, part.world_size))
         self._watch(on=self._chose)

@@ -16,7 +16,6 @@ from ..system.processes.fork_server_client import SITE, ForkServerClient, Worker
 from .config import Config
 
 LOCAL_RANK = "${local_rank}"  # torchrun's only macro in arguments
-PREFLIGHT = str(Path(__file__).parent.parent / "worker" / "preflight.py")
 _topology = functools.cache(affinity.topology)
 
 
@@ -52,9 +51,6 @@ def workers_of(
         shared["HPCLAUNCH_NOTICE_FILE"] = str(notice_file(directory, config))
     resume = [word.replace(PLACEHOLDER, part.checkpoint) for word in config.resume_with]
     command = [*config.command, *(resume if part.checkpoint else ())]
-    if part.preflight:
-        command = [config.python, "-u", PREFLIGHT]
-        shared["HPCLAUNCH_PREFLIGHT_RESULT"] = str(directory.parent / "preflight.json")
     bindings, localities = _bindings_of(part, config)
     each = binding.cpus_each(bindings)
     bound = config.bind is not binding.Mode.NONE and (part.local_world_size > 1 or config.gpus)
@@ -113,8 +109,6 @@ def prepare(server: ForkServerClient, config: Config, environ: Mapping[str, str]
 
 def is_warm(part: Assignment, config: Config, environ: Mapping[str, str]) -> bool:
     """Whether the template was loaded with the environment that these workers need."""
-    if part.preflight:
-        return False
     mine = worker_environment.at_load(
         environ, threads=0 if part.local_world_size == 1 else config.threads
     )
@@ -163,8 +157,6 @@ def _of_gpus(
             selector=config.selector,
             backend=config.shared_backend,
         )
-        if part.preflight and share.gpus:
-            env["HPCLAUNCH_GPU"] = ", ".join(config.gpus[i].name for i in share.gpus)
         return env | (_of_mps(share, config, environ, pipes) if pipes else {})
     if not config.virtual_local_rank:
         return {}

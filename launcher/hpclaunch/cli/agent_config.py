@@ -137,7 +137,6 @@ def _job(
         gpus_per_worker=options.gpus_per_worker,
         isolate=_isolate(options),
         health=options.health == "on",
-        preflight=options.preflight,
         replaces_stragglers=options.replace_stragglers,
         saves=options.checkpoint_dir is not None,
         local=options.checkpoint_local,

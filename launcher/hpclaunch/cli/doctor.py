@@ -2,9 +2,12 @@
 
     hpclaunch doctor              on this machine
     srun hpclaunch doctor         on all nodes of a job, in one table
+    srun hpclaunch doctor --measure
+                                  measure their GPUs, and the links between them
 
 It changes nothing, except that it creates the secret file if there is none yet.
-The exit code is 1 if a training would break (FAIL), otherwise 0.
+The exit code is 1 if a training would break (FAIL), or if a GPU or a link that
+was measured is slow; otherwise 0.
 """
 
 from __future__ import annotations
@@ -16,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade, failed
-from hpclaunch.core.health.visits import Row, Visit, differences, rows
-from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.health.task_reports import Row, TaskReport, differences, rows
 from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
@@ -30,6 +32,12 @@ WIDTH = 100  # where there is no terminal
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="instead of these checks, measure how fast every GPU computes and copies memory, and "
+        "how fast the links between GPUs are; name what is slow or computes wrong results",
+    )
     parser.add_argument(
         "--timeout",
         type=values.seconds,
@@ -46,64 +54,62 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    from . import doctor_host, doctor_meeting
+    if options.measure:
+        from . import doctor_measurement
+
+        found, code = doctor_measurement.measure(environ, options.timeout)
+        if found:
+            _show(found)
+        slow = any(row.finding.grade is not Grade.OK for row in found)
+        return EXIT_FAIL if slow or code else 0
+    return _check(options, environ)
+
+
+def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    from . import doctor_host, doctor_reports
 
     here = doctor_host.surroundings(environ)
     where, shared = here.where, here.secret
-    held: doctor_meeting.Meeting | None = None
-    opened: list[Finding] = []
-    if shared is not None and where.index == HEAD:
-        try:
-            held = doctor_meeting.Meeting(where, shared)
-        except UsageError as e:
-            opened = [Finding("meeting", str(e), Grade.FAIL)]
     logs = options.log_dir or log_directory.of_all_launches()
-    findings = doctor_host.examine(here, logs, options.timeout) + opened
-    visit = Visit(here.host, tuple(findings))
-    if held is not None:
-        others, more = held.hold(options.timeout)
-        visits = [visit, *others]
-        more += differences(visits)
-        code = EXIT_FAIL if any(failed(v.findings) for v in visits) or failed(more) else 0
-        try:
-            # Before the others leave: with KillOnBadExit Slurm ends the step at the first code 1.
-            _show([*visits, Visit(here.host, tuple(more))])
-        finally:
-            held.close(code)
-        return code
-    if shared is not None and where.index != HEAD:
-        told, why = doctor_meeting.visit_head(where, shared, visit, options.timeout)
-        if told is not None:
-            return told
-        visit = Visit(here.host, (*findings, *([why] if why else ())))
-    _show([visit])
-    return EXIT_FAIL if failed(visit.findings) else 0
+    reports = [TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))]
+    more: list[Finding] = []
+    if shared is not None and where.index == HEAD:
+        others, more = doctor_reports.collect(where, shared, options.timeout)
+        reports += others
+        more += differences(reports)
+    elif shared is not None:
+        missed = doctor_reports.send(where, shared, reports[0], options.timeout)
+        if missed is None:
+            return 0  # the first task prints it, and has the exit code
+        more = [missed]
+    reports.append(TaskReport(here.host, tuple(more)))
+    _show(rows(reports))
+    return EXIT_FAIL if any(failed(report.findings) for report in reports) else 0
 
 
-def _show(visits: Sequence[Visit]) -> None:
-    """Written in one piece, since other tasks of the step may be writing, too."""
-    write_bytes([as_bytes(_table(visits))])
+def _show(found: Sequence[Row]) -> None:
+    """Write the table in one piece, since other tasks of the step may be writing, too."""
+    write_bytes([as_bytes(_table(found))])
 
 
-def _table(visits: Sequence[Visit]) -> str:
+def _table(found: Sequence[Row]) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from .doctor_meeting import folded
+    from .doctor_reports import folded
 
     tty = standard_output().isatty()
     width = shutil.get_terminal_size().columns if tty else WIDTH
     console = Console(file=io.StringIO(), force_terminal=tty, width=width, highlight=False)
     styles = {Grade.OK: "green", Grade.WARN: "yellow", Grade.FAIL: "bold red"}
-    hosts = dict.fromkeys(visit.host for visit in visits)
+    hosts = dict.fromkeys(host for row in found for host in row.hosts)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     if len(hosts) > 1:
         table.add_column(max_width=24, overflow="fold")
     table.add_column(overflow="fold")
-    found = rows(visits)
     for row in found:
         finding = row.finding
         words = Text(harmless(finding.found))

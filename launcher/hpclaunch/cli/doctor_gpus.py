@@ -10,9 +10,9 @@ import math
 import select
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.problems import GPUS, Problem
 from hpclaunch.core.placement import binding
 from hpclaunch.core.placement.mps_shares import Settings, most_clients, plan
 from hpclaunch.core.protocol.model import Allocation, Share, Shares
@@ -24,18 +24,16 @@ from hpclaunch.system.processes import affinity
 
 from .worker_count import ROCM, version
 
-ADMINISTRATOR = "tell the administrator, with what nvidia-smi says on this host"
-
 
 def there(torch: Torch | None, environ: Mapping[str, str], seen: GpuSurvey) -> Finding:
-    check, visible = "GPUs", len(seen.gpus)
+    check, visible = GPUS, len(seen.gpus)
     if seen.wrong:
         return Finding(check, seen.wrong, Grade.FAIL)
     granted = environ.get("SLURM_GPUS_ON_NODE", "0").removeprefix("0")
     if seen.broken:
         grade = Grade.FAIL if granted or visible else Grade.WARN
         found = "; ".join(filter(None, [seen.models, seen.broken]))
-        return Finding(check, found, grade, ADMINISTRATOR)
+        return Problem.GPU_SILENT.finding(found, grade)
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     chosen = "" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen}"
     amd = not visible and ROCM.exists()
@@ -72,8 +70,8 @@ def health(seen: GpuSurvey) -> list[Finding]:
             reports = [watcher.expire()]
         found += [finding for report in reports for finding in report.findings]
     watcher.close()
-    nothing = Finding("health", "nothing is wrong with " + ", ".join(g.name for g in seen.gpus))
-    return [replace(f, check="health", found=f"{f.check}: {f.found}") for f in found] or [nothing]
+    nothing = Finding("GPU health", "nothing is wrong with " + ", ".join(g.name for g in seen.gpus))
+    return found or [nothing]
 
 
 def sharing(environ: Mapping[str, str], seen: GpuSurvey) -> list[Finding]:

@@ -307,12 +307,6 @@ def _add_health(add: Callable[..., None]) -> None:
         help="check every node before each start, and watch its GPUs while the workers run; a "
         "node that is not fit is cordoned (default: %(default)s)",
     )
-    add(
-        "--preflight",
-        action="store_true",
-        help="before the first start, measure every GPU and the links between GPUs, and name what "
-        "is slow",
-    )
 
 
 def _add_checkpoints(add: Callable[..., None]) -> None:

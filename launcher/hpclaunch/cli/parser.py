@@ -40,7 +40,6 @@ OURS = frozenset(
         "--wait-for-nodes",
         "--grow",
         "--health",
-        "--preflight",
         "--checkpoint-dir",
         "--checkpoint-local",
         "--checkpoint-exclude",
@@ -54,6 +53,7 @@ OURS = frozenset(
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 # Options of earlier versions, and what to write instead.
 REPLACED = {
+    "--preflight": "measure the nodes before the launch, with srun hpclaunch doctor --measure",
     "--resubmit": "write --requeue, or submit a chain of jobs (hpclaunch sbatch --chain)",
 }
 ALIKE = 0.7  # from 0 to 1: how similar a word must be to the option that was perhaps meant

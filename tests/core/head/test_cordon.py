@@ -1,4 +1,4 @@
-"""Stories of nodes that are not fit: who is told, who goes on without them, and the preflight."""
+"""Stories of nodes that are not fit: who is told, and who goes on without them."""
 
 from __future__ import annotations
 
@@ -140,39 +140,6 @@ def test_a_node_that_falls_ill_costs_no_restart():
     effects = tell(head, 1.1, *(report(i, IDLE, 0, unfit=ILL if i == 2 else "") for i in range(3)))
     assert ChooseCheckpoint() in deeds(effects)
     assert (head.round, head.budget.total, head.verdict) == (1, 0, None)
-
-
-def test_the_preflight_is_a_round_before_the_first():
-    head = a_head("n0 n1", preflight=True)
-    tell(head, 0.1, report(0, IDLE), report(1, IDLE))
-    effects = tell(head, 0.2, CheckpointChosen("/c/1.pt"))
-    assert "preflight: measuring GPUs and links" in said(effects)
-    parts = [e.message.assignment for e in effects if not isinstance(e, Say)]
-    assert [(p.preflight, p.checkpoint) for p in parts] == [(True, "")] * 2
-    effects = tell(head, 0.3, report(0, DONE, 0), report(1, DONE, 0))
-    assert orders(effects) == [(0, "stop", 0), (1, "stop", 0)]
-    tell(head, 0.4, report(0, IDLE, 0), report(1, IDLE, 0))
-    effects = tell(head, 0.5, CheckpointChosen("/c/1.pt"))
-    parts = [e.message.assignment for e in effects if not isinstance(e, Say)]
-    assert [(p.preflight, p.checkpoint, p.restarts) for p in parts] == [(False, "/c/1.pt", 0)] * 2
-
-
-def test_the_checkpoint_of_an_earlier_job_is_no_progress_after_a_preflight_that_failed():
-    head = a_head("n0 n1", preflight=True, saves=True, max_restarts=2)
-    tell(head, 0.1, report(0, IDLE), report(1, IDLE))
-    for number in range(2):
-        tell(head, number + 0.2, CheckpointChosen("/c/1.pt"))
-        exits = (failed(2 + number),)
-        tell(
-            head, number + 0.3, report(0, RUNNING, number), report(1, STOPPING, number, exits=exits)
-        )
-        tell(head, number + 0.4, report(0, IDLE, number), report(1, IDLE, number, exits=exits))
-    tell(head, 2.5, CheckpointChosen("/c/1.pt"))
-    tell(head, 2.6, report(0, DONE, 2), report(1, DONE, 2))
-    tell(head, 2.7, report(0, IDLE, 2), report(1, IDLE, 2))
-    effects = tell(head, 2.8, CheckpointChosen("/c/1.pt"))
-    assert orders(effects) == [(0, "run", 3), (1, "run", 3)]
-    assert (head.budget.total, head.budget.used) == (2, 2)
 
 
 # A member

@@ -86,7 +86,7 @@ def test_nobody_has_looked():
 
 def test_the_hosts_of_a_job_are_only_noted_once():
     agents = tuple(AgentSnapshot(i, i, f"n{i}", state) for i, state in enumerate((RUNNING, LOST)))
-    snapshot = JobSnapshot(Stage.RUNNING, 1, "n0", 1, 0, 1, False, "", 2, 2, 0, 3, agents)
+    snapshot = JobSnapshot(Stage.RUNNING, 1, "n0", 1, 0, 1, "", 2, 2, 0, 3, agents)
     saved = SavedMoment(1.0, 10, 100)
     first = of_job(snapshot, saved, is_first=True)
     assert (first.states, first.saved, first.hosts) == ("RL", saved, ("n0", "n1"))

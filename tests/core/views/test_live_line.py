@@ -23,7 +23,7 @@ def agents(*states, doing=()):
 
 def job(stage, *states, doing=(), **more):
     known = dict.fromkeys(("term", "round", "restarts"), 0) | {"resumed": "", "begun": None}
-    known |= {"fewest": 2, "most": 2, "max_restarts": 3, "is_preflight": False, "head": "n1"}
+    known |= {"fewest": 2, "most": 2, "max_restarts": 3, "head": "n1"}
     known |= {"stage": stage, "entered": 12.3, "agents": agents(*states, doing=doing)}
     return JobSnapshot(**known | more)
 
@@ -48,7 +48,6 @@ CASES = [
     (job(Stage.RENDEZVOUS, HERE, STOPPING), "waiting for the last workers on n2 (12 s)"),
     (job(Stage.RENDEZVOUS, HERE, HERE), "preparing 2 nodes (12 s)"),
     (job(Stage.CHOOSING, HERE), "choosing a checkpoint (12 s)"),
-    (job(Stage.RUNNING, RUNS, is_preflight=True), "preflight: measuring GPUs and links (12 s)"),
     (job(Stage.RUNNING, RUNS, RUNS, doing=["imports"] * 2), "4 ranks: imports (12 s)"),
     (
         job(Stage.RUNNING, *[RUNS] * 3, doing=["rendezvous", "imports", "rendezvous"]),

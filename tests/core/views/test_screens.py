@@ -75,7 +75,6 @@ def a_job(*agents: AgentSnapshot, **fields: object) -> JobSnapshot:
         term=0,
         round=1,
         begun=3725.0,
-        is_preflight=False,
         resumed="/scratch/u/run/checkpoints/step-1000.pt",
         fewest=1,
         most=len(agents),

@@ -65,7 +65,7 @@ class Announcer:
 
     def _begin_of_round(self, head: Head) -> Iterator[Notify]:
         current = head.current
-        if head.stage is not Stage.RUNNING or current is None or current.is_preflight:
+        if head.stage is not Stage.RUNNING or current is None:
             return
         if current.number == self._begun:
             return

@@ -28,7 +28,7 @@ from ..protocol.messages import Report
 from ..protocol.model import NO_RANK, Culprit, Doing, Failure
 from ..protocol.stages import Stage
 from .restarts import failed, failure, in_order
-from .round import NOT_EARLY, End, Round
+from .round import End, Round
 
 if TYPE_CHECKING:
     from .head import Head
@@ -205,11 +205,7 @@ class Bookkeeper:
         if current is not None:
             came_to_end = min(came_to_end, _came_to_end(current, end - missed) + missed)
         cut = min(elapsed, max(0.0, came_to_end - begin))
-        trained = None
-        if current is not None and current.is_preflight:
-            mine = {Category.START: elapsed * sum(part.seats for part in parts)}
-        else:
-            mine, trained = together(parts, elapsed, cut)
+        mine, trained = together(parts, elapsed, cut)
         if current is None:
             spares = zip(stretch.status, seats, strict=True)
             beside = {Category.SPARE: elapsed * sum(each for status, each in spares if status)}
@@ -290,7 +286,7 @@ def _came_to_end(current: Round, now: float) -> float:
 def _end_of(stretch: _Stretch | None, missed: float) -> RoundEnd | None:
     """Why a round of this head has ended; None if it runs, or did not end early."""
     ended = None if stretch is None else stretch.round
-    if stretch is None or stretch.end is None or ended is None or not ended.ends - NOT_EARLY:
+    if stretch is None or stretch.end is None or ended is None or not ended.ends - {End.VERDICT}:
         return None
     seen = stretch.end
     failures = [replace(f, at=f.at + missed) for f in in_order(ended.failures.values())]

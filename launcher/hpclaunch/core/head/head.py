@@ -113,7 +113,6 @@ class Head:
         self._asked_at = -math.inf  # when `choose_whom_to_ask` was called last
         self._asked: list[int] = []  # what it said
         self._given: dict[str, int] = {}  # the places that were given, by incarnation
-        self._preflight_due = job.preflight
         self._begins = 0  # how often the training has begun, as far as this head knows
         self._still_stopping = Awaited()
         self._beat_at = math.inf
@@ -203,7 +202,6 @@ class Head:
         self._takeover = takeover = Takeover(self.job, self.roster, election, now)
         self.lease.dead_head = election.old if takeover.old_is_dead else None
         self.budget.take_over(election.configuration.record.tally)
-        self._preflight_due = False
         self._begins = int(takeover.begun)
         if takeover.begun:
             self.onlookers.took_over(takeover, now)
@@ -310,7 +308,7 @@ class Head:
         their next reports.
         """
         wants_vitals = self.onlookers.look(now)
-        if self.stage is not Stage.RUNNING or self._current_round.is_preflight:
+        if self.stage is not Stage.RUNNING:
             return []
         effects: list[Effect] = [self._order(self.roster[self.me], now)] if wants_vitals else []
         idle = not self.growth.is_looking and not self._last_search.is_open
@@ -333,8 +331,7 @@ class Head:
             return f"the job is about to end: {self.verdict.reason}"
         if request is Request.STOP:
             return ""
-        current = self.current
-        if self.stage is not Stage.RUNNING or current is None or current.is_preflight:
+        if self.stage is not Stage.RUNNING:
             return "no round of the training is running"
         if request is Request.NOTICE and not self.timing.notice:
             return "its workers are to have no notice (--notice off)"
@@ -580,7 +577,7 @@ class Head:
         ready, effects = self._can_begin_round(now)
         if not ready:
             return effects
-        if not (choosing.done or self._preflight_due):
+        if not choosing.done:
             asked = choosing.asked
             considered = choosing.consider(self._next_participants, now)
             if considered is not None:
@@ -596,29 +593,26 @@ class Head:
     def _start(self, checkpoint: CheckpointChosen, now: float) -> list[Effect]:
         self.round = max(self.round, next_unused_round(self.roster))
         last, groups, participants = self.groups, self._next_groups(), self._next_participants()
-        preflight = self._preflight_due
-        resumed = "" if preflight else checkpoint.path
         assigned = assign(
             self.job,
             {p.place.index: p.report for p in participants if p.report is not None},
             groups=groups,
             number=self.round,
             restarts=self.budget.total,
-            checkpoint=resumed,
-            preflight=preflight,
+            checkpoint=checkpoint.path,
         )
         for peer in self.roster:
             peer.assignment = assigned.get(peer.place.index)
-        self.current = Round(self.round, participants, groups, now, resumed, preflight)
+        self.current = Round(self.round, participants, groups, now, checkpoint.path)
         self.growth.begin()
         self._draining, self._leaving = (), set()
         self._hangs.forget()
         self.onlookers.begin()
         self._stragglers.begin(self.current, now)
-        self.notices.begin(now, is_preflight=preflight)
+        self.notices.begin(now)
         self._enter(Stage.RUNNING, now)
         self._reconfigure(now)  # all are sent orders below
-        self._begins += not preflight
+        self._begins += 1
         lines = preface(self.job, self.roster, last, groups, checkpoint, self._begins)
         return [*(Say(line) for line in lines), *self._order_all(now)]
 
@@ -636,9 +630,6 @@ class Head:
             if self.verdict is None and self.notices.is_over(now):
                 self.verdict = self.notices.verdict_of_end(None, now, self.budget.total)
                 current.ends.add(End.TIME)
-        if done and current.is_preflight:
-            self._preflight_due = False
-            current.ends.add(End.MEASURED)
         if self.verdict is not None:
             current.ends.add(End.VERDICT)
         if ticked and now >= self.lease.renewable_until:
@@ -705,7 +696,7 @@ class Head:
         with a spare in place of a straggler.
         """
         current = self._current_round
-        if current.is_preflight or current.ends or current.has_ended_well:
+        if current.ends or current.has_ended_well:
             return []
         hosts = self.growth.newcomers(current.groups, current.number)
         slow, drained = self._replaceable_straggler(current), self._relievable(current)
@@ -726,11 +717,10 @@ class Head:
         """Slurm drains these nodes: spares take the places of those that are in the round, once
         the workers have saved.
         """
-        current = self.current
-        if self.stage is not Stage.RUNNING or current is None or current.is_preflight:
+        if self.stage is not Stage.RUNNING:
             return []
         self._draining = hosts
-        new = [host for host in self._relievable(current) if host not in self._leaving]
+        new = [host for host in self._relievable(self._current_round) if host not in self._leaving]
         if not new:
             return []
         self._leaving.update(new)
@@ -777,7 +767,7 @@ class Head:
         if current.is_programs_fault and self.verdict is None:
             self.verdict = self.budget.spend(
                 current.failures.values(),
-                saves=self.job.saves and not current.is_preflight,
+                saves=self.job.saves,
                 spares=bool(self.roster.nodes.difference(current.groups)),
                 resumed=current.resumed,
                 begun=current.begun,

@@ -40,7 +40,6 @@ def snapshot_of(head: Head, now: float, *, entered: float) -> JobSnapshot:
         term=head.term,
         round=head.round,
         begun=None if current is None else now - current.begun,
-        is_preflight=current is not None and current.is_preflight,
         resumed="" if current is None else current.resumed,
         fewest=job.fewest or job.most or job.nodes,
         most=job.most or job.nodes,

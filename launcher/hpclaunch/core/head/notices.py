@@ -70,9 +70,8 @@ class Notices:
         """This agent begins to lead."""
         self.ask_at = now if self.job.may_end else math.inf
 
-    def begin(self, now: float, *, is_preflight: bool = False) -> None:
-        """A round begins. The workers of a preflight have no notice."""
-        self._is_preflight = is_preflight
+    def begin(self, now: float) -> None:
+        """A round begins."""
         self.offer = None
         self._began_at = self._offered_at = now
         self._try_at = -math.inf
@@ -115,8 +114,6 @@ class Notices:
 
     def next_deadline(self) -> float:
         """For `check`, while a round is running."""
-        if self._is_preflight:
-            return math.inf
         if self.offer is not None and not self.offer.given:
             return self._offered_at + self.timing.answer
         if self._pending:
@@ -234,8 +231,6 @@ class Notices:
 
         `holds`: this head has its lease. Without it, another one may lead, and nothing is given.
         """
-        if self._is_preflight:
-            return None
         if self.offer is not None and not self.offer.given:
             return self._go_on(self.offer, current, now, holds=holds)
         of_end = now >= self._due_at and not self.knows_end

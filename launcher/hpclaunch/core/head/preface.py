@@ -32,8 +32,6 @@ def preface(
     anyone = parts[0][1]  # for what is the same in all assignments
     lines = layout(parts, asked=job.isolate) if anyone.round == 0 else []
     lines += changes(last, groups, {p.place.node: p.host for p in roster})
-    if anyone.preflight:
-        return [*lines, "preflight: measuring GPUs and links"]
     lines += [f"passing over checkpoint {plain(text)}" for text in checkpoint.passed_over]
     if checkpoint.path:
         how = f" ({plain(checkpoint.rule)})" if checkpoint.rule else ""

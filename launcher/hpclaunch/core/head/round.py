@@ -19,7 +19,6 @@ class End(Enum):
 
     FAILURE = "a worker or the store has failed"
     VERDICT = "the job is about to end"
-    MEASURED = "it was the preflight, and that is done"
     LOSS = "a node with workers was lost, or is cordoned"
     QUORUM = "the leader lease is over"
     GROWTH = "a larger round can begin"
@@ -27,7 +26,6 @@ class End(Enum):
     ASKED = "the user has asked for a restart"
 
 
-NOT_EARLY = {End.VERDICT, End.MEASURED}  # for a round that ends for nothing else
 NOT_THE_PROGRAMS_FAULT = {End.LOSS, End.QUORUM, End.GROWTH, End.ASKED}
 
 
@@ -38,7 +36,6 @@ class Round:
     groups: list[int]  # their nodes in the order of their ranks
     begun: float  # when it began
     resumed: str  # the checkpoint that it resumed from; "" for none
-    is_preflight: bool
     failures: dict[int, Failure] = field(default_factory=dict)  # by rank
     ends: set[End] = field(default_factory=set)
     still_since: float = math.inf  # since when nothing has moved, if it hangs by all that is known

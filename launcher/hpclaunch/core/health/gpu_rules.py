@@ -13,6 +13,7 @@ from enum import Enum
 
 from ..protocol.wording import GIB, size
 from .findings import Finding, Grade
+from .problems import Problem
 from .xids import REBOOT, RESET, Fault, xid
 
 # A CUDA context takes 0.3 to 0.6 GiB, and is freed within a moment when its process ends. If more
@@ -222,8 +223,7 @@ def judge_survey(broken: str, found: int, expected: int | None) -> list[Finding]
     broken one belongs to another job.
     """
     fail = found > 0 if expected is None else found < expected
-    advice = "look at nvidia-smi and dmesg on this host"
-    return [Finding("GPUs", broken, Grade.FAIL if fail else Grade.WARN, advice)]
+    return [Problem.GPU_SILENT.finding(broken, Grade.FAIL if fail else Grade.WARN)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..protocol.wording import GIB, size
 from .findings import Finding, Grade
+from .problems import Problem
 
 MIB = 1 << 20
 DISK_LEAST = GIB  # a checkpoint of a model with 100 million parameters and Adam's moments
@@ -61,24 +62,19 @@ def judge_host(now: Host) -> list[Finding]:
 def _logs(disk: Disk | None) -> Iterable[Finding]:
     if disk is None:
         return
-    advice = "make room, or give --log-dir"
     if disk.silent:  # that may pass
-        found = f"{disk.path}: its file system does not answer"
-        yield Finding("log directory", found, Grade.WARN, "wait, or give --log-dir")
+        yield Problem.LOGS_SILENT.finding(f"{disk.path}: its file system does not answer")
     elif disk.error or not disk.writable:
-        found = disk.error or "is not writable"
-        yield Finding("log directory", f"{disk.path}: {found}", Grade.FAIL, advice)
+        found = f"{disk.path}: {disk.error or 'is not writable'}"
+        yield Problem.LOGS_NOT_WRITABLE.finding(found, Grade.FAIL)
     elif disk.files is not None and disk.files < FILES_LEAST:
-        found = f"{disk.path} has room for {disk.files} more files"
-        yield Finding("log directory", found, Grade.WARN, advice)
+        yield Problem.LOGS_FULL.finding(f"{disk.path} has room for {disk.files} more files")
     elif disk.free < DISK_LEAST:
-        found = f"{disk.path} has {size(disk.free)} left"
-        yield Finding("log directory", found, Grade.WARN, advice)
+        yield Problem.LOGS_FULL.finding(f"{disk.path} has {size(disk.free)} left")
 
 
 def judge_checkpoints(disk: Disk) -> list[Finding]:
     """Judge the file system for checkpoints. Never FAIL: how much the script saves is not known."""
-    advice = "make room, or give --checkpoint-dir: the script may fail when it saves"
     if disk.error or not disk.writable:
         found = disk.error or "is not writable"
     elif disk.free < DISK_LEAST:
@@ -87,25 +83,23 @@ def judge_checkpoints(disk: Disk) -> list[Finding]:
         found = f"room for {disk.files} more files"
     else:
         return []
-    return [Finding("checkpoint directory", f"{disk.path}: {found}", Grade.WARN, advice)]
+    return [Problem.CHECKPOINTS_FULL.finding(f"{disk.path}: {found}")]
 
 
 def _memory(now: Host) -> Iterable[Finding]:
     if now.shm is not None and now.shm < SHM_LEAST:
         found = f"{size(now.shm)} left, through which the DataLoader's workers pass batches"
-        advice = "look for files that a job has left (ls -l /dev/shm); a container needs --shm-size"
-        yield Finding("shared memory", found, Grade.WARN, advice)
+        yield Problem.SHM_FULL.finding(found)
     if now.memory is not None and now.memory < now.workers * MEMORY_LEAST:
         found = f"{size(now.memory)} available for {now.workers} workers"
-        yield Finding("memory", found, Grade.WARN, "#SBATCH --mem=...; --mem=0 is all of a node")
+        yield Problem.MEMORY_SHORT.finding(found)
 
 
 def _rest(now: Host) -> Iterable[Finding]:
     if now.load is not None and now.load > LOAD_MOST * now.cpus + LOAD_SPARE:
         found = f"{now.load:.0f} on {now.cpus} CPUs, before the training has begun"
-        advice = "somebody else computes on this host, and every step waits for the slowest: top"
-        yield Finding("load", found, Grade.WARN, advice)
+        yield Problem.LOADED.finding(found)
     # This harms no training, and we never compare clocks. It is a note for those who compare the
     # logs of several hosts. The doctor measures how far the clocks are apart.
     if now.synchronised is False:
-        yield Finding("clock", "not synchronised")
+        yield Problem.CLOCK_FREE.finding("not synchronised", Grade.OK)

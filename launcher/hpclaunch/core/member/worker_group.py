@@ -139,7 +139,7 @@ class WorkerGroup:
         from ..history.moment import of_workers  # no start of an agent pays for it
 
         part = self.part
-        if part is None or part.preflight:
+        if part is None:
             return None
         progress = self._suspicion.report()
         *spent, elapsed = self.spending.report(now)

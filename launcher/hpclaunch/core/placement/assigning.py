@@ -21,7 +21,6 @@ def assign(
     number: int,
     restarts: int,
     checkpoint: str,
-    preflight: bool = False,
 ) -> dict[int, Assignment]:
     """Return the parts of these agents, by index. The agent with rank 0 hosts the round's store.
 
@@ -53,7 +52,6 @@ def assign(
             hosts_store=seat.place.index == store,
             checkpoint=checkpoint,
             shares=shares[seat.place.index],
-            preflight=preflight,
             peers=peers if seat.place.index == store else (),
             hosts=hosts,
         )

@@ -24,7 +24,6 @@ OUT_OF_MEMORY = "out of memory: killed by the kernel"  # how an agent says this 
 EXIT_FAILED = 1  # where we stand in for torchrun, which has one code for all failures
 EXIT_LOST = 1  # the job ended because an agent, not a worker, was lost
 EXIT_USAGE = 2
-EXIT_UNFIT = 3  # a worker of the preflight has found that its node is not fit
 EXIT_HUNG = 124  # as timeout(1) says it
 EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h: it is not finished, and can go on from a checkpoint
 
@@ -155,7 +154,6 @@ class Job:
     gpus_per_worker: int = 1
     isolate: bool = False  # every worker sees its own GPUs only, even if no GPU is shared
     health: bool = False  # check the nodes' health before every round
-    preflight: bool = False  # the first round measures the nodes
     replaces_stragglers: bool = False  # spares take their places
     saves: bool = False  # the script saves checkpoints in a directory that we know
     local: bool = False  # each node has such a directory of its own
@@ -221,7 +219,6 @@ class Assignment:
     hosts_store: bool
     checkpoint: str  # "": start from the beginning
     shares: Shares = NO_SHARES
-    preflight: bool = False  # the workers are ours, and measure the nodes
     peers: tuple[str, ...] = ()  # for the host of the store: from where its nodes connect to it
     hosts: str = ""  # all hosts of the round by rank, in Slurm's form: "n3,n[1-2]"
 

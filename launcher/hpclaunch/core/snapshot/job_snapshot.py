@@ -79,7 +79,6 @@ class JobSnapshot:
     term: int
     round: int
     begun: float | None  # when the round began; None outside of one
-    is_preflight: bool
     resumed: str  # the checkpoint that the round resumed from
     fewest: int  # nodes of a round
     most: int

@@ -110,8 +110,6 @@ def doing(job: JobSnapshot) -> str:
         return f"ended {duration(job.entered)} ago"
     if job.stage is not Stage.RUNNING:
         return f"{DOES[job.stage]} for {duration(job.entered)}"
-    if job.is_preflight:
-        return "measuring the nodes"
     return f"running for {duration(job.begun or 0.0)}"
 
 

@@ -31,8 +31,6 @@ def _what(job: JobSnapshot) -> str:
             return _rendezvous(job)
         case Stage.CHOOSING:
             return "choosing a checkpoint"
-        case Stage.RUNNING if job.is_preflight:
-            return "preflight: measuring GPUs and links"
         case Stage.RUNNING:
             return _round(job)
         case Stage.STOPPING:

@@ -18,9 +18,10 @@ import psutil
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
+from hpclaunch.core.health.problems import CLOCK, LOGS, MEMORY, SHM, Problem
 
 GIB = 1 << 30
-SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
+SHM_PATH = Path("/dev/shm")  # noqa: S108 - it is what is checked
 SHM_LEAST = GIB  # a container's default is 64 MiB
 MEMORY_LEAST = 2 * GIB  # per worker
 DISK_LEAST = GIB
@@ -88,30 +89,26 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
 
 def clock(synchronised: bool | None) -> Finding:
     if synchronised is None:
-        return Finding("clock", "the kernel does not tell whether it is synchronised")
+        return Finding(CLOCK, "the kernel does not tell whether it is synchronised")
     if not synchronised:
-        advice = "start chronyd or the like on this host: times in logs and of files mislead"
-        return Finding("clock", "not synchronised", Grade.WARN, advice)
-    return Finding("clock", "synchronised")
+        return Problem.CLOCK_FREE.finding("not synchronised")
+    return Finding(CLOCK, "synchronised")
 
 
 def shared_memory() -> Finding:
     """The memory through which the DataLoader's workers pass their batches."""
-    check = f"{SHM}"
-    advice = "give a container --shm-size or --ipc=host; else use DataLoader(num_workers=0)"
     try:
-        usage = shutil.disk_usage(SHM)
+        usage = shutil.disk_usage(SHM_PATH)
     except OSError as e:
-        return Finding(check, f"{e.strerror}", Grade.WARN, advice)
-    found = f"{_size(usage.free)} free of {_size(usage.total)}"
-    if not os.access(SHM, os.W_OK | os.X_OK):
-        return Finding(check, f"{found}, but not writable", Grade.WARN, advice)
+        return Problem.SHM_SMALL.finding(f"{SHM_PATH}: {e.strerror}")
+    found = f"{_size(usage.free)} free of {_size(usage.total)} in {SHM_PATH}"
+    if not os.access(SHM_PATH, os.W_OK | os.X_OK):
+        return Problem.SHM_SMALL.finding(f"{found}, but not writable")
     if usage.total < SHM_LEAST:
-        return Finding(check, found, Grade.WARN, advice)
+        return Problem.SHM_SMALL.finding(found)
     if usage.free < SHM_LEAST:
-        advice = "look for files in it that a job has left behind: ls -l /dev/shm"
-        return Finding(check, found, Grade.WARN, advice)
-    return Finding(check, found)
+        return Problem.SHM_FULL.finding(found)
+    return Finding(SHM, found)
 
 
 def limits(agents: int, workers: int) -> Finding:
@@ -166,15 +163,15 @@ def memory(workers: int, limit: int | None) -> Finding:
     try:
         machine = psutil.virtual_memory()
     except OSError:
-        return Finding("memory", "/proc/meminfo cannot be read here")
+        return Finding(MEMORY, "/proc/meminfo cannot be read here")
     found = f"{_size(machine.available)} available of {_size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:
         found += f", {_size(limit)} for this job"
         mine = min(mine, limit)
     if mine < workers * MEMORY_LEAST:
-        return Finding("memory", found, Grade.WARN, "#SBATCH --mem=...; --mem=0 is all of a node")
-    return Finding("memory", found)
+        return Problem.MEMORY_SHORT.finding(found)
+    return Finding(MEMORY, found)
 
 
 def log_directory(path: Path) -> Finding:
@@ -182,16 +179,16 @@ def log_directory(path: Path) -> Finding:
     directory = path.absolute()
     while not directory.exists() and directory != directory.parent:
         directory = directory.parent
-    advice = "start the job in a directory that you can write, or give --log-dir"
     try:
         with tempfile.TemporaryFile(dir=directory):
             free = shutil.disk_usage(directory).free
     except OSError as e:
-        return Finding("logs", f"cannot write to {directory}: {e.strerror}", Grade.FAIL, advice)
+        found = f"cannot write to {directory}: {e.strerror}"
+        return Problem.LOGS_NOT_WRITABLE.finding(found, Grade.FAIL)
     found = f"{directory} is writable, {_size(free)} free, on {file_system(directory)}"
     if free < DISK_LEAST:
-        return Finding("logs", found, Grade.WARN, "make room, or give --log-dir")
-    return Finding("logs", found)
+        return Problem.LOGS_FULL.finding(found)
+    return Finding(LOGS, found)
 
 
 def file_system(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""One table from what `hpclaunch doctor` has found on many hosts."""
+"""One table from what the tasks of `hpclaunch doctor` have found on many hosts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,12 @@ MAX_SKEW = 1.0  # seconds between two clocks
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """An agent of the step to the head: what it has found, and the time on its clock."""
+class TaskReport:
+    """The findings of one task of the step."""
 
     host: str
     findings: tuple[Finding, ...]
-    clock: float = 0.0  # seconds since 1970
-    echo: float = 0.0  # `at` of the Call that this answers
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The head to an agent: send the time on your clock, or leave."""
-
-    at: float  # when this was sent
-    code: int | None = None  # the exit code to leave with; None: do not leave
+    clock: float = 0.0  # the time on this host when the report was sent, in seconds since 1970
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +27,18 @@ class Row:
     hosts: tuple[str, ...]
 
 
-def rows(visits: Sequence[Visit]) -> list[Row]:
+def rows(reports: Sequence[TaskReport]) -> list[Row]:
     """Return a row for each finding, with all hosts that have it. The checks are in the order of
     the first host.
     """
-    checks = dict.fromkeys(f.check for visit in visits for f in visit.findings)
+    checks = dict.fromkeys(f.check for report in reports for f in report.findings)
     table = []
     for check in checks:
         hosts: dict[Finding, dict[str, None]] = {}
-        for visit in visits:
-            for finding in visit.findings:
+        for report in reports:
+            for finding in report.findings:
                 if finding.check == check:
-                    hosts.setdefault(finding, {})[visit.host] = None
+                    hosts.setdefault(finding, {})[report.host] = None
         table += _shortened(check, [Row(f, tuple(h)) for f, h in hosts.items()])
     return table
 
@@ -69,15 +60,15 @@ def _shortened(check: str, found: list[Row]) -> list[Row]:
     return table
 
 
-def differences(visits: Sequence[Visit]) -> list[Finding]:
+def differences(reports: Sequence[TaskReport]) -> list[Finding]:
     """Return a finding for each check that should find the same everywhere and does not."""
     findings = []
     for check in SAME_EVERYWHERE:
         seen: dict[str, str] = {}  # finding -> the first host that has it
-        for visit in visits:
-            for f in visit.findings:
+        for report in reports:
+            for f in report.findings:
                 if f.check == check and f.grade is Grade.OK:
-                    seen.setdefault(f.found, visit.host)
+                    seen.setdefault(f.found, report.host)
         if len(seen) > 1:
             examples = "; ".join(f"{host}: {found}" for found, host in list(seen.items())[:SHOWN])
             advice = "activate one environment, that all nodes see, before srun"
@@ -86,16 +77,16 @@ def differences(visits: Sequence[Visit]) -> list[Finding]:
 
 
 def clocks(skews: Sequence[tuple[str, float]]) -> Finding:
-    """Judge the clocks. `skews` has, for each host, the seconds by which its clock is ahead of the
-    head's.
+    """Judge the clocks. `skews` has, for each host, the seconds by which its clock was ahead of the
+    first task's when its report arrived. The way of a report takes far less than MAX_SKEW.
     """
     host, most = max(skews, key=lambda entry: abs(entry[1]))
     if abs(most) < MAX_SKEW:
-        return Finding("clocks", f"within {max(abs(most), 0.001):.3f} s of the head's")
+        return Finding("clocks", f"within {max(abs(most), 0.001):.3f} s of the first host's")
     way = "ahead of" if most > 0 else "behind"
     return Finding(
         "clocks",
-        f"that of {host} is {abs(most):.1f} s {way} the head's",
+        f"that of {host} is {abs(most):.1f} s {way} the first host's",
         Grade.WARN,
         "mend its time service (chronyc tracking): logs and times of files mislead. hpclaunch "
         "itself never compares clocks",

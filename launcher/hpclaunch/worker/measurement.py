@@ -1,20 +1,16 @@
-"""The preflight: a round of its own before the first, in which the ranks measure each other.
+"""The workers of `hpclaunch doctor --measure`: the ranks measure themselves and each other.
 
-    python .../worker/preflight.py
+    python .../worker/measurement.py RESULT
 
 runs on every rank in a worker's environment. It is started by its path, so that neither the working
 directory nor the script's is in `sys.path`; its own directory is removed from there at once, and
-`hpclaunch` is the package that this file is in. All ranks multiply matrices and copy memory at the
-same time, as in a training. Then pairs of ranks exchange data, in rounds;
-`core/health/preflight_rules.py` plans the pairs and judges the results. The ranks leave JSON in the
-round's store. Rank 0 prints a table and the findings, and writes everything to
-HPCLAUNCH_PREFLIGHT_RESULT:
+`hpclaunch` is the package that this file is in. All ranks multiply matrices at the same time, as in
+a training, and those on GPUs copy memory. Then pairs of ranks exchange data, in rounds;
+`core/health/measurement_rules.py` plans the pairs and judges the results. The ranks leave JSON in
+the round's store. Rank 0 writes the rows of the doctor's table to the file RESULT, as JSON.
 
-    {"backend": "nccl", "ranks": [...], "links": [...], "findings": [{"kind", "ranks", "nodes",
-        "text"}, ...], "passed": BOOL}
-
-Slow is a finding and no failure. Exit code 3: this rank computes wrong results, or none, and its
-last line of standard error says so; 1 on rank 0: a rank is silent.
+The exit code is 0 whatever was measured; 1 if a rank does not answer any more, which the last line
+of standard error names.
 """
 
 import contextlib
@@ -34,15 +30,22 @@ _package = types.ModuleType("hpclaunch")
 _package.__path__ = [os.path.dirname(_HERE)]
 sys.modules["hpclaunch"] = _package
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no warnings about names of hosts
 try:
     import torch
 except ImportError as e:
-    sys.exit(f"preflight: the workers' Python has no torch: {e}")
+    sys.exit(f"the workers' Python has no torch: {e}")
 import torch.distributed as dist  # noqa: E402
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # noqa: E402
 
-from hpclaunch.core.health.preflight_rules import Link, Measured, Speed, judge, schedule, table  # noqa: E402
-from hpclaunch.core.protocol.model import EXIT_UNFIT  # noqa: E402
+from hpclaunch.core.health.measurement_rules import (  # noqa: E402
+    Link,
+    Measured,
+    Speed,
+    judge,
+    report,
+    schedule,
+)
 
 START_LIMIT = 600.0  # seconds until all ranks have imported torch, which a file system may delay
 LIMIT = 90.0  # seconds for what a rank does on its own, and for what the pairs do
@@ -51,7 +54,7 @@ LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes millis
 SPAN = 0.3  # seconds of each measurement, long compared to a time slice of the scheduler
 WINDOWS = 5  # of time, at least, so that there is a best one
 MANY = 200  # windows at most
-SILENT = "is not heard of any more: it hangs, or its node does"
+SILENT = "does not answer any more: it hangs, or its node does"
 BLOCK = 64  # rows after which the exact matrices repeat
 
 
@@ -69,10 +72,10 @@ class Device:
             self.size, self.times, self.bytes = 4096, 8, 256 << 20
             self.name = f"{torch.cuda.get_device_name(index)}, {str(self.type)[6:]}"
             uuid = getattr(torch.cuda.get_device_properties(index), "uuid", "")
-            self.label = os.environ.get("HPCLAUNCH_GPU") or f"GPU {index} {uuid}".strip()
+            self.label = f"GPU {index}, {uuid}" if uuid else f"GPU {index}"
         else:
             self.place, self.type = torch.device("cpu"), torch.float32
-            self.size, self.times, self.bytes = 512, 1, 64 << 20
+            self.size, self.times = 512, 1
             self.name = f"{cpu_model()}, {torch.get_num_threads()} of its threads, float32"
             self.label = ""
 
@@ -142,37 +145,37 @@ def cpu_model():
 
 
 class StoreChannel:
-    """What the ranks tell each other: JSON in the round's store."""
+    """Messages between the ranks: JSON in the round's store."""
 
     def __init__(self):
         store, self.rank, self.world = next(rendezvous("env://"))
-        self.store = PrefixStore("preflight", store)
+        self.store = PrefixStore("measurement", store)
         self.end = time.monotonic() + START_LIMIT
 
     def left(self):
         return max(self.end - time.monotonic(), 0.1)
 
-    def tell(self, key, value):
+    def post(self, key, value):
         self.store.set(key, json.dumps(value))
 
-    def hear(self, key, limit):
-        """None if nobody has said it in time."""
+    def read(self, key, limit):
+        """Return the value, or None if nobody has posted it in time."""
         try:
             self.store.wait([key], timedelta(seconds=limit))
         except RuntimeError:
             return None
         return json.loads(self.store.get(key))
 
-    def hear_first(self, key, limit):
-        """What rank 0 says, which it may say only after it has waited for others."""
-        told = self.hear(key, limit + LIMIT)
-        if told is None:
-            raise SystemExit("preflight: rank 0 is silent: it hangs, or its node does")
-        return told
+    def read_of_first(self, key, limit):
+        """Return what rank 0 posts, perhaps only after it has waited for others."""
+        value = self.read(key, limit + LIMIT)
+        if value is None:
+            raise SystemExit(f"rank 0, at {os.environ['MASTER_ADDR']}, {SILENT}")
+        return value
 
-    def hear_all(self, what, ranks):
-        """{rank: what it has said, None if nothing in time}."""
-        return {rank: self.hear(f"{what}/{rank}", self.left()) for rank in ranks}
+    def read_of_all(self, what, ranks):
+        """Return {rank: what it has posted, None if nothing in time}."""
+        return {rank: self.read(f"{what}/{rank}", self.left()) for rank in ranks}
 
 
 def identity():
@@ -190,36 +193,37 @@ def measure(facts):
         facts = {**facts, "device": device.name, "gpu": device.label}
         wall, cpu = time.monotonic(), time.process_time()
         facts["compute"] = device.compute()
-        if not device.gpu:
+        if device.gpu:
+            facts["memory"] = device.memory()
+        else:
             could = (time.monotonic() - wall) * torch.get_num_threads()
             facts["cpu"] = min((time.process_time() - cpu) / could, 1.0)
-        facts["memory"] = device.memory()
         if not device.is_exact():
-            facts["wrong"] = "a product of matrices is wrong: do not compute on it"
+            facts["wrong"] = "a product of matrices is wrong"
     except (RuntimeError, AssertionError) as e:
         facts["wrong"] = "cannot compute: " + str(e).strip().partition("\n")[0]
     return device, Measured(**facts)
 
 
-def exchange(meeting, device, backend, partners):
+def exchange(channel, device, backend, partners):
     """Exchange data with each partner; returns the links of pairs in which this rank is first."""
     links = []
     for partner in partners:
-        first, second = sorted((meeting.rank, partner))
+        first, second = sorted((channel.rank, partner))
         key = f"pair/{first}-{second}"
-        meeting.tell(f"{key}/{meeting.rank}", True)
+        channel.post(f"{key}/{channel.rank}", True)
         # A partner may be late for reasons other than this link.
-        if meeting.hear(f"{key}/{partner}", meeting.left()) is None:
+        if channel.read(f"{key}/{partner}", channel.left()) is None:
             break
         speed, wrong = None, ""
         try:
-            store = PrefixStore(key, meeting.store)
-            speed = all_reduce(store, device, backend, meeting.rank == second)
+            store = PrefixStore(key, channel.store)
+            speed = all_reduce(store, device, backend, channel.rank == second)
         except Wrong as e:
             wrong = str(e)
         except RuntimeError as e:
             wrong = "failed: " + str(e).strip().partition("\n")[0]
-        if meeting.rank == first:
+        if channel.rank == first:
             links.append(Link((first, second), speed, wrong))
         if wrong and backend == "nccl":
             break  # what it has left on the GPU may never end
@@ -247,7 +251,7 @@ def all_reduce(store, device, backend, second):
 
     timed()  # connects
     if not bool((tensor == 3).all()):
-        raise Wrong("1 + 2 is not 3 there: what arrives is not what was sent")
+        raise Wrong("a wrong sum: data was corrupted")
     # Both ranks have to agree on the number of times.
     longest = torch.tensor([timed()], device=place)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
@@ -260,7 +264,7 @@ def plan_of(measured):
     fit = [m for m in measured if not m.wrong]
     own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
     partners: dict[int, list[int]] = {m.rank: [] for m in fit}
-    for pairs in schedule([m.node for m in fit]):
+    for pairs in schedule([m.node for m in fit], within=own):
         for a, b in pairs:
             first, second = fit[a].rank, fit[b].rank
             partners[first].append(second)
@@ -268,92 +272,76 @@ def plan_of(measured):
     return {"backend": "nccl" if own else "gloo", "partners": partners}
 
 
-def conclude(backend, measured, links):
-    """Print and write the result; returns {rank that is at fault: why}."""
-    findings = judge(measured, links, on_gpus=backend == "nccl")
-    lines = table(measured, links, backend)
-    lines += [f"{'FAIL' if f.fatal else 'slow'}: {f.text}" for f in findings]
-    lines += [] if findings else ["nothing is slow"]
-    sys.stdout.write("".join(f"preflight: {line}\n" for line in lines))
-    sys.stdout.flush()
-    fatal = {str(rank): f.text for f in reversed(findings) if f.fatal for rank in f.ranks}
-    result = {
-        "backend": backend,
-        "ranks": [asdict(m) for m in measured],
-        "links": [asdict(link) for link in links],
-        "findings": [asdict(f) for f in findings],
-        "passed": not fatal,
-    }
-    path = os.environ.get("HPCLAUNCH_PREFLIGHT_RESULT")
-    if path:
-        draft = f"{path}.tmp"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # follows no link
-        with open(os.open(draft, flags, 0o600), "w") as f:
-            json.dump(result, f)
-        os.replace(draft, path)
-    return fatal
+def conclude(backend, measured, links, path):
+    """Write the rows of the doctor's table to the file `path`."""
+    found = judge(measured, links)
+    rows = report(measured, links, found, backend)
+    draft = f"{path}.tmp"
+    with open(draft, "w") as f:
+        json.dump([asdict(row) for row in rows], f)
+    os.replace(draft, path)
 
 
-def measured_of(known, told):
-    """From what is known of a rank, and what it has measured (None: it is silent)."""
-    if told is None:
+def measured_of(known, posted):
+    """From what is known of a rank, and what it has posted (None: nothing)."""
+    if posted is None:
         return Measured(**known, wrong=SILENT)
-    speeds = {name: Speed(**told[name]) for name in ("compute", "memory") if told[name]}
-    return Measured(**{**told, **speeds})
+    speeds = {name: Speed(**posted[name]) for name in ("compute", "memory") if posted[name]}
+    return Measured(**{**posted, **speeds})
 
 
-def link_of(told):
-    speed = told["speed"] and Speed(**told["speed"])
-    return Link(tuple(told["ends"]), speed, told["wrong"])
+def link_of(posted):
+    speed = posted["speed"] and Speed(**posted["speed"])
+    return Link(tuple(posted["ends"]), speed, posted["wrong"])
 
 
 def main():
-    meeting, facts = StoreChannel(), identity()
-    first = meeting.rank == 0
-    meeting.tell(f"here/{meeting.rank}", facts)
+    channel, facts = StoreChannel(), identity()
+    first = channel.rank == 0
+    channel.post(f"here/{channel.rank}", facts)
     if first:
         unknown = {"node": -1, "host": "a host that is not known"}
-        here = meeting.hear_all("here", range(meeting.world))
-        meeting.tell("go", True)
-    meeting.hear_first("go", START_LIMIT)
-    meeting.end = time.monotonic() + LIMIT
+        here = channel.read_of_all("here", range(channel.world))
+        channel.post("go", True)
+    channel.read_of_first("go", START_LIMIT)
+    channel.end = time.monotonic() + LIMIT
     device, mine = measure(facts)
-    meeting.tell(f"measured/{meeting.rank}", asdict(mine))
+    channel.post(f"measured/{channel.rank}", asdict(mine))
     if first:
         measured = [
-            measured_of(here[rank] or {"rank": rank, **unknown}, told)
-            for rank, told in meeting.hear_all("measured", here).items()
+            measured_of(here[rank] or {"rank": rank, **unknown}, posted)
+            for rank, posted in channel.read_of_all("measured", here).items()
         ]
-        meeting.tell("plan", plan_of(measured))
-    plan = meeting.hear_first("plan", LIMIT)
-    meeting.end = time.monotonic() + LIMIT
-    partners = plan["partners"].get(str(meeting.rank), [])
-    links = exchange(meeting, device, plan["backend"], partners)
-    meeting.tell(f"links/{meeting.rank}", [asdict(link) for link in links])
-    if first:
-        meeting.end = max(meeting.end, time.monotonic() + LINK_LIMIT)  # for the others' last pair
-        told = meeting.hear_all("links", map(int, plan["partners"]))
-        links = [link_of(link) for its in told.values() for link in its or ()]
-        measured = [
-            m if told.get(m.rank, ()) is not None else replace(m, wrong=SILENT) for m in measured
-        ]
-        fatal = conclude(plan["backend"], measured, links)
-        meeting.tell("fatal", fatal)
-    # Not earlier: a rank that ends also ends the round, and nobody would hear why.
-    why = meeting.hear_first("fatal", LIMIT).get(str(meeting.rank))
-    if why:
-        sys.stderr.write(f"preflight: {why}\n")
-        return EXIT_UNFIT
-    # Somebody has to end the round for those that hang.
-    return int(first and any(m.wrong == SILENT for m in measured))
+        channel.post("plan", plan_of(measured))
+    plan = channel.read_of_first("plan", LIMIT)
+    channel.end = time.monotonic() + LIMIT
+    partners = plan["partners"].get(str(channel.rank), [])
+    links = exchange(channel, device, plan["backend"], partners)
+    channel.post(f"links/{channel.rank}", [asdict(link) for link in links])
+    if not first:
+        # Not earlier: if rank 0 hangs, somebody has to end the round.
+        channel.read_of_first("done", LIMIT)
+        return
+    channel.end = max(channel.end, time.monotonic() + LINK_LIMIT)  # for the others' last pair
+    posted = channel.read_of_all("links", map(int, plan["partners"]))
+    links = [link_of(link) for its in posted.values() for link in its or ()]
+    measured = [
+        m if posted.get(m.rank, ()) is not None else replace(m, wrong=SILENT) for m in measured
+    ]
+    conclude(plan["backend"], measured, links, sys.argv[1])
+    channel.post("done", True)
+    if silent := [m.name for m in measured if m.wrong == SILENT]:
+        raise SystemExit(f"{', '.join(silent)} {SILENT}")  # or the round would wait for them
 
 
 if __name__ == "__main__":
     # Or torch would end the process when a link hangs, and nobody would hear which one.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    code = 0
+    try:
+        main()
+    except SystemExit as e:
+        code = 1
+        sys.stderr.write(f"{e}\n")
+        sys.stderr.flush()
     os._exit(code)  # what hangs on a GPU would keep the interpreter from ending

@@ -1,4 +1,4 @@
-"""The preflight's schedule and its judgement, on planted faults and on noise."""
+"""The schedule of measurements and the judgement of figures, on planted faults and on noise."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 
-from hpclaunch.core.health.preflight_rules import (
-    Kind,
+from hpclaunch.core.health.findings import Grade
+from hpclaunch.core.health.measurement_rules import (
     Link,
     Measured,
     Speed,
     judge,
+    report,
     schedule,
-    table,
     tournament,
 )
+from hpclaunch.core.health.problems import Problem
 
 PER_NODE = [1, 2, 3, 5, 8]
 
@@ -40,7 +41,7 @@ def test_a_tournament_has_nobody_twice(count):
 @pytest.mark.parametrize("nodes", [[0], [0] * 8, [0, 0, 1, 1, 1], [0, 1, 2], [5] * 8 + [7] * 8])
 def test_pairs_are_within_nodes_first(nodes):
     kinds = []
-    for pairs in schedule(nodes):
+    for pairs in schedule(nodes, within=True):
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len(set(ranks))
         (kind,) = {nodes[a] != nodes[b] for a, b in pairs}
@@ -50,16 +51,17 @@ def test_pairs_are_within_nodes_first(nodes):
 
 def test_a_large_world_needs_few_rounds_and_leaves_nobody_out():
     nodes = [node for node in range(128) for _ in range(8)]
-    rounds = schedule(nodes)
+    rounds = schedule(nodes, within=True)
     assert len(rounds) == 7 + 10
     met = Counter(rank for pairs in rounds for pair in pairs for rank in pair)
     assert set(met.values()) == {17}
 
 
 def test_ranks_of_small_nodes_are_left_out_where_nobody_is_across():
-    rounds = schedule([0, 0, 0, 1])
+    rounds = schedule([0, 0, 0, 1], within=True)
     assert sorted(rounds[:3]) == [[(0, 1)], [(0, 2)], [(1, 2)]]
     assert rounds[3:] == [[(0, 3)]]
+    assert schedule([0, 0, 0, 1], within=False) == rounds[3:]
 
 
 def same(figure):
@@ -84,7 +86,7 @@ def gpus(nodes, per_node=4, **changes):
 
 def links(ranks, speed):
     """All that the schedule asks for, as fast as `speed(a, b)`."""
-    pairs = [pair for pairs in schedule([r.node for r in ranks]) for pair in pairs]
+    pairs = [pair for pairs in schedule([r.node for r in ranks], within=True) for pair in pairs]
     return [Link((a, b), same(speed(ranks[a], ranks[b]))) for a, b in pairs]
 
 
@@ -92,28 +94,31 @@ def usual(a, b):
     return 180.0 if a.node == b.node else 40.0
 
 
-def found(ranks, speed=usual, on_gpus=True):
-    findings = judge(ranks, links(ranks, speed), on_gpus=on_gpus)
-    return [(f.kind, f.ranks) for f in findings], [f.text for f in findings]
+def found(ranks, speed=usual):
+    findings = judge(ranks, links(ranks, speed))
+    return [(f.problem, f.ranks) for f in findings], [f.text for f in findings]
 
 
 def test_nothing_is_said_of_a_sound_job():
     assert found(gpus(4)) == ([], [])
 
 
-@pytest.mark.parametrize("what", ["compute", "memory"])
-def test_a_slow_gpu_is_named(what):
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [("compute", Problem.SLOW_COMPUTE), ("memory", Problem.SLOW_MEMORY)],
+)
+def test_a_slow_gpu_is_named(what, problem):
     ranks = gpus(2)
     ranks[5] = replace(ranks[5], **{what: Speed(getattr(ranks[5], what).best * 0.5, 1.0)})
-    kinds, (text,) = found(ranks)
-    assert kinds == [(Kind(what), (5,))]
+    problems, (text,) = found(ranks)
+    assert problems == [(problem, (5,))]
     assert text.startswith("rank 5 on n2 (GPU 1) ")
     assert text.endswith("(50%)")
 
 
 def test_half_of_two_is_slow_and_a_tenth_is_not():
     first, second = gpus(1, 2)
-    assert found([first, replace(second, compute=same(350.0))])[0] == [(Kind.COMPUTE, (1,))]
+    assert found([first, replace(second, compute=same(350.0))])[0] == [(Problem.SLOW_COMPUTE, (1,))]
     assert found([first, replace(second, compute=same(630.0))])[0] == []
 
 
@@ -129,8 +134,8 @@ def test_a_slow_link_in_a_node_is_named_by_its_ends():
     def speed(a, b):
         return 20.0 if {a.rank, b.rank} == {5, 7} else usual(a, b)
 
-    kinds, (text,) = found(gpus(2), speed)
-    assert kinds == [(Kind.LINK, (5, 7))]
+    problems, (text,) = found(gpus(2), speed)
+    assert problems == [(Problem.SLOW_LINK, (5, 7))]
     assert text == (
         "between rank 5 on n2 (GPU 1) and rank 7 on n2 (GPU 3): "
         "all-reduce with 20 GB/s, others 180 (11%)"
@@ -141,8 +146,8 @@ def test_a_gpu_with_slow_links_only_is_named_itself():
     def speed(a, b):
         return 20.0 if 6 in (a.rank, b.rank) and a.node == b.node else usual(a, b)
 
-    kinds, (text,) = found(gpus(2), speed)
-    assert kinds == [(Kind.LINK, (6,))]
+    problems, (text,) = found(gpus(2), speed)
+    assert problems == [(Problem.SLOW_LINK, (6,))]
     assert text.startswith("all links of rank 6 on n2 (GPU 2): ")
 
 
@@ -151,8 +156,8 @@ def test_a_node_with_a_bad_network_is_named_itself(nodes):
     def speed(a, b):
         return 10.0 if a.node != b.node and 2 in (a.node, b.node) else usual(a, b)
 
-    kinds, (text,) = found(gpus(nodes), speed)
-    assert kinds == [(Kind.LINK, (8, 9, 10, 11))]
+    problems, (text,) = found(gpus(nodes), speed)
+    assert problems == [(Problem.SLOW_LINK, (8, 9, 10, 11))]
     assert text.startswith("all links of n3 (ranks 8, 9, 10, 11) to other nodes: ")
 
 
@@ -160,8 +165,8 @@ def test_a_rank_with_a_bad_adapter_is_named_itself():
     def speed(a, b):
         return 10.0 if a.node != b.node and 9 in (a.rank, b.rank) else usual(a, b)
 
-    kinds, (text,) = found(gpus(5), speed)
-    assert kinds == [(Kind.LINK, (9,))]
+    problems, (text,) = found(gpus(5), speed)
+    assert problems == [(Problem.SLOW_LINK, (9,))]
     assert text.startswith("all links of rank 9 on n3 (GPU 1) to other nodes: ")
 
 
@@ -169,47 +174,39 @@ def test_two_nodes_that_reach_each_other_badly():
     def speed(a, b):
         return 10.0 if {a.node, b.node} == {1, 4} else usual(a, b)
 
-    kinds, texts = found(gpus(6, 2), speed)
-    assert kinds == [(Kind.LINK, (2, 8)), (Kind.LINK, (3, 9))]
+    problems, texts = found(gpus(6, 2), speed)
+    assert problems == [(Problem.SLOW_LINK, (2, 8)), (Problem.SLOW_LINK, (3, 9))]
     assert all("n2" in text and "n5" in text for text in texts)
 
 
-def test_what_is_wrong_comes_first_and_is_fatal():
+def test_what_is_wrong_comes_first():
     ranks = gpus(1)
     ranks[1] = replace(ranks[1], compute=same(10.0))
     ranks[3] = replace(ranks[3], compute=None, memory=None, wrong="a product is wrong")
-    its = [*links(ranks[:3], usual), Link((0, 2), None, "1 + 2 is not 3")]
-    findings = judge(ranks, its, on_gpus=True)
-    assert [(f.kind, f.ranks, f.fatal) for f in findings] == [
-        (Kind.WRONG, (3,), True),
-        (Kind.COMPUTE, (1,), False),
-        (Kind.WRONG, (0, 2), True),
+    its = [*links(ranks[:3], usual), Link((0, 2), None, "a wrong sum")]
+    findings = judge(ranks, its)
+    assert [(f.problem, f.ranks) for f in findings] == [
+        (Problem.WRONG_RESULTS, (3,)),
+        (Problem.SLOW_COMPUTE, (1,)),
+        (Problem.WRONG_RESULTS, (0, 2)),
     ]
     assert findings[0].text == "rank 3 on n1 (GPU 3): a product is wrong"
 
 
 def on_cpus(count, **changes):
     return [
-        Measured(r, r // 4, f"n{r // 4 + 1}", compute=same(0.1), memory=same(2.0), **changes)
-        for r in range(count)
+        Measured(r, r // 4, f"n{r // 4 + 1}", compute=same(0.1), **changes) for r in range(count)
     ]
 
 
 def test_a_slow_cpu_is_named_with_how_much_of_it_there_was():
     ranks = on_cpus(8)
     ranks[2] = replace(ranks[2], compute=Speed(0.04, 0.02), cpu=0.4)
-    findings = judge(ranks, [], on_gpus=False)
+    findings = judge(ranks, [])
     assert [f.text for f in findings] == [
         "rank 2 on n1 computes 0.04 TFLOP/s, others 0.1 (40%); "
         "it got 40% of its CPU time: other processes run there"
     ]
-
-
-def test_on_cpus_what_is_enough_is_never_slow():
-    ranks = on_cpus(4)
-    ranks = [replace(r, memory=same(20.0 if r.rank else 5.0)) for r in ranks]
-    assert found(ranks, lambda a, b: 0.6 if a.rank == 0 else 3.0, on_gpus=False) == ([], [])
-    assert found(ranks, lambda a, b: 0.1 if a.rank == 0 else 3.0, on_gpus=False)[0]
 
 
 def windows(rng, speed, busy):
@@ -223,27 +220,35 @@ def test_noise_is_not_taken_for_a_fault_and_hides_none(seed):
     rng = random.Random(seed)
     ranks = on_cpus(rng.choice([2, 3, 8, 24]))
     busy = rng.choice([0.01, 0.3, 1.0, 3.0])
-    ranks = [
-        replace(r, compute=windows(rng, 0.1, busy), memory=windows(rng, 2.0, busy)) for r in ranks
-    ]
+    ranks = [replace(r, compute=windows(rng, 0.1, busy)) for r in ranks]
     its = [
         replace(link, speed=windows(rng, 0.5, min(busy, 1.0)))
         for link in links(ranks, lambda a, b: 1.0)
     ]
-    assert judge(ranks, its, on_gpus=False) == []
+    assert judge(ranks, its) == []
     bad = rng.choice(ranks)
     ranks = [
         replace(r, compute=windows(rng, 0.02, busy)) if r is bad and busy < 1 else r for r in ranks
     ]
-    kinds = [(f.kind, f.ranks) for f in judge(ranks, its, on_gpus=False)]
-    assert kinds == ([(Kind.COMPUTE, (bad.rank,))] if busy < 1 else [])
+    problems = [(f.problem, f.ranks) for f in judge(ranks, its)]
+    assert problems == ([(Problem.SLOW_COMPUTE, (bad.rank,))] if busy < 1 else [])
 
 
 def test_the_table_is_short_whatever_the_size():
     ranks = gpus(64)
-    lines = table(ranks, links(ranks, usual), "nccl")
-    assert lines[0] == "256 ranks on 64 nodes"
-    assert len(lines) == 5
-    assert "median 40 " in lines[1]
-    assert "96 x pairs in a node" not in lines[1]
-    assert max(map(len, lines)) <= 100
+    rows = report(ranks, links(ranks, usual), [], "nccl")
+    assert [row.finding.check for row in rows] == ["compute", "memory speed", "links", "links"]
+    assert all(row.finding.grade is Grade.OK and len(row.hosts) == 64 for row in rows)
+    assert rows[0].finding.found.startswith("256 x NVIDIA H200, bfloat16: median 700 TFLOP/s")
+    assert "median 180 GB/s" in rows[2].finding.found
+
+
+def test_a_fault_has_its_host_and_advice():
+    ranks = gpus(2)
+    ranks[5] = replace(ranks[5], compute=None, wrong="a product is wrong")
+    ranks[0] = replace(ranks[0], compute=same(10.0))
+    *_, wrong, slow = report(ranks, [], judge(ranks, []), "nccl")
+    assert (wrong.finding.grade, wrong.hosts) == (Grade.FAIL, ("n2",))
+    assert (slow.finding.grade, slow.hosts) == (Grade.WARN, ("n1",))
+    assert wrong.finding.advice
+    assert slow.finding.advice

@@ -1,4 +1,5 @@
-"""The preflight: which pairs of ranks exchange data, and which figures mean a slow device or link.
+"""Measuring the nodes: which pairs of ranks exchange data, and which figures mean a slow device or
+link.
 
 Each figure is measured in many short windows of time, and has a best and a usual value. A device or
 link is slow if even its best value is far below the usual value of others like it. Noise raises the
@@ -12,9 +13,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ..protocol.wording import some
+from .findings import Finding, Grade
+from .problems import COMPUTE, LINKS, MEMORY_SPEED, Problem
+from .task_reports import Row
 
 # With up to this many players, each meets every other. With more, the number of meetings grows with
 # the logarithm.
@@ -25,12 +28,6 @@ SLOW = 0.8
 SLOW_CPU = 0.5
 # Pairs also differ by their path (switches, sockets). A link at a lower rate has half or less.
 SLOW_LINK = 0.5
-# GB/s between two ranks on one host through gloo. There are two processes that copy and wait for
-# each other, so above this value differences come from the scheduler, not from a link.
-ENOUGH_ON_HOST = 0.5
-# GB/s of one rank's copies on a CPU. Ranks on one host compete for its memory, and this is far more
-# than a training on CPUs needs.
-ENOUGH_ON_CPU = 4.0
 NAMED = 8  # ranks named in one line
 
 Ends = tuple[int, int]  # ranks
@@ -56,7 +53,7 @@ class Measured:
     gpu: str = ""  # the GPU's name for the user; "" on a CPU
     sharers: int = 1  # workers on its GPU
     compute: Speed | None = None  # TFLOP/s
-    memory: Speed | None = None  # GB/s, read and written
+    memory: Speed | None = None  # GB/s, read and written; of a GPU
     cpu: float = 1.0  # the share that it got of the CPU time that it could have had
     wrong: str = ""  # why it cannot compute correctly; "" if it can
 
@@ -77,41 +74,31 @@ class Link:
 Figure = tuple[Ends, Speed]
 
 
-class Kind(str, Enum):
-    WRONG = "wrong"  # wrong results, or none
-    COMPUTE = "compute"
-    MEMORY = "memory"
-    LINK = "link"
-
-
 @dataclass(frozen=True, slots=True)
-class PreflightFinding:
-    kind: Kind
-    ranks: tuple[int, ...]  # the rank, or the ranks at the ends of a slow link
-    nodes: tuple[int, ...]
-    text: str
+class MeasuredProblem:
+    """Something wrong or slow, and who is at fault: a rank, or the ranks at the ends of a link."""
 
-    @property
-    def fatal(self) -> bool:
-        return self.kind is Kind.WRONG
+    problem: Problem
+    ranks: tuple[int, ...]
+    text: str
 
 
 # Which ranks exchange data
 
 
-def schedule(nodes: Sequence[int]) -> list[Pairs]:
+def schedule(nodes: Sequence[int], *, within: bool) -> list[Pairs]:
     """Return rounds of pairs. In each round, a rank is in at most one pair. `nodes` has the node of
     each rank.
 
-    Pairs within nodes come first, on all nodes at once. Then come pairs across nodes, of ranks with
-    the same position on their nodes: so in every round, all pairs of a node get the same share of
-    its network.
+    Pairs within nodes come first, on all nodes at once, if `within`: through NCCL they show the
+    links between the GPUs of a node. Then come pairs across nodes, of ranks with the same position
+    on their nodes: so in every round, all pairs of a node get the same share of its network.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
         members[node].append(rank)
     groups = list(members.values())
-    inner = [tournament(len(group)) for group in groups]
+    inner = [tournament(len(group) if within else 0) for group in groups]
     rounds: list[Pairs] = []
     for number in range(max(map(len, inner), default=0)):
         pairs = [
@@ -146,30 +133,24 @@ def tournament(count: int) -> list[Pairs]:
 # What is slow
 
 
-def judge(
-    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
-) -> list[PreflightFinding]:
-    """Return what is wrong or slow, with what is wrong first.
-
-    `on_gpus`: the links are those of NCCL between GPUs; otherwise gloo's between hosts.
-    """
-    found = [
-        PreflightFinding(Kind.WRONG, (r.rank,), (r.node,), f"{r.name}: {r.wrong}")
-        for r in ranks
-        if r.wrong
-    ]
-    found += slow_devices(ranks, Kind.COMPUTE, "computes", "TFLOP/s", lambda r: r.compute)
-    found += slow_devices(ranks, Kind.MEMORY, "copies memory with", "GB/s", lambda r: r.memory)
-    return found + _links(ranks, links, on_gpus=on_gpus)
+def judge(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
+    """Return what is wrong or slow, with what is wrong first."""
+    wrong = Problem.WRONG_RESULTS
+    found = [MeasuredProblem(wrong, (r.rank,), f"{r.name}: {r.wrong}") for r in ranks if r.wrong]
+    slow = Problem.SLOW_COMPUTE
+    found += slow_devices(ranks, slow, "computes", "TFLOP/s", lambda r: r.compute)
+    slow = Problem.SLOW_MEMORY
+    found += slow_devices(ranks, slow, "copies memory with", "GB/s", lambda r: r.memory)
+    return found + _links(ranks, links)
 
 
 def slow_devices(
     ranks: Sequence[Measured],
-    kind: Kind,
+    problem: Problem,
     verb: str,
     unit: str,
     figure: Callable[[Measured], Speed | None],
-) -> list[PreflightFinding]:
+) -> list[MeasuredProblem]:
     """Return a finding for each rank that is much slower than others on the same kind of device.
 
     `figure` gives the speed to compare; `verb` and `unit` describe it in the findings.
@@ -185,12 +166,10 @@ def slow_devices(
         for rank, speed in members:
             if speed.best >= (SLOW if rank.gpu else SLOW_CPU) * median:
                 continue
-            if kind is Kind.MEMORY and not rank.gpu and speed.best >= ENOUGH_ON_CPU:
-                continue
             text = f"{rank.name} {verb} {compared(speed.best, median, unit)}"
             if rank.cpu < SLOW:
                 text += f"; it got {rank.cpu:.0%} of its CPU time: other processes run there"
-            found.append(PreflightFinding(kind, (rank.rank,), (rank.node,), text))
+            found.append(MeasuredProblem(problem, (rank.rank,), text))
     return found
 
 
@@ -204,16 +183,14 @@ def compared(figure: float, usual: float, unit: str) -> str:
     return f"{figure:.3g} {unit}, others {usual:.3g} ({figure / usual:.0%})"
 
 
-def _links(
-    ranks: Sequence[Measured], links: Sequence[Link], *, on_gpus: bool
-) -> list[PreflightFinding]:
+def _links(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
     by_rank = {rank.rank: rank for rank in ranks}
     found = []
     for link in links:
         if link.wrong:
             names = " and ".join(by_rank[end].name for end in link.ends)
             text = f"all-reduce between {names}: {link.wrong}"
-            found.append(_finding(Kind.WRONG, by_rank, link.ends, text))
+            found.append(MeasuredProblem(Problem.WRONG_RESULTS, link.ends, text))
     for across in (False, True):
         ours = [
             (link.ends, link.speed)
@@ -221,8 +198,7 @@ def _links(
             if link.speed is not None and is_across(link.ends, by_rank) == across
         ]
         if ours:
-            enough = math.inf if on_gpus or across else ENOUGH_ON_HOST
-            found += _slow_links(by_rank, ours, across=across, enough=enough)
+            found += _slow_links(by_rank, ours, across=across)
     return found
 
 
@@ -232,21 +208,21 @@ def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
 
 
 def _slow_links(
-    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool, enough: float
-) -> list[PreflightFinding]:
+    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool
+) -> list[MeasuredProblem]:
     """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
     What a third of the links attain counts as usual. The median would not do: with three or four
     ends, at least half of the links lead to a single bad end, so the median would be slow itself.
     """
     usual = reference((speed.usual for _, speed in links), rank=3)
-    limit = min(SLOW_LINK * usual, enough)
-    slow = [(ends, speed) for ends, speed in links if speed.best < limit]
+    slow = [(ends, speed) for ends, speed in links if speed.best < SLOW_LINK * usual]
     found = []
 
     def add(what: str, ranks: Sequence[int], its: Sequence[Figure]) -> None:
         fastest = compared(max(speed.best for _, speed in its), usual, "GB/s")
-        found.append(_finding(Kind.LINK, by_rank, ranks, f"{what}: all-reduce with {fastest}"))
+        text = f"{what}: all-reduce with {fastest}"
+        found.append(MeasuredProblem(Problem.SLOW_LINK, tuple(ranks), text))
 
     where = " to other nodes" if across else ""
     if across:
@@ -254,7 +230,8 @@ def _slow_links(
             ranks = sorted({r for ends, _ in slow for r in ends if by_rank[r].node == node})
             numbers = some(map(str, ranks), NAMED)
             its = [figure for figure in slow if set(ranks) & set(figure[0])]
-            add(f"all links of {by_rank[ranks[0]].host} (ranks {numbers}){where}", ranks, its)
+            who = f"rank{'s' * (len(ranks) > 1)} {numbers}"
+            add(f"all links of {by_rank[ranks[0]].host} ({who}){where}", ranks, its)
             slow = [figure for figure in slow if figure not in its]
     for rank in guilty(links, slow, lambda rank: rank):
         its = [figure for figure in slow if rank in figure[0]]
@@ -288,38 +265,38 @@ def guilty(
     ]
 
 
-def _finding(
-    kind: Kind, by_rank: dict[int, Measured], ranks: Sequence[int], text: str
-) -> PreflightFinding:
-    nodes = tuple(dict.fromkeys(by_rank[rank].node for rank in ranks))
-    return PreflightFinding(kind, tuple(ranks), nodes, text)
-
-
 # What the user is shown
 
 
-def table(ranks: Sequence[Measured], links: Sequence[Link], backend: str) -> list[str]:
-    """Return a few lines, however many ranks there are: the figures of each kind of device and
-    link, and how many there are of it.
+def report(
+    ranks: Sequence[Measured], links: Sequence[Link], found: Sequence[MeasuredProblem], backend: str
+) -> list[Row]:
+    """Return the rows of the doctor's table: the figures of each kind of device and link, however
+    many there are of it, then what is wrong or slow.
     """
     by_rank = {rank.rank: rank for rank in ranks}
-    nodes = len({rank.node for rank in ranks})
-    rows: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
+    figures: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
     for rank in ranks:
         like = rank.device + (f", {rank.sharers} on each" if rank.sharers > 1 else "")
         if rank.compute:
-            rows["compute, TFLOP/s", like].append((rank.compute.best, f"rank {rank.rank}"))
+            figures[COMPUTE, "TFLOP/s", like].append((rank.compute.best, rank.name))
         if rank.memory:
-            rows["memory, GB/s", like].append((rank.memory.best, f"rank {rank.rank}"))
+            figures[MEMORY_SPEED, "GB/s", like].append((rank.memory.best, rank.name))
     for link in links:
         if link.speed:
             where = "across nodes" if is_across(link.ends, by_rank) else "in a node"
-            ends = "ranks {} and {}".format(*link.ends)
-            rows["all-reduce, GB/s", f"pairs {where}, {backend}"].append((link.speed.best, ends))
-    lines = [f"{len(ranks)} ranks on {nodes} node{'s' if nodes > 1 else ''}"]
-    for (what, like), figures in sorted(rows.items()):
-        worst, who = min(figures)
-        median = reference((figure for figure, _ in figures), rank=2)
-        middle = f"median {median:<7.3g} least {worst:<7.3g} ({who})"
-        lines.append(f"  {what:<17} {middle}; {len(figures)} x {like}")
-    return lines
+            ends = " and ".join(by_rank[end].name for end in link.ends)
+            like = f"pairs {where}, all-reduce with {backend}"
+            figures[LINKS, "GB/s", like].append((link.speed.best, ends))
+    everywhere = tuple(dict.fromkeys(rank.host for rank in ranks))
+    rows = []
+    for (check, unit, like), those in figures.items():
+        least, who = min(those)
+        median = reference((figure for figure, _ in those), rank=2)
+        text = f"{len(those)} x {like}: median {median:.3g} {unit}, least {least:.3g} ({who})"
+        rows.append(Row(Finding(check, text), everywhere))
+    for each in found:
+        is_wrong = each.problem is Problem.WRONG_RESULTS
+        finding = each.problem.finding(each.text, Grade.FAIL if is_wrong else Grade.WARN)
+        rows.append(Row(finding, tuple(dict.fromkeys(by_rank[r].host for r in each.ranks))))
+    return rows

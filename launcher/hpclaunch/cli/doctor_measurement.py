@@ -1,0 +1,53 @@
+"""`hpclaunch doctor --measure`: a launch whose workers measure GPUs and the links between them.
+
+Every task is an agent, as in any launch. So the workers find each other, and a node that is lost is
+named, in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from hpclaunch.core.health.task_reports import Row
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.system.logs.log_directory import make_temporary
+
+from . import options, run
+
+SCRIPT = Path(__file__).parent.parent / "worker" / "measurement.py"
+LOSS = 30  # seconds of silence after which a node counts as lost
+
+
+def measure(environ: Mapping[str, str], timeout: float) -> tuple[list[Row], int]:
+    """Return the rows of the table, on the node of rank 0 only, and the launch's exit code.
+
+    `timeout`: seconds to wait for the other tasks. Raises UsageError.
+    """
+    try:
+        own = make_temporary("hpclaunch-doctor-")
+    except OSError as e:
+        raise UsageError(f"no directory for the measurements: {e.strerror}: set TMPDIR") from e
+    result = own / "rows.json"
+    words = [
+        *("--cold", "--max-restarts=0", "--health=off", "--progress=off", "--redirects=3"),
+        *(f"--loss-timeout={LOSS}", "--wait-for-nodes=0"),
+        f"--rdzv-conf=join_timeout={max(1.0, timeout)}",
+        *(f"--log-dir={own / 'logs'}", "--", str(SCRIPT), str(result)),
+    ]
+    chosen = options.build_parser({}).parse_args(words)  # no PET_ variables
+    run.check(chosen)
+    rows: list[Row] = []
+    code = 0
+    try:
+        code = run.run(chosen, environ)
+        with contextlib.suppress(FileNotFoundError):
+            rows = msgspec.json.decode(result.read_bytes(), type=list[Row])
+    finally:
+        if not code:  # otherwise the launch has named the logs that are there
+            shutil.rmtree(own, ignore_errors=True)
+    return rows, code

@@ -1,0 +1,147 @@
+"""Each task of a step sends its findings to the first one, which prints them all.
+
+The channel is like that of the agents, with other keys: the doctor and a launch in the same step
+must not meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+import zmq
+
+from hpclaunch.core.health.findings import Finding, Grade
+from hpclaunch.core.health.task_reports import TaskReport, clocks
+from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import HEAD, Allocation
+from hpclaunch.system.network import reachability, route, secret, zmq_channel
+from hpclaunch.system.shared import packing
+
+MAX_BYTES = 1 << 16
+REPEAT = 1.0  # seconds between two attempts to report
+PARTING = 5.0  # seconds for the last tasks to leave
+ATTEMPTS = 2  # to resolve a name
+RECEIVED = b"received"  # the first task's answer to a report
+
+
+def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
+    return zmq_channel.derive(shared, f"{where.identity} doctor")
+
+
+def collect(
+    where: Allocation, shared: bytes, timeout: float
+) -> tuple[list[TaskReport], list[Finding]]:
+    """Return the reports of the other tasks, and the findings about who came and about the clocks.
+
+    The first task calls this once it has examined its own host. Until then nobody can send, so
+    every clock is read just before it is compared.
+    """
+    places = where.places
+    try:
+        channel = zmq_channel.HeadChannel(keys_of(where, shared), len(places), MAX_BYTES)
+    except UsageError as e:  # there is no port for it
+        return [], [Finding("meeting", str(e), Grade.FAIL)]
+    reports: dict[int, TaskReport] = {}
+    skews: list[tuple[str, float]] = []
+    present: set[int] = set()  # tasks that have reported, and may not have the answer yet
+    awaited = set(range(len(places))) - {HEAD}
+    deadline = time.monotonic() + timeout
+    while (reports.keys() < awaited or present) and (left := deadline - time.monotonic()) > 0:
+        _wait(channel, left)
+        for item in channel.receive():
+            if isinstance(item, zmq_channel.Closed):
+                present.discard(item.index)
+            elif isinstance(item, zmq_channel.Arrived):
+                with contextlib.suppress(msgspec.MsgspecError):  # from another version
+                    report = packing.unpack(item.data, TaskReport)
+                    if item.sender not in reports:
+                        reports[item.sender] = report
+                        skews.append((report.host, report.clock - time.time()))
+                    present.add(item.sender)
+                    channel.send(item.sender, RECEIVED)
+        if reports.keys() == awaited:
+            deadline = min(deadline, time.monotonic() + PARTING)
+    missing = dict.fromkeys(places[i].host for i in sorted(awaited - reports.keys()))
+    here = f"{places[HEAD].host}, port {channel.port}"
+    meeting = Finding("meeting", f"all {len(places)} tasks met at {here}")
+    if missing:
+        found = f"nobody came from {folded(missing)} to {here}, within {timeout:.0f} s"
+        if channel.refused:
+            found += f"; {channel.refused} connections without our secret were refused"
+        advice = (
+            "look at what the doctor says there: another secret file, a firewall, an address in "
+            "the wrong network, or a host that is cut off"
+        )
+        meeting = Finding("meeting", found, Grade.FAIL, advice)
+    channel.close()
+    in_order = [report for _, report in sorted(reports.items())]
+    return in_order, [meeting, *([clocks(skews)] if skews else [])]
+
+
+def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -> Finding | None:
+    """Send this task's report to the first one. Returns None once that has it, otherwise a finding
+    that says why it was not reached.
+    """
+    head = where.places[HEAD]
+    near = where.places[where.index].node == head.node
+    try:
+        addresses = [route.LOOPBACK] if near else route.resolve_patiently(head.host, ATTEMPTS)
+    except OSError:
+        found = f"not tried: {head.host} has no address here"
+        return Finding("meeting", found, Grade.FAIL, "see the route")
+    keys = keys_of(where, shared)
+    channel = zmq_channel.MemberChannel(keys, where.index, addresses, MAX_BYTES)
+    try:
+        if _is_received(channel, report, timeout):
+            return None
+        if channel.reached:
+            why = f"the doctor on {head.host} was reached, and did not answer"
+        elif channel.refused:
+            why = f"something answers on {head.host}, but does not know our secret"
+        else:
+            why = reachability.explain(head.host, addresses, keys.ports)
+    finally:
+        channel.close()
+    mine = secret.fingerprint(shared)
+    advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
+    return Finding("meeting", why, Grade.FAIL, advice)
+
+
+def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout: float) -> bool:
+    """Send the report again and again until the first task has answered."""
+    send_at = time.monotonic()
+    deadline = send_at + timeout
+    while (now := time.monotonic()) < deadline:
+        if now >= send_at:
+            channel.send(HEAD, packing.pack(replace(report, clock=time.time())))
+            send_at = now + REPEAT
+        _wait(channel, min(send_at, deadline) - now)
+        for item in channel.receive():
+            if isinstance(item, zmq_channel.Arrived):
+                return True
+            if isinstance(item, zmq_channel.Reached):
+                send_at = 0.0
+    return False
+
+
+def _wait(channel: zmq_channel.Channel, seconds: float) -> None:
+    poller = zmq.Poller()
+    for s in channel.sockets:
+        poller.register(s, zmq.POLLIN)
+    poller.poll(math.ceil(max(0.0, seconds) * 1000))
+
+
+def folded(hosts: Iterable[str]) -> str:
+    """n1, n2, n3 -> n[1-3], as Slurm writes it."""
+    from ClusterShell.NodeSet import NodeSet, NodeSetException
+
+    names = list(hosts)
+    try:
+        return str(NodeSet.fromlist(names))
+    except NodeSetException:
+        return ",".join(names)

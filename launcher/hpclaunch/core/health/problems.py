@@ -1,0 +1,71 @@
+"""The problems of a host or a device: the name of the check that finds each, and what to do about
+it.
+
+A launch and the doctor take both from this table. They differ in what they consider too little: a
+launch reports what is about to break the training, the doctor also what may slow it down. The
+problems that the driver of a GPU reports are in `gpu_rules.py` and `xids.py`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .findings import Finding, Grade
+
+LOGS = "log directory"
+CHECKPOINTS = "checkpoint directory"
+SHM = "shared memory"
+MEMORY = "memory"
+LOAD = "load"
+CLOCK = "clock"
+GPUS = "GPUs"
+RESULTS = "results"
+COMPUTE = "compute"
+MEMORY_SPEED = "memory speed"
+LINKS = "links"
+
+_ROOM = "make room, or give --log-dir"
+_WAITS = "every step of a training waits for the slowest"
+
+
+class Problem(Enum):
+    """The name of the check, and the advice."""
+
+    LOGS_SILENT = (LOGS, "wait, or give --log-dir")
+    LOGS_NOT_WRITABLE = (LOGS, "start the job in a directory that you can write, or give --log-dir")
+    LOGS_FULL = (LOGS, _ROOM)
+    CHECKPOINTS_FULL = (
+        CHECKPOINTS,
+        "make room, or give --checkpoint-dir: the script may fail when it saves",
+    )
+    SHM_SMALL = (
+        SHM,
+        "give a container --shm-size or --ipc=host; else use DataLoader(num_workers=0)",
+    )
+    SHM_FULL = (
+        SHM,
+        "look for files that a job has left (ls -l /dev/shm); a container needs --shm-size",
+    )
+    MEMORY_SHORT = (MEMORY, "#SBATCH --mem=...; --mem=0 is all of a node")
+    LOADED = (LOAD, f"look with top who else computes on this host: {_WAITS}")
+    CLOCK_FREE = (
+        CLOCK,
+        "start chronyd or the like on this host: times in logs and of files mislead",
+    )
+    GPU_SILENT = (GPUS, "tell the administrator, with what nvidia-smi and dmesg say on this host")
+    # Measured by `hpclaunch doctor --measure`.
+    WRONG_RESULTS = (RESULTS, "do not train on it, and tell the administrator")
+    SLOW_COMPUTE = (
+        COMPUTE,
+        f"look for other processes (top, nvidia-smi) and for throttling: {_WAITS}",
+    )
+    SLOW_MEMORY = (MEMORY_SPEED, f"look for other processes (top, nvidia-smi): {_WAITS}")
+    SLOW_LINK = (
+        LINKS,
+        "look at its rate and errors: nvidia-smi nvlink --status, ibstat, or ethtool; "
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose another network",
+    )
+
+    def finding(self, found: str, grade: Grade = Grade.WARN) -> Finding:
+        check, advice = self.value
+        return Finding(check, found, grade, advice)

@@ -1,0 +1,197 @@
+"""The measurements among real ranks with gloo: forked from one process, or started as the launcher
+starts them. What is broken is broken in the rank itself: its sums, or that it goes on at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_hooks import LIMIT, end_well, start, worker_environment
+from test_hooks import processes as processes  # fixtures
+from test_hooks import store as store
+
+import hpclaunch
+
+pytestmark = pytest.mark.starts
+
+SCRIPT = Path(hpclaunch.__file__).parent / "worker" / "measurement.py"
+
+# Each rank reads what is to be wrong with it from `FAULTS[rank]`, after torch has been imported.
+RANKS = """
+import json, os, signal, sys, time
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+script, result, world, faults, limit = sys.argv[1:]
+world, faults, sys.argv[1:] = int(world), json.loads(faults), [result]
+multiply, reduce = torch.mm, dist.all_reduce
+
+def miscount(a, b, out=None):
+    result = multiply(a, b, out=out)
+    result[3, 5] += 1
+    return result
+
+def garble(tensor, *args):
+    tensor[7] += 1
+    return reduce(tensor, *args)
+
+def stop(a, b, out=None):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def pause(tensor, *args):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def fail(a, b, out=None):
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore of it")
+
+def run():
+    with open(script) as f:
+        text = f.read()
+    assert "\\nLIMIT = 90.0" in text
+    globals = {"__name__": "__main__", "__file__": script}
+    text = text.replace("\\nLIMIT = 90.0", "\\nLIMIT = " + limit)
+    assert "\\nLINK_LIMIT = 20.0" in text
+    if "pause" in faults.values():
+        text = text.replace("\\nLINK_LIMIT = 20.0", "\\nLINK_LIMIT = 3.0")
+    exec(compile(text, script, "exec"), globals)
+
+pids = []
+for rank in range(world):
+    pid = os.fork()
+    if not pid:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+        os.environ.update(GROUP_RANK=str(rank // 4))
+        fault = faults.get(str(rank))
+        if fault in ("garble", "pause"):
+            dist.all_reduce = vars()[fault]
+        elif fault:
+            torch.mm = vars()[fault]
+        try:
+            run()
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+        os._exit(99)
+    pids.append(pid)
+codes = {}
+for rank, pid in enumerate(pids):
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    codes[rank] = -1 if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+    if codes[rank] == -1:
+        os.kill(pid, signal.SIGKILL)
+print(json.dumps(codes))
+"""
+
+
+@pytest.fixture
+def measured(processes, store, tmp_path):
+    """Run it among `world` ranks, four per node: (exit codes, standard error, findings)."""
+
+    def run(world, faults=(), limit=60.0):
+        result = tmp_path / "rows.json"
+        codes, err = run_ranks(processes, store, tmp_path, world, faults, limit)
+        assert sorted(os.listdir(tmp_path)) == ["ranks.py", "rows.json"]
+        return codes, err, [row["finding"] for row in json.loads(result.read_text())]
+
+    return run
+
+
+def run_ranks(processes, store, directory, world, faults, limit):
+    (directory / "ranks.py").write_text(RANKS)
+    words = (str(SCRIPT), "rows.json", str(world), json.dumps(dict(faults)), str(limit))
+    env = worker_environment(store.port())
+    process = start(processes, [sys.executable, "ranks.py", *words], directory, env)
+    out, err = process.communicate(timeout=LIMIT)
+    assert "Traceback" not in err, err
+    return list(json.loads(out).values()), err
+
+
+def wrong(rows):
+    return [row["found"] for row in rows if row["grade"] == "FAIL"]
+
+
+@pytest.mark.parametrize("world", [1, 8])
+def test_all_ranks_and_pairs_are_measured(measured, world):
+    codes, err, rows = measured(world)
+    assert codes == [0] * world
+    assert err == ""
+    assert wrong(rows) == []
+    figures = [
+        (row["check"], row["found"].partition(": ")[0]) for row in rows if row["grade"] == "ok"
+    ]
+    devices = [(check, like) for check, like in figures if check != "links"]
+    assert [check for check, _ in devices] == ["compute"]
+    assert all(like.startswith(f"{world} x ") for _, like in devices)
+    links = [like for check, like in figures if check == "links"]
+    assert links == ([] if world == 1 else ["4 x pairs across nodes, all-reduce with gloo"])
+
+
+def test_a_rank_that_computes_wrong_results_is_named(measured):
+    codes, err, rows = measured(5, {1: "miscount", 2: "fail", 4: "garble"})
+    assert codes == [0] * 5
+    assert err == ""
+    first, second, third = wrong(rows)
+    assert first.startswith("rank 1 on ")
+    assert first.endswith(": a product of matrices is wrong")
+    assert second.startswith("rank 2 on ")
+    assert second.endswith("cannot compute: CUDA error: an illegal memory access was encountered")
+    assert third.startswith("all-reduce between rank 0 on ")
+    assert third.endswith("a wrong sum: data was corrupted")
+
+
+def test_a_rank_that_hangs_is_named_and_ends_the_round(measured):
+    codes, err, rows = measured(3, {1: "stop"}, limit=10.0)
+    assert codes == [1, -1, 0]
+    (found,) = wrong(rows)
+    assert found.startswith("rank 1 on ")
+    assert "does not answer any more" in found
+    assert err.splitlines()[-1].startswith("rank 1 on ")
+
+
+def test_a_link_that_hangs_ends_by_a_limit_and_is_named(measured):
+    codes, _, rows = measured(5, {4: "pause"}, limit=10.0)
+    assert codes == [1, 0, 0, 0, -1]
+    rank, link = wrong(rows)
+    assert rank.startswith("rank 4 on ")
+    assert "does not answer any more" in rank
+    assert link.startswith("all-reduce between rank 0 on ")
+    assert ": failed: " in link
+
+
+def test_a_first_rank_that_hangs_is_named_by_the_others(processes, store, tmp_path):
+    codes, err = run_ranks(processes, store, tmp_path, 2, {0: "stop"}, 3.0)
+    assert codes == [-1, 1]
+    assert err.splitlines()[-1].startswith("rank 0, at 127.0.0.1, does not answer any more")
+
+
+def test_nothing_of_the_users_stands_in_for_its_own(processes, store, tmp_path):
+    """As the launcher starts it: in the user's directory, and with a path of the user's."""
+    (tmp_path / "users" / "hpclaunch").mkdir(parents=True)
+    (tmp_path / "users" / "hpclaunch" / "__init__.py").write_text("boom")
+    for name in ("json", "torch", "measurement", "processes", "store"):
+        (tmp_path / f"{name}.py").write_text("boom")
+    port = store.port()
+    ranks = []
+    for rank in range(2):
+        env = worker_environment(port, rank, 2)
+        env["PYTHONPATH"] += os.pathsep + str(tmp_path / "users")
+        env |= {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+        ranks.append(
+            start(processes, [sys.executable, "-u", str(SCRIPT), "rows.json"], tmp_path, env)
+        )
+    end_well(ranks)
+
+
+def test_without_torch_it_says_so_in_one_line(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(SCRIPT)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "the workers' Python has no torch: No module named torch\n"
