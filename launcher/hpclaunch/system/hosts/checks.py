@@ -18,8 +18,8 @@ import psutil
 
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
+from hpclaunch.core.protocol.wording import GIB, size
 
-GIB = 1 << 30
 SHM = Path("/dev/shm")  # noqa: S108 - it is what is checked
 SHM_LEAST = GIB  # a container's default is 64 MiB
 MEMORY_LEAST = 2 * GIB  # per worker
@@ -103,7 +103,7 @@ def shared_memory() -> Finding:
         usage = shutil.disk_usage(SHM)
     except OSError as e:
         return Finding(check, f"{e.strerror}", Grade.WARN, advice)
-    found = f"{_size(usage.free)} free of {_size(usage.total)}"
+    found = f"{size(usage.free)} free of {size(usage.total)}"
     if not os.access(SHM, os.W_OK | os.X_OK):
         return Finding(check, f"{found}, but not writable", Grade.WARN, advice)
     if usage.total < SHM_LEAST:
@@ -119,7 +119,7 @@ def limits(agents: int, workers: int) -> Finding:
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
-        say = _size if name in _IN_BYTES else str
+        say = size if name in _IN_BYTES else str
         found.append(f"{name} {'unlimited' if soft == resource.RLIM_INFINITY else say(soft)}")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_needed(agents, workers)  # the launcher raises its limit to this, if allowed
@@ -167,10 +167,10 @@ def memory(workers: int, limit: int | None) -> Finding:
         machine = psutil.virtual_memory()
     except OSError:
         return Finding("memory", "/proc/meminfo cannot be read here")
-    found = f"{_size(machine.available)} available of {_size(machine.total)}"
+    found = f"{size(machine.available)} available of {size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:
-        found += f", {_size(limit)} for this job"
+        found += f", {size(limit)} for this job"
         mine = min(mine, limit)
     if mine < workers * MEMORY_LEAST:
         return Finding("memory", found, Grade.WARN, "#SBATCH --mem=...; --mem=0 is all of a node")
@@ -188,7 +188,7 @@ def log_directory(path: Path) -> Finding:
             free = shutil.disk_usage(directory).free
     except OSError as e:
         return Finding("logs", f"cannot write to {directory}: {e.strerror}", Grade.FAIL, advice)
-    found = f"{directory} is writable, {_size(free)} free, on {file_system(directory)}"
+    found = f"{directory} is writable, {size(free)} free, on {file_system(directory)}"
     if free < DISK_LEAST:
         return Finding("logs", found, Grade.WARN, "make room, or give --log-dir")
     return Finding("logs", found)
@@ -203,10 +203,3 @@ def file_system(path: Path) -> str:
         if (real == point or real.startswith(f"{point}/")) and len(point) >= longest:
             kind, longest = mount.fstype, len(point)
     return kind
-
-
-def _size(number: float) -> str:
-    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}".replace(".0 ", " ")
-    return f"{number:.0f}"
