@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch
 
-from hpclaunch.cli import other_launchers, values
+from hpclaunch.cli import COMMANDS, other_launchers, values
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
@@ -346,8 +346,8 @@ class TestParsing:
         assert said == {
             *("module", "no_python", "run_path", "virtual_local_rank", "standalone"),
             *("max_restarts", "shutdown_timeout", "signals_to_handle", "role", "bind"),
-            *("cold", "preload", "gpus_per_worker", "mps", "mps_threads", "health", "preflight"),
-            *("progress", "replace_stragglers", "requeue", "resubmit", "max_requeues"),
+            *("cold", "preload", "gpus_per_worker", "mps", "health", "preflight"),
+            *("progress", "replace_stragglers", "requeue", "resubmit"),
             *("chain",),
             *("metrics_ranks",),
             *("wait_for_nodes", "checkpoint_exclude", "checkpoint_local", "verify"),
@@ -381,8 +381,6 @@ class TestParsing:
             (["--gpus-per-worker", "2"], "gpus_per_worker", 2),
             (["--shared-backend", "gloo"], "shared_backend", "gloo"),
             (["--mps", "on"], "mps", "on"),
-            (["--mps-threads", "auto"], "mps_threads", "auto"),
-            (["--mps-threads", "12.5%"], "mps_threads", "12.5"),
             (["--mps-memory", "512m"], "mps_memory", "512M"),
             (["--mps-memory", "04GB"], "mps_memory", "4G"),
             (["--mps-memory", ""], "mps_memory", None),
@@ -549,7 +547,11 @@ class TestMistakes:
             ("--nproc-per-nod_", "did you mean --nproc_per_node? (see"),
             ("--checkpointdir", "did you mean --checkpoint-dir"),
             ("--nnodse", "did you mean --nnodes? (see"),
-            ("--mps-thraeds", "did you mean --mps-threads? (see"),
+            ("--mps-memroy", "did you mean --mps-memory? (see"),
+            (
+                "--mps_threads=25",
+                "no option --mps_threads: export CUDA_MPS_ACTIVE_THREAD",
+            ),
             ("--duplicate-filters", "--duplicate-stdout-filters or --duplicate-stderr-filters?"),
             ("--no-such-option", "no option --no-such-option (see"),
             ("-z", "no option -z (see"),
@@ -595,6 +597,11 @@ class TestHelp:
         lines = help_text.splitlines()
         assert max(map(len, lines)) <= 80
         assert not [line for line in lines if line.endswith("-")], "a name was broken in two"
+
+    def test_every_command_is_in_it(self, help_text):
+        lines = help_text.partition("train.py sees")[0].splitlines()
+        shown = {word for line in lines if "hpclaunch " in line for word in re.split(r"[ |]", line)}
+        assert set(COMMANDS) <= shown
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--he"], ["--nproc", "2", "-h", "x"]])
     def test_it_is_shown(self, words, capsys):

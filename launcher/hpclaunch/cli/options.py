@@ -29,6 +29,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch logs [JOB]                        show what all its ranks wrote
     hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch stop|restart|notice JOB           ask that of a running job
+    hpclaunch report [JOB]                      show how a job spent its time
     hpclaunch replay LOG_DIR                    show what happened in a job
     hpclaunch prune --older-than DAYS           remove logs of earlier launches
     hpclaunch sbatch train.py ARGUMENTS         print a job script
@@ -171,13 +172,6 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         f"{', '.join(values.ENDINGS)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(
-        "--max-requeues",
-        type=values.integer(0),
-        default=100,
-        metavar="N",
-        help="after so many, the job is not started again (default: %(default)s)",
-    )
-    add(
         "--chain",
         action="store_true",
         help="the elements of this job array continue each other: the rest of them is cancelled "
@@ -241,14 +235,6 @@ def _add_devices(add: Callable[..., None]) -> None:
         help="NVIDIA's MPS, with which several workers use one GPU at the same time. auto: for "
         "GPUs that workers share; on: for all GPUs; off: workers take turns. hpclaunch starts and "
         "stops MPS, or uses a daemon that already runs (default: %(default)s)",
-    )
-    add(
-        "--mps-threads",
-        type=values.threads,
-        default="auto",
-        metavar="P",
-        help="the highest percentage of its GPU that a worker may use (default: "
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE if that is set, else twice its equal share)",
     )
     add(
         "--mps-memory",
