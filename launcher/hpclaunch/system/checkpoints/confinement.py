@@ -7,10 +7,12 @@ memo of gigabytes, or a key whose hash takes years. No thread could be stopped i
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import marshal
 import os
 import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +48,9 @@ def confined(work: Callable[[], T]) -> T:
     os.close(writing)
     try:
         answer = _read(reading)
+    except BaseException:  # Ctrl-C
+        os.kill(child, signal.SIGKILL)
+        raise
     finally:
         os.close(reading)
         _, status = os.waitpid(child, 0)
@@ -72,7 +77,8 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, ...]:
 
 def _limit() -> None:
     gc.disable()  # nothing is left of this process soon
-    Path("/proc/self/oom_score_adj").write_text("1000")
+    with contextlib.suppress(OSError):  # some containers do not let it be changed
+        Path("/proc/self/oom_score_adj").write_text("1000")
     used = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
     for kind, most in (
         (resource.RLIMIT_AS, used + MOST_MEMORY),
