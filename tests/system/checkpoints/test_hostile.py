@@ -188,7 +188,7 @@ def colliding_numbers(count: int) -> bytes:
 
 PICKLES = {
     "nested tuples": nested_tuples(60),
-    "a key of nested tuples": nested_tuples(60)[:-5].replace(b"\x02", b"\x02}", 1) + b"Ns.",
+    "a key of nested tuples": nested_tuples(60)[:-6] + b"}h\x3cNs.",
     "colliding keys": colliding_numbers(200_000),
     "marks": b"\x80\x02" + b"N" * 100_000 + b"(t" * 100_000 + b".",
     "a long text": b"\x80\x04\x8d" + HUGE.to_bytes(8, "little") + b"x.",
