@@ -102,7 +102,7 @@ def machine(tmp_path):
 
 
 def test_workers_on_one_gpu_are_clients_of_mps(machine):
-    machine.launch("--nproc=3", "--mps-memory=2g", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
+    machine.launch("--nproc=3", "--mps-threads=25", "--mps-memory=2g")
     told = machine.workers(3)
     assert [t["client"] for t in told] == [True] * 3
     assert {t["CUDA_VISIBLE_DEVICES"] for t in told} == {nvml.uuid(0)}
@@ -232,6 +232,7 @@ def test_what_only_slows_is_said_once(machine):
 @pytest.mark.parametrize(
     ("words", "wrong"),
     [
+        (["--mps-threads", "0"], "--mps-threads: '0' is neither auto nor a percentage above 0"),
         (["--mps-memory", "4"], "--mps-memory: '4' is not an amount of memory, as 512M or 4G"),
         (["--mps", "maybe"], "--mps: invalid choice: 'maybe'"),
     ],

@@ -87,13 +87,11 @@ def shows_mps(told: list[Told], machine: Machine, temporary: Path) -> None:
 @pytest.mark.usefixtures("real_mps")
 def test_limits_of_a_client(launch: Launch) -> None:
     """A quarter of the processors, and no more than 2 GiB."""
-    limits = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    limits = ("--mps-threads", 25, "--mps-memory", "2G")
     alone = launch("--nproc", 1, "--mps", "off", words=("--beyond", 4096))
     (free,) = alone.told(1)
     assert alone.go() == 0, alone.output
-    job = launch(
-        "--nproc", 2, "--mps-memory", "2G", words=("--mib", 512, "--beyond", 4096), **limits
-    )
+    job = launch("--nproc", 2, *limits, words=("--mib", 512, "--beyond", 4096))
     told = job.told(2)
     assert free["room"]
     assert not any(t["room"] for t in told)

@@ -277,6 +277,7 @@ def _requeued(rng: Random, plan: Plan) -> Plan:
     """There may be another run, or not."""
     requeueing = Requeueing(
         on=rng.choice((GOES_ON, (*GOES_ON, Ending.FAILURE))),
+        most=rng.choice((0, 5)),
         before=rng.randrange(2),
         is_chain=rng.random() < 0.3,
     )

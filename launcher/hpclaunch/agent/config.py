@@ -68,7 +68,9 @@ class Config:
     cuda: tuple[int, int]  # the newest that their driver can run
     selector: str  # the variable that chooses among them
     virtual_local_rank: bool
-    mps: tuple[str, str]  # its mode and memory: Settings in core/placement/mps_shares.py
+    mps: tuple[
+        str, str, str
+    ]  # its mode, threads and memory: Settings in core/placement/mps_shares.py
     shared_backend: str  # replaces nccl where workers share a GPU; "": whatever the script says
     local_addr: str  # the address to be reached at; "": from the route to the head
     checkpoints: Checkpoints | None

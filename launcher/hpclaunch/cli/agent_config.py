@@ -100,7 +100,7 @@ def configure(options: argparse.Namespace, environ: Mapping[str, str]) -> Config
         cuda=task.count.cuda,
         selector=task.count.selector,
         virtual_local_rank=options.virtual_local_rank,
-        mps=(options.mps, options.mps_memory or ""),
+        mps=(options.mps, options.mps_threads, options.mps_memory or ""),
         shared_backend=options.shared_backend or "",
         local_addr=options.local_addr or "",
         checkpoints=_checkpoints(options),
@@ -167,6 +167,7 @@ def _requeueing(options: argparse.Namespace, environ: Mapping[str, str]) -> Requ
         return Requeueing()
     return Requeueing(
         on=options.requeue_on or GOES_ON,
+        most=options.max_requeues,
         before=_runs_before(options, environ),
         is_chain=options.chain,
         resubmits=options.resubmit,

@@ -172,6 +172,13 @@ def _add_workers(add: Callable[..., None], *, nproc: str | None) -> None:
         f"{', '.join(values.ENDINGS)} (default: {','.join(e.value for e in GOES_ON)})",
     )
     add(
+        "--max-requeues",
+        type=values.integer(0),
+        default=100,
+        metavar="N",
+        help="after so many, the job is not started again (default: %(default)s)",
+    )
+    add(
         "--chain",
         action="store_true",
         help="the elements of this job array continue each other: the rest of them is cancelled "
@@ -235,6 +242,14 @@ def _add_devices(add: Callable[..., None]) -> None:
         help="NVIDIA's MPS, with which several workers use one GPU at the same time. auto: for "
         "GPUs that workers share; on: for all GPUs; off: workers take turns. hpclaunch starts and "
         "stops MPS, or uses a daemon that already runs (default: %(default)s)",
+    )
+    add(
+        "--mps-threads",
+        type=values.threads,
+        default="auto",
+        metavar="P",
+        help="the highest percentage of its GPU that a worker may use (default: "
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE if that is set, else twice its equal share)",
     )
     add(
         "--mps-memory",

@@ -22,12 +22,14 @@ OURS = frozenset(
         "--gpus-per-worker",
         "--shared-backend",
         "--mps",
+        "--mps-threads",
         "--mps-memory",
         "--notice",
         "--notice-signal",
         "--requeue",
         "--requeue-on",
         "--resubmit",
+        "--max-requeues",
         "--chain",
         "--log-limit",
         "--metrics",
@@ -52,10 +54,6 @@ OURS = frozenset(
 )
 # In torchrun from torch 2.14 on. An abbreviation keeps the meaning that it had before.
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
-# Options of earlier versions, and what to write instead.
-REPLACED = {
-    "--mps-threads": "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, which every worker inherits",
-}
 ALIKE = 0.7  # from 0 to 1: how similar a word must be to the option that was perhaps meant
 # Its value usually begins with -, which argparse would take for the next option.
 TAKES_OPTIONS = "--resume-with"
@@ -89,8 +87,6 @@ class Parser(argparse.ArgumentParser):
         import difflib  # slow to import, and needed only here
 
         dashed = name.lstrip("-").replace("_", "-")
-        if instead := REPLACED.get(f"--{dashed}"):
-            self.error(f"no option {name}{where}: {instead}")
         names = [option[2:] for option in known if option.startswith("--")]
         alike = [f"--{match}" for match in difflib.get_close_matches(dashed, names, cutoff=ALIKE)]
         if "_" in name:  # as torchrun's users write them

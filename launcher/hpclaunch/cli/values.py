@@ -225,6 +225,19 @@ def rdzv_conf(text: str) -> dict[str, str] | None:
     return {key: value for key, _, value in pairs}
 
 
+def threads(text: str) -> str:
+    """auto, or a percentage of a GPU."""
+    if text == "auto":
+        return text
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 100:
+        raise ArgumentTypeError(f"{text!r} is neither auto nor a percentage above 0, up to 100")
+    return f"{value:g}"
+
+
 def memory(text: str) -> str | None:
     """As MPS takes it: a whole number of megabytes or gigabytes."""
     if not text:

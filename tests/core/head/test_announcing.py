@@ -211,7 +211,7 @@ def test_notice_is_told_once_in_a_round():
 
 
 def test_a_job_that_is_requeued_says_so_in_place_of_its_end():
-    crew = near_the_end(requeueing=Requeueing(on=(Ending.TIME_LIMIT,)))
+    crew = near_the_end(requeueing=Requeueing(on=(Ending.TIME_LIMIT,), most=9))
     crew.until(1000.0)
     requeued = crew.told[-1]
     assert requeued.topic is Topic.JOB_REQUEUED

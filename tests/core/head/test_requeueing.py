@@ -8,6 +8,7 @@ from test_notices import SETTINGS, leave, preempt, take, training, verdict
 
 from hpclaunch.core.protocol.events import EndFound, Requested, Signalled, WorkerExited
 from hpclaunch.core.protocol.model import (
+    EXIT_FAILED,
     EXIT_LOST,
     EXIT_SAVED,
     GOES_ON,
@@ -25,8 +26,8 @@ NO_PROGRESS = (
 )
 
 
-def asked(on=GOES_ON, *, before=0, is_chain=False, resubmits=False):
-    return Requeueing(on, before, is_chain, resubmits)
+def asked(on=GOES_ON, *, most=5, before=0, is_chain=False, resubmits=False):
+    return Requeueing(on, most, before, is_chain, resubmits)
 
 
 def to_the_limit(requeueing, *, first="", last=""):
@@ -75,6 +76,13 @@ def test_what_cannot_be_found_out_is_no_objection():
     crew.checkpoint = None
     crew.until(995.0)
     assert verdict(crew).sequel is Sequel.REQUEUE
+
+
+def test_it_is_not_requeued_for_ever():
+    ended = to_the_limit(asked(most=3, before=3), first="/c/5.pt", last="/c/9.pt")
+    assert ended.sequel is Sequel.LEAVE
+    assert ended.code == EXIT_FAILED
+    assert "it was requeued 3 times (--max-requeues)" in ended.reason
 
 
 def test_a_job_that_is_finished_is_over():
@@ -254,7 +262,7 @@ def test_the_script_of_a_job_that_slurm_would_not_start_again_is_submitted(reque
 
 
 def test_nor_is_it_submitted_for_ever():
-    crew = training(requeueing=asked(before=3, resubmits=True))
+    crew = training(requeueing=asked(most=3, before=3, resubmits=True))
     crew.requeues = None
     crew.until(995.0)
     assert verdict(crew).sequel is Sequel.LEAVE
@@ -268,7 +276,7 @@ def test_nor_is_it_submitted_for_ever():
     [("/c/5.pt", "/c/9.pt", Sequel.LEAVE), ("/c/5.pt", "", Sequel.END_CHAIN)],
 )
 def test_the_next_element_of_a_chain_goes_on(first, last, sequel):
-    ended = to_the_limit(asked(before=1, is_chain=True), first=first, last=last)
+    ended = to_the_limit(asked(before=1, most=0, is_chain=True), first=first, last=last)
     assert ended.sequel is sequel
     assert (ended.code == EXIT_SAVED) == bool(last)
 

@@ -213,7 +213,10 @@ def test_a_foreign_daemon_is_not_used_where_nothing_is_shared():
         (AUTO, Share((1,), 2), {}, {}),  # 100 is no limit
         (AUTO, Share((1,), 3), {}, {"THREAD_PERCENTAGE": "66.7"}),
         (AUTO, Share((1,), 8), {}, {"THREAD_PERCENTAGE": "25"}),
+        (Settings(threads="30"), Share((1,), 8), {}, {"THREAD_PERCENTAGE": "30"}),
+        (Settings(threads="100"), Share((1,), 8), {}, {"THREAD_PERCENTAGE": "100"}),
         (AUTO, Share((1,), 8), {THREADS: "10"}, {}),
+        (Settings(threads="30"), Share((1,), 8), {THREADS: "10"}, {"THREAD_PERCENTAGE": "30"}),
         (Settings(memory="4G"), Share((1,), 2), {}, {"MEM_LIMIT": "0=4G"}),
         (Settings(memory="4G"), Share((0, 1), 2), {}, {"MEM_LIMIT": "0=4G,1=4G"}),
     ],

@@ -59,7 +59,7 @@ def test_what_each_worker_has_of_its_own_is_named():
         told |= worker_environment.of_gpus(
             Share((0,), sharers=2), GPUS, {}, isolated=True, selector=selector, backend="gloo"
         ).keys()
-    settings = mps_shares.Settings("on", "4G")
+    settings = mps_shares.Settings("on", "auto", "4G")
     told |= mps_shares.environment(settings, Share((0,), sharers=2), GPUS, "/pipes", {}).keys()
     assert told <= worker_environment.OWN
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..protocol.effects import Effect, Say
 from ..protocol.events import EndFound
 from ..protocol.model import EXIT_FAILED, EXIT_SAVED, Ending, Job, JobState, Sequel, Verdict
+from ..protocol.wording import count
 
 
 class RequeueDecision:
@@ -70,6 +71,9 @@ class RequeueDecision:
 
     def _objection(self, *, progress: bool) -> str:
         """Why there is to be no other run; "" if there may be one."""
-        if self.wanted.before and not progress:
+        wanted = self.wanted
+        if not wanted.is_chain and wanted.before >= wanted.most:
+            return f"it was requeued {count(wanted.before, 'time')} (--max-requeues)"
+        if wanted.before and not progress:
             return "this run saved no checkpoint that is further than that of the run before"
         return ""

@@ -25,6 +25,7 @@ class Settings:
     """What the user has chosen."""
 
     mode: str = "auto"  # auto, on or off
+    threads: str = "auto"  # or the percentage of a GPU's threads that each client may use
     memory: str = ""  # how much memory each client may use on each GPU: "4G"; "" for no limit
 
 
@@ -159,14 +160,15 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables that make a worker a client of the daemon at `directory`.
 
-    A percentage of the threads that Slurm or the user has set in `environ` stays. GPUs are named by
-    their UUIDs, because a daemon counts only the GPUs that it sees itself: to it, an index would
-    mean another GPU.
+    A percentage of the threads that Slurm or the user has set in `environ` stays, unless `settings`
+    names one. GPUs are named by their UUIDs, because a daemon counts only the GPUs that it sees
+    itself: to it, an index would mean another GPU.
     """
     env = {PIPES: directory, "CUDA_VISIBLE_DEVICES": ",".join(gpus[i].uuid for i in share.gpus)}
     # NVIDIA advises twice the even share, because clients are seldom all busy at the same time.
-    percentage = 200 / share.sharers
-    if percentage < 100 and not environ.get(THREADS):
+    chosen = settings.threads != "auto"
+    percentage = float(settings.threads) if chosen else 200 / share.sharers
+    if chosen or (percentage < 100 and not environ.get(THREADS)):
         env[THREADS] = f"{percentage:.1f}".removesuffix(".0")
     if settings.memory:
         env[MEMORY] = ",".join(f"{i}={settings.memory}" for i in range(len(share.gpus)))

@@ -146,6 +146,7 @@ class Requeueing:
     """
 
     on: tuple[Ending, ...] = ()
+    most: int = 0  # runs after the first one
     before: int = 0  # runs before this one
     is_chain: bool = False  # the runs are the elements of an array
     resubmits: bool = False  # where the job may not be requeued, its script is submitted again
