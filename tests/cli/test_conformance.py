@@ -36,6 +36,7 @@ OURS = [
     "_hpclaunch_errors",
     "_hpclaunch_hooks",
     "_hpclaunch_output",
+    "_hpclaunch_ownership",
     "_hpclaunch_progress",
 ]
 CONTRACT = "another value at every launch, in torchrun's contract too"
@@ -60,6 +61,7 @@ ALLOWED = {  # fact: why it may differ from python's under hpclaunch
     "module._hpclaunch_hooks": HOOK,
     "module._hpclaunch_errors": ERRORS,
     "module._hpclaunch_output": OUTPUT,
+    "module._hpclaunch_ownership": ERRORS,
     "module._hpclaunch_progress": STACKS,
     f"fd.{HIGHEST}": STACKS,
     "status.SigCgt": STACKS,

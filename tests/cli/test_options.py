@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch
 
-from hpclaunch.cli import other_launchers, values
+from hpclaunch.cli import COMMANDS, other_launchers, values
 from hpclaunch.cli.options import build_parser
 from hpclaunch.cli.parser import OURS
 from hpclaunch.core.protocol.errors import UsageError
@@ -594,6 +594,11 @@ class TestHelp:
         lines = help_text.splitlines()
         assert max(map(len, lines)) <= 80
         assert not [line for line in lines if line.endswith("-")], "a name was broken in two"
+
+    def test_every_command_is_in_it(self, help_text):
+        lines = help_text.partition("train.py sees")[0].splitlines()
+        shown = {word for line in lines if "hpclaunch " in line for word in re.split(r"[ |]", line)}
+        assert set(COMMANDS) <= shown
 
     @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--he"], ["--nproc", "2", "-h", "x"]])
     def test_it_is_shown(self, words, capsys):

@@ -68,8 +68,10 @@ def test_the_script_of_a_site(printed, site):
 def test_all_that_can_be_asked_for(cwd, printed):
     (cwd / "env" / "bin").mkdir(parents=True)
     (cwd / "env" / "bin" / "activate").touch()
+    profile = 'account = true\ngpus = "--gres=gpu:{gpus}"\nlocal_disk = "nvme:{gb}"\n'
+    script(cwd, f'{profile}[[gpu]]\ntype = "a100"\nper_node = 4\ncpus = 32\n', "ours.toml")
     text = printed(
-        *("--profile=mahti", "--account=project_1", "--partition=gpusmall", "--time=1-12"),
+        *("--profile=ours.toml", "--account=project_1", "--partition=gpusmall", "--time=1-12"),
         *("--gpus_per_node=a100:2", "--local-disk=100", "--cpus-per-task=8", "--mem=0"),
         *("--signal=SIGTERM@300", "--requeue", "--modules=python/3.11,cuda", "--venv=env"),
         *("--nnodes", "2:3", "-r", "3", "--", "-t3", "train.py"),
@@ -79,7 +81,7 @@ def test_all_that_can_be_asked_for(cwd, printed):
         "#SBATCH --job-name=train --time=1-12\n"
         "#SBATCH --account=project_1 --partition=gpusmall\n"
         "#SBATCH --nodes=3 --ntasks-per-node=1     # one launcher on each\n"
-        "#SBATCH --gres=gpu:a100:2,nvme:100        # a node of mahti has 4\n"
+        "#SBATCH --gres=gpu:a100:2,nvme:100        # a node of ours has 4\n"
         "#SBATCH --cpus-per-task=8 --mem=0\n"
         "#SBATCH --no-kill                         # a lost node ends the job otherwise\n"
         "#SBATCH --signal=TERM@300                 # ends the job in order\n"
@@ -144,15 +146,15 @@ def test_a_container_is_started_again_by_the_script(printed, tmp_path, element, 
 
 
 def test_what_to_type_for_salloc(printed):
-    options = ["--profile", "puhti", "--account", "p", "--interactive", "--gpus-per-node", 1]
+    options = ["--profile", "roihu", "--account", "p", "--interactive", "--gpus-per-node", 1]
     salloc, comment, *shell = printed(*options, "train.py").splitlines()
     assert salloc == (
-        "salloc --job-name=train --time=1:00:00 --account=p --partition=gpu --nodes=1 "
-        "--ntasks-per-node=1 --gres=gpu:v100:1 --cpus-per-task=10 --mem=90G"
+        "salloc --job-name=train --time=1:00:00 --account=p --partition=gpumedium --nodes=1 "
+        "--ntasks-per-node=1 --gres=gpu:gh200:1 --cpus-per-task=72"
     )
     assert comment.startswith("#")
     modules, once, launch = shell
-    assert modules == "module load pytorch"
+    assert modules == "module load python-pytorch"
     assert once.startswith("# hpclaunch is not in the module; once")
     assert launch == "srun -c $SLURM_CPUS_PER_TASK hpclaunch train.py"
 
@@ -232,7 +234,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["missing.py"], "no script missing.py in "),
         (
             ["--profile", "narvall", "train.py"],
-            "arc, cedar, engaging, graham, mahti, narval, puhti",
+            "arc, engaging, lumi, narval, roihu",
         ),
         (["--profile", ".", "train.py"], "--profile .: Is a directory"),
         (["--profile", "narval", "train.py"], "jobs on narval need an account: --account NAME"),

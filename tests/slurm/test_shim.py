@@ -1,4 +1,4 @@
-"""Job scripts that call torchrun, unedited but for `hpclaunch shim` in front of PATH."""
+"""Job scripts that call torchrun, unedited but for the line with `hpclaunch shim`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .cluster import Cluster, Job
 from .conftest import SCRIPTS
 
 TELL = SCRIPTS / "tell.py"
-SHIM = 'export PATH="$(hpclaunch shim):$PATH"\n'
+SHIM = 'export PATH="$(hpclaunch shim):$PATH" PYTHONPATH="$(hpclaunch shim)"\n'
 
 
 def submit(cluster: Cluster, directory: Path, command: str, nodes: int = 2) -> Job:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
-from ..core.head.advice import advise
 from ..core.head.restarts import how, who
+from ..core.ledger.last_lines import advise
 from ..core.protocol.model import EXIT_USAGE, Culprit, Failure, Verdict
 
 CONSEQUENCES = 4  # that are named; the rest is counted

@@ -29,6 +29,7 @@ Launch the workers of a distributed training, and restart them when one fails.
     hpclaunch logs [JOB]                        show what all its ranks wrote
     hpclaunch stacks JOB                        show where a job's workers are
     hpclaunch stop|restart|notice JOB           ask that of a running job
+    hpclaunch report [JOB]                      show how a job spent its time
     hpclaunch replay LOG_DIR                    show what happened in a job
     hpclaunch sbatch train.py ARGUMENTS         print a job script
     hpclaunch shim                              make tools that call torchrun

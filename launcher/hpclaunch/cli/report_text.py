@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hpclaunch.core.ledger.book import Category
 from hpclaunch.core.ledger.job_report import EndReport, JobOutcome, JobReport
 from hpclaunch.core.protocol.wording import count, plain, signal_name, some
+from hpclaunch.core.views.text_style import seat_time
 
 WIDTH = 80
 MOST_ENDS = 3  # of rounds that are told; the others are counted
@@ -36,7 +37,7 @@ def _head(report: JobReport, local: LocalTime) -> list[str]:
     nodes = f" on {some(report.nodes, NODES)}" if report.nodes else ""
     seats = count(round(report.seats), report.seat)
     when = f"{_moment(report.begin, local)} to {_moment(report.end, local)}"
-    lasted = _length(report.end - report.begin)
+    lasted = seat_time(report.end - report.begin)
     lines = [f"{names}{nodes}: {seats}", f"{when}, {lasted}"]
     rounds = f"{count(report.rounds, 'round')}"
     outcome = report.outcome
@@ -83,7 +84,7 @@ def _ends(report: JobReport, local: LocalTime) -> list[str]:
 
 
 def _end(end: EndReport, at: str) -> list[str]:
-    seen = f"; seen after {_length(end.seen - end.at)}" if end.seen - end.at >= 1 else ""
+    seen = f"; seen after {seat_time(end.seen - end.at)}" if end.seen - end.at >= 1 else ""
     lines = [f"  {at} round {end.round}: {why(end)}{seen}"]
     if end.text:
         lines.append(f"    {end.text}")
@@ -106,14 +107,3 @@ def _cut(line: str) -> str:
 
 def _moment(at: float, local: LocalTime) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", local(at))
-
-
-def _length(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
-        if minutes >= 60
-        else f"{minutes}:{rest:02} min"
-    )

@@ -1,10 +1,10 @@
-"""Print the directory of programs that replace torchrun.
+"""Print the directory of what replaces torchrun.
 
     export PATH="$(hpclaunch shim):$PATH"
 
-After this line, every program that calls torchrun, or python -m
-torch.distributed.run, gets hpclaunch with torchrun's defaults. A program that
-calls its own interpreter by path needs the directory in PYTHONPATH as well:
+After this line, every program that calls torchrun gets hpclaunch with
+torchrun's defaults. This line is for those that call python -m
+torch.distributed.run:
 
     export PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
 
@@ -27,8 +27,8 @@ from . import run as launch
 from .parser import LaunchParser, Parser
 
 DIRECTORY = Path(__file__).parent.parent / "shims"
-PROGRAMS = ("torchrun", "python", "python3")
-WORD = "--in-place-of="  # PROGRAM[:PYTHON]; with this the programs there call hpclaunch
+TORCHRUN = "torchrun"
+WORD = "--in-place-of="  # PROGRAM[:PYTHON]; with this hpclaunch is called from there
 OPTIONS = "HPCLAUNCH_OPTIONS"
 LAUNCH = "torch.distributed.launch"
 
@@ -38,11 +38,11 @@ def prepare_parser(_parser: Parser) -> None:
 
 
 def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
-    programs = [DIRECTORY / name for name in PROGRAMS]
-    if unusable := [str(path) for path in programs if not os.access(path, os.X_OK)]:
+    program = DIRECTORY / TORCHRUN
+    if not os.access(program, os.X_OK):
         raise UsageError(
-            f"cannot be executed: {', '.join(unusable)}: install hpclaunch with pip, in a file "
-            "system that is not mounted with noexec"
+            f"cannot be executed: {program}: install hpclaunch with pip, in a file system that is "
+            "not mounted with noexec"
         )
     if os.pathsep in str(DIRECTORY):
         raise UsageError(f"{DIRECTORY} cannot be in PATH, for the {os.pathsep} in its name")
@@ -51,7 +51,7 @@ def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argparse.Namespace:
-    """What a call by one of the programs asks for; `added` is the user's HPCLAUNCH_OPTIONS."""
+    """What a call from there asks for; `added` is the user's HPCLAUNCH_OPTIONS."""
     program, _, python = words[0].removeprefix(WORD).partition(":")
     parser = _parser_of(program, environ)
     chosen = parser.parse_args([*_options_in(added, program), *words[1:]])

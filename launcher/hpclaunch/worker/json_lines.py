@@ -9,11 +9,18 @@ from __future__ import annotations
 import atexit
 import json
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 CHUNK = 1 << 16
 MOST_DESCRIPTORS = 16  # that one message brings along
+PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
+
+
+def in_pieces(begin: str, text: str) -> Iterator[str]:
+    """Yield a text in lines that srun passes on whole, each after `begin`."""
+    for at in range(0, len(text), PIECE):
+        yield f"{begin}{text[at : at + PIECE]}\n"
 
 
 class JsonLines:

@@ -2,14 +2,13 @@
 
 import fcntl
 import os
-import pwd
 import shutil
 import signal
 import stat
 import subprocess
 import time
 
-from .processes import PR_SET_PDEATHSIG, children, prctl, signal_all
+from .processes import PR_SET_PDEATHSIG, children, prctl, signal_all, user_name
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
@@ -161,13 +160,6 @@ def user_of(pid):
         return None
 
 
-def name_of(uid):
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # this node does not know the account
-        return str(uid)
-
-
 def end_users(directory):
     """SIGKILL until none is left. Returns whether that worked in time."""
     limit = time.monotonic() + KILL_LIMIT
@@ -228,7 +220,7 @@ class FrontEnd:
             uid = user_of(server)
             served = uid not in (None, 0, os.geteuid()) and self.ask(f"get_client_list {server}")
             if served:
-                return name_of(uid), int(server)
+                return user_name(uid), int(server)
         return None
 
     def tells_our_pids(self):

@@ -2,12 +2,10 @@
 
 In a directory that a group shares, others can put a link, a file or a directory where one of
 ours is going to be. So no link is followed but the user's own to a directory, and what is already
-there has to belong to this user. Root counts as this user: root may do anything anyway.
-Some file systems give all that this user makes to somebody else (NFS to nobody, where root is
-squashed; mounts with one owner for all): what belongs to that one is this user's, too.
+there has to belong to this user (`site/_hpclaunch_ownership.py`).
 
 Everything here raises OSError with a reason for the user. `site/_hpclaunch_template.py` and
-`site/_hpclaunch_errors.py` have what they need of it, since they can import nothing from here.
+`site/_hpclaunch_errors.py` open files in their own way, since they can import nothing from here.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+
+from .site._hpclaunch_ownership import is_ours
 
 Path = str | os.PathLike[str]
 MOST = 64 << 20  # bytes of a file that `read_file` reads
@@ -41,12 +41,12 @@ def check_directory(path: Path) -> None:
     """Raise OSError unless it is one of this user's, or a link of this user's to one."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
-        if not _is_ours(found, os.path.dirname(path)):
+        if not is_ours(found, os.path.dirname(path)):
             raise OSError(errno.EPERM, "it is a link of another user", path)
         found = os.stat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-    if not _is_ours(found, path):
+    if not is_ours(found, path):
         raise OSError(errno.EPERM, ANOTHERS, path)
 
 
@@ -67,7 +67,7 @@ def open_file(path: Path, flags: int) -> int:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EPERM, "it is not a regular file", path)
-        if not _is_ours(found, os.path.dirname(path)):
+        if not is_ours(found, os.path.dirname(path)):
             raise OSError(errno.EPERM, ANOTHERS, path)
         if found.st_nlink > 1:
             raise OSError(errno.EPERM, "it has another name too (a hard link)", path)
@@ -87,21 +87,3 @@ def read_file(path: Path, most: int = MOST) -> bytes:
         if size > most:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
         return f.read(size)  # a file that grows meanwhile is cut off here
-
-
-def _is_ours(found: os.stat_result, directory: Path) -> bool:
-    return found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(directory)
-
-
-def owner_of_new(directory: Path) -> int | None:
-    """To whom a file belongs that this user makes in a directory; None if none can be made."""
-    probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
-    try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return None
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        os.unlink(probe)

@@ -28,6 +28,16 @@ SPARED = (  # signals that every process of a step may get; only the agent acts 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def user_name(uid: int) -> str:
+    """Return the name of a user, or the number where this node does not know the account."""
+    import pwd  # for messages only
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def prctl(option, value):
     if _libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")

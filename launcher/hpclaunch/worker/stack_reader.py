@@ -18,12 +18,12 @@ import struct
 import sys
 import time
 
+from .json_lines import in_pieces
 from .processes import PARENT, all_pids, stat, status_of
 from .progress_watch import MOST, described, tree
 from .site import _hpclaunch_progress as page
 from .stack_questions import LONGEST, PATIENCE, Questioned, heard, is_answering, prints, unheard
 
-PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 LIMIT = 3.0  # seconds for all answers
 TRYING = 0.3  # seconds to find a moment in which a process without a hearer can be asked
 POLL = 0.005
@@ -41,8 +41,7 @@ def main(mark, job, whole):
         asking = [each for each in asking if next(each, True) is None]
         time.sleep(POLL)
     text = json.dumps([worker.told() for worker in workers])
-    for at in range(0, len(text), PIECE):
-        sys.stdout.write(f"{mark} {host} {text[at : at + PIECE]}\n")
+    sys.stdout.writelines(in_pieces(f"{mark} {host} ", text))
 
 
 class Found:

@@ -14,7 +14,8 @@ from hpclaunch.core.ledger.job_report import report
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.model import EXIT_SAVED, Culprit, Ending, Failure, Verdict
 from hpclaunch.core.views import job_page as pages
-from hpclaunch.core.views.job_page import HangStacks, job_page, seat_time
+from hpclaunch.core.views.job_page import HangStacks, job_page
+from hpclaunch.core.views.text_style import seat_time
 
 
 def local(at, form):

@@ -1,7 +1,11 @@
-"""What is read off a pickle without unpickling it."""
+"""What is read of a pickle without importing or calling anything."""
 
+import contextlib
+import os
 import pickle
+import tempfile
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,6 +22,22 @@ from torch.distributed.checkpoint.metadata import (
 from torch.serialization import _get_layout  # noqa: F401 - that the pickles name it
 
 from hpclaunch.system.checkpoints import pickles
+from hpclaunch.system.checkpoints.archives import Window
+
+
+def reading(read: Callable[..., object], data: bytes, *more: object) -> object:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return read(Window(file.fileno(), len(data)), *more)
+
+
+def pieces(data: bytes) -> object:
+    return reading(pickles.pieces, data)
+
+
+def fields(data: bytes, *names: str) -> object:
+    return reading(pickles.fields, data, names)
 
 
 def metadata(parts: list[tuple[str, str, int, int]]) -> Metadata:
@@ -51,29 +71,7 @@ def parts(count: int, files: int) -> list[tuple[str, str, int, int]]:
 def test_metadata_of_any_size(protocol, count, files):
     """Of many frames, with texts and numbers of all lengths."""
     of = parts(count, files)
-    assert pickles.pieces(pickle.dumps(metadata(of), protocol)) == expected(of)
-
-
-def test_the_fast_way_reads_what_torch_writes():
-    of = parts(1000, 7)
-    assert pickles._pieces_fast(pickle.dumps(metadata(of))) == expected(of)
-
-
-@pytest.mark.parametrize("offset", [(), (5,), (300, 0), (1, 70_000, 2**31), (1, 2, 3, 4)])
-@pytest.mark.parametrize("index", [None, 7])
-@pytest.mark.parametrize("shared", [False, True])
-def test_the_fast_way_knows_the_keys_of_tensors_of_any_shape(offset, index, shared):
-    """Several thousand parts of a few tensors; the names are the same objects, or others."""
-    tensors = ["embedding", "layers.0.weight", "optim.exp_avg"]
-    files = [f"__{i}_0.distcp" for i in range(60)]
-    stored = {}
-    for i in range(3000):
-        tensor = tensors[i % 3] if shared and offset else f"{tensors[i % 3]}.{i}"
-        size = torch.Size(number + i for number in offset)
-        stored[MetadataIndex(tensor, size, index)] = _StorageInfo(files[i % 60], i, i + 1)
-    found = pickles._pieces_fast(pickle.dumps(Metadata({}, {}, stored)))
-    assert found is not None
-    assert found == {file: [(i, i + 1) for i in range(n, 3000, 60)] for n, file in enumerate(files)}
+    assert pieces(pickle.dumps(metadata(of), protocol)) == expected(of)
 
 
 @pytest.mark.fuzz
@@ -90,10 +88,8 @@ def test_the_fast_way_knows_the_keys_of_tensors_of_any_shape(offset, index, shar
         unique_by=lambda part: part[0],
     )
 )
-def test_the_fast_way_reads_it_right_or_not_at_all(of):
-    data = pickle.dumps(metadata(of))
-    assert pickles._pieces_fast(data) in (None, expected(of))
-    assert pickles.pieces(data) == expected(of)
+def test_names_and_numbers_of_all_kinds(of):
+    assert pieces(pickle.dumps(metadata(of))) == expected(of)
 
 
 @pytest.mark.exhaustive
@@ -101,30 +97,66 @@ def test_the_fast_way_reads_it_right_or_not_at_all(of):
 def test_metadata_that_are_cut_short(protocol):
     data = pickle.dumps(metadata(parts(20, 3)), protocol)
     for length in range(len(data)):
-        with pytest.raises(ValueError):  # noqa: PT011 - whatever pickletools says
-            pickles.pieces(data[:length])
+        with pytest.raises(ValueError):  # noqa: PT011 - whatever pickle says
+            pieces(data[:length])
 
 
 def test_a_tensor_by_the_name_of_a_field():
     of = [("relative_path", "a", 1, 2), ("offset", "b", 3, 4), ("length", "a", 5, 6)]
-    assert pickles.pieces(pickle.dumps(metadata(of))) == expected(of)
+    assert pieces(pickle.dumps(metadata(of))) == expected(of)
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_constants(protocol):
-    values = {"a": 5, "b": 300, "c": 70_000, "d": 2**40, "e": -3, "f": None, "g": True, "h": False}
-    data = pickle.dumps({"other": [1, 2], **values, "text": "x", "b": 300}, protocol)
-    for key, value in values.items():
-        assert pickles.constant(data, key) == value
-    for key in ("text", "other", "missing"):
-        with pytest.raises(KeyError):
-            pickles.constant(data, key)
+@pytest.mark.parametrize("place", [(-1, 1), (1, -1), ("1", 1), (1, None), (1.0, 1)])
+def test_a_part_that_is_nowhere(place):
+    stored = {MetadataIndex("a"): _StorageInfo("a", *place)}
+    with pytest.raises(ValueError, match="a part of a tensor has no place"):
+        pieces(pickle.dumps(Metadata({}, {}, stored)))
 
 
-@pytest.mark.parametrize("protocol", range(2, 6))
-def test_lists_of_numbers(protocol):
-    lists = {"none": [], "one": [40], "more": [4, 300, 70_000], "text": ["4"], "number": 4}
-    data = pickle.dumps(lists, protocol=protocol)
-    found = {key: pickles.numbers(data, key) for key in (*lists, "missing")}
-    nothing = {"none": [], "text": [], "number": [], "missing": []}
-    assert found == {"one": [40], "more": [4, 300, 70_000], **nothing}
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_fields(protocol):
+    plain = {"a": 5, "b": 2**40, "c": -3, "d": None, "e": True, "f": [], "g": [4, 300]}
+    others = {"h": "x", "i": [True], "j": 2**63, "k": [0] * 4097, "l": (1,), "m": torch.Size((1,))}
+    nested = {"n": {"a": 6, "o": 7}}
+    data = pickle.dumps(nested | plain | others, protocol)
+    names = (*plain, *others, "o", "missing")
+    assert fields(data, *names) == plain | dict.fromkeys(others, ...)
+
+
+@pytest.mark.parametrize("other", [["a"], "a", torch.Size((1,)), None])
+def test_what_is_no_dictionary_has_no_fields(other):
+    assert fields(pickle.dumps(other), "a") == {}
+
+
+class Calls:
+    """Something that a pickle can only make by a call."""
+
+    def __init__(self, *call: object) -> None:
+        self.call = call
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return self.call
+
+
+def test_nothing_is_imported_or_called(tmp_path, monkeypatch):
+    trace = tmp_path / "trace"
+    code = f"open({str(trace)!r}, 'w')"
+    (tmp_path / "leaves_trace.py").write_text(f"{code}\ndef function(): {code}")
+    monkeypatch.syspath_prepend(tmp_path)
+    calls = [
+        Calls(os.system, (f"touch {trace}",)),
+        Calls(eval, (code,)),
+        Calls(exec, (code,), {"a": 1}, iter([1]), iter([(1, 2)])),
+    ]
+    data = [pickle.dumps({"a": 5, "b": calls}, protocol) for protocol in range(6)]
+    data += [
+        b"cleaves_trace\nfunction\n.",
+        b"cleaves_trace\nfunction\n)R.",
+        b"(ileaves_trace\nfunction\n.",
+    ]
+    for each in data:
+        pieces(each)
+        assert fields(each, "a") == ({"a": 5} if each in data[:6] else {})
+        with contextlib.suppress(ValueError):
+            reading(pickles.storages, each * 5)
+    assert not trace.exists()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..ledger.last_lines import advise
 from ..protocol.model import Failure
-from .advice import advise
 from .restarts import Budget, how
 
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import replace
 
+from ..ledger.last_lines import may_pass
 from ..protocol.events import CheckpointChosen
 from ..protocol.messages import Report
 from ..protocol.model import (
@@ -24,18 +25,6 @@ from ..protocol.model import (
 from ..protocol.wording import signal_name
 
 MAX_CONSEQUENCES = 16  # a verdict goes to every agent: keep it small
-# A worker whose last line begins like this fails in the same way whenever it is started.
-ALWAYS_FAILS = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:")
-# A worker with such a last line may well succeed when it is started again: the file system or the
-# network has failed. The first part names exceptions, the second what the C library and torch say
-# in others. FileNotFoundError and its like are left out: a path that is wrong stays wrong.
-OUTAGE = re.compile(
-    r"(?:\w+\.)*(?:OSError|IOError|BlockingIOError|BrokenPipeError|gaierror|SSLError|IncompleteRead"
-    r"|ProtocolError|DistNetworkError|DistStoreError|\w*Connect\w*(?:Error|Exception)"
-    r"|\w*Timeout\w*)(?::|$)"
-    r"|.*(?:timed out|connection (?:reset|closed|refused)|input/output error|stale file handle)",
-    re.IGNORECASE,
-)
 SUSPECT_AFTER = 2  # failures in a row, all on one node
 DELAY_AFTER, MAX_DELAY = 3, 30.0  # failures in a row on one node; seconds
 OUTAGE_DELAY_AFTER = 2  # outages in a row, on any node
@@ -181,7 +170,7 @@ class Budget:
         if self.most and not self.total and _would_fail_again(cause, last_line):
             return _verdict(failures, f"it would fail again: {last_line}", 0)
         same = last_line and checksum(last_line) == before.last_line
-        is_outage = OUTAGE.match(last_line) is not None
+        is_outage = may_pass(last_line) is True
         if self.most and same and not self.suspect and not is_outage:
             repeated = "the round before failed in the same way, with no checkpoint in between"
             reason = reason or f"{repeated}: {last_line}"
@@ -352,7 +341,7 @@ def _last_line(cause: Failure) -> str:
 
 def _would_fail_again(cause: Failure, last_line: str) -> bool:
     usage = cause.code == USAGE and any(word in last_line for word in USAGE_WORDS)
-    return usage or last_line.startswith(ALWAYS_FAILS)
+    return usage or may_pass(last_line) is False
 
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:

@@ -8,38 +8,14 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass, replace
-from enum import Enum
 
-from ..protocol.model import EXIT_USAGE, OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
+from ..protocol.model import EXIT_USAGE, Culprit, EndCause, Ending, Failure, Verdict
 from .book import RoundEnd
+from .last_lines import cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # with which torch begins each line
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-
-
-class EndCause(str, Enum):
-    MEMORY = "out of memory"
-    GPU_MEMORY = "out of GPU memory"
-    GPU = "GPU fault"
-    DISK = "disk full"
-    HANG = "hang"
-    TIMEOUT = "time-out"
-    PEER = "connection lost"
-    EXCEPTION = "exception"
-    CRASH = "crash"
-    KILLED = "killed"
-    LOST = "node lost"
-    UNFIT = "node unfit"
-    PREEMPTED = "preemption"
-    REQUEUED = "requeue"  # by somebody else
-    TIME_LIMIT = "time limit"
-    USER = "user"
-    USAGE = "wrong usage"
-    GROWTH = "more nodes"
-    PROGRAM = "exit code"
-    DONE = "done"
-    OTHER = "other"
 
 
 # With which a round can end; the others are of jobs.
@@ -47,36 +23,6 @@ _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
 
 
-# In this order: what is said of a fault of the hardware or of memory, often beside an exception,
-# comes before the exception itself.
-WORDS = (
-    (EndCause.MEMORY, re.compile(rf"{OUT_OF_MEMORY}|\bMemoryError\b|Cannot allocate memory")),
-    (
-        EndCause.GPU_MEMORY,
-        re.compile(r"(?:CUDA|HIP|XPU) (?:error: )?out of memory|OutOfMemoryError"),
-    ),
-    (
-        EndCause.GPU,
-        re.compile(r"\bXid \d+|uncorrectable ECC|CUDA error: (?:unspecified|device-side)"),
-    ),
-    (EndCause.DISK, re.compile(r"No space left on device|Disk quota exceeded")),
-    (
-        EndCause.TIMEOUT,
-        re.compile(
-            r"Watchdog caught collective operation timeout|checkTimeout|[Tt]imed? ?out|"
-            r"monitoredBarrier|wait timeout after"
-        ),
-    ),
-    (
-        EndCause.PEER,
-        re.compile(r"Connection (?:closed by|reset by|refused)|ncclRemoteError|Broken pipe"),
-    ),
-    (
-        EndCause.EXCEPTION,
-        re.compile(r"^Traceback |^(?:\w+\.)*\w*(?:Error|Exception)\b", re.MULTILINE),
-    ),
-)
-IN_MESSAGE = (EndCause.TIMEOUT, EndCause.PEER)  # these words are also in many a line before it
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
@@ -91,11 +37,8 @@ def of_failure(failure: Failure) -> Diagnosis:
     failure = replace(failure, tail=PREFIX.sub("", failure.tail))
     cause = _kind(failure)
     lines = [line for line in failure.tail.splitlines() if line.strip()]
-    said = lines[-1].strip() if lines else ""
-    for kind, words in WORDS:
-        if kind is cause:
-            said = next((line.strip() for line in reversed(lines) if words.search(line)), said)
-            break
+    last = lines[-1] if lines else ""
+    said = next((line for line in reversed(lines) if names(cause, line)), last).strip()
     if cause is EndCause.EXCEPTION and lines:
         said = _exception(failure.tail) or said
     found = FRAME.findall(failure.tail)[-MOST_FRAMES:] if cause is not EndCause.HANG else []
@@ -106,14 +49,12 @@ def of_failure(failure: Failure) -> Diagnosis:
 def _kind(failure: Failure) -> EndCause:
     if failure.culprit is Culprit.HANG:
         return EndCause.HANG
-    message = _message(failure.tail)
-    for cause, words in WORDS[:1] if failure.signal else WORDS:
-        if words.search(message if cause in IN_MESSAGE else failure.tail):
-            return cause
-    if failure.signal in CRASHES:
-        by_words = (cause for cause, words in WORDS[1:] if words.search(failure.tail))
-        return next((c for c in by_words if c in (EndCause.GPU, EndCause.TIMEOUT)), EndCause.CRASH)
-    return EndCause.KILLED if failure.signal else EndCause.PROGRAM
+    if failure.signal:
+        crashed = failure.signal in CRASHES
+        among = (EndCause.MEMORY, EndCause.GPU, EndCause.TIMEOUT)[: 3 if crashed else 1]
+        by_signal = EndCause.CRASH if crashed else EndCause.KILLED
+        return cause_in(failure.tail, failure.tail, among) or by_signal
+    return cause_in(failure.tail, _message(failure.tail)) or EndCause.PROGRAM
 
 
 def _message(tail: str) -> str:

@@ -70,9 +70,11 @@ def count(n: int, noun: str) -> str:
 
 
 def size(number: float) -> str:
-    """Write a number of bytes: "1.5 GiB" or "300 MiB"."""
+    """Write a number of bytes: "1.5 GiB", "300 MiB" or "64 KiB"."""
     if number >= GIB:
         return f"{number / GIB:.1f} GiB"
+    if 0 < number < 1 << 20:
+        return f"{number / (1 << 10):.0f} KiB"
     return f"{number / (1 << 20):.0f} MiB"
 
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
 from ..ledger.book import Category, RoundEnd
-from ..ledger.end_causes import EndCause
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
 from ..ledger.summing import Launch, entries_of, job_entries, round_ends
+from ..protocol.model import EndCause
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves
 from . import page_lanes as lanes
-from .text_style import DAY, duration
+from .text_style import DAY, seat_time
 from .time_axis import UNITS, LocalTime, TimeAxis, ahead
 
 MOST_ENDS = 100  # of rounds: the first one, and the last ones
@@ -217,11 +217,6 @@ class _Clock:
     def at(self, when: float) -> str:
         form = "%b %d %H:%M:%S" if self.with_date else "%H:%M:%S"
         return self.local(when, form)
-
-
-def seat_time(seconds: float) -> str:
-    """Write a time, to a tenth of a second where it is short."""
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
 def share(part: float) -> str:

@@ -80,6 +80,11 @@ def duration(seconds: float) -> str:
     return f"{whole // DAY} d {whole % DAY // HOUR:02d} h"
 
 
+def seat_time(seconds: float) -> str:
+    """Write a time, to a tenth of a second where it is short."""
+    return f"{seconds:.1f} s" if seconds < MINUTE else duration(seconds)
+
+
 def rate(pace: float) -> str:
     """Write how fast steps are made; `pace` is the seconds for one."""
     return f"{1 / pace:.3g} steps/s" if pace < 1 else f"{pace:.3g} s a step"

@@ -18,20 +18,24 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from hpclaunch.system.shared import bounded_json
 
-LOCAL, CENTRAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x01\x02", b"PK\x07\x08"
+from . import pickles
+from .confinement import OverLimitError
+
+LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 DESCRIBED = 8  # a flag: a descriptor follows the data
 END, END64, LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a pickle of torch's magic number
 HEAD, TAIL = 128, 22 + 20 + 56
-SENTINEL = 0xFFFFFFFF
-STORED = 0
+UTF8 = 0x800  # a flag: the name of a member is in this encoding
+BUFFER = 1 << 16
 LARGEST = 1 << 46  # bytes of a file
 MOST_DIRECTORY = MOST_HEADER = 64 << 20
-MOST_PICKLE = 64 << 20
+MOST_PICKLE = 1 << 30  # bytes: room for about 4 million parts of tensors
 MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
 
 CUT = "cut short or still being written"
@@ -49,16 +53,6 @@ _SIZES = {
 
 class DamagedError(Exception):
     """A file or a directory is damaged. The text says in a few words what is wrong."""
-
-
-class ArchiveMember(NamedTuple):
-    """A part of an archive, as the archive's directory has it."""
-
-    name: str
-    at: int  # where its header begins
-    size: int
-    crc: int
-    method: int
 
 
 class Window:
@@ -81,6 +75,35 @@ class Window:
 
     def head(self) -> bytes:
         return os.pread(self.fd, min(HEAD, self.length), self.start)
+
+    def stream(self) -> io.BufferedReader:
+        return io.BufferedReader(_WindowStream(self), BUFFER)
+
+
+class _WindowStream(io.RawIOBase):
+    """A window for those who read a file from front to back."""
+
+    def __init__(self, window: Window) -> None:
+        self._window, self._at = window, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer)[: max(0, self._window.length - self._at)]
+        count = os.preadv(self._window.fd, [room], self._window.start + self._at) if room else 0
+        self._at += count
+        return count
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._window.length}
+        if (at := base[whence] + offset) < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._at = at
+        return at
 
 
 @contextlib.contextmanager
@@ -226,105 +249,84 @@ def _directory(window: Window) -> tuple[int, int, int]:
     return begin, length, count
 
 
-def members(window: Window) -> list[ArchiveMember]:
-    """Of a zip archive. Raises DamagedError."""
-    begin, length, count = _directory(window)
+def members(window: Window) -> list[ZipInfo]:
+    """Return the members of a zip archive. Raises DamagedError."""
+    _, length, count = _directory(window)
     if length > MOST_DIRECTORY:
         raise DamagedError("damaged (its directory is too large)")
-    data = window.read(begin, length)
-    found, at = [], 0
-    while at + 46 <= len(data):
-        if data[at : at + 4] != CENTRAL:
-            break
-        method, crc, packed, size = struct.unpack_from("<H4xIII", data, at + 10)
-        names, extras, comment = struct.unpack_from("<HHH", data, at + 28)
-        where = struct.unpack_from("<I", data, at + 42)[0]
-        name = data[at + 46 : at + 46 + names].decode(errors="surrogateescape")
-        extra = data[at + 46 + names : at + 46 + names + extras]
-        size, packed, where = _wide(extra, size, packed, where)
-        found.append(ArchiveMember(name, where, packed, crc, method))
-        at += 46 + names + extras + comment
-    overlap = sum(member.size for member in found) > window.length
-    if len(found) != count or at != len(data) or overlap:
+    try:
+        with ZipFile(_WindowStream(window)) as archive:
+            found = archive.infolist()
+    except (BadZipFile, NotImplementedError, ValueError, struct.error) as e:
+        raise DamagedError("damaged (its directory)") from e
+    if len(found) != count or sum(member.compress_size for member in found) > window.length:
         raise DamagedError("damaged (its directory)")
     return found
 
 
-def _wide(extra: bytes, *numbers: int) -> tuple[int, ...]:
-    """The numbers that have no room in 32 bits stand in an extra field, in this order."""
-    at, wide = 0, b""
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, at)
-        if kind == 1:
-            wide = extra[at + 4 : at + 4 + length]
-        at += 4 + length
-    given = iter(range(0, len(wide) - 7, 8))
-    out = []
-    for number in numbers:
-        if number == SENTINEL and (place := next(given, None)) is not None:
-            number = int.from_bytes(wide[place : place + 8], "little")
-        out.append(number)
-    return tuple(out)
-
-
-def contents(window: Window, member: ArchiveMember) -> int:
+def contents(window: Window, member: ZipInfo) -> int:
     """Where what a member holds begins, after its header. Raises DamagedError."""
-    name = member.name.encode(errors="surrogateescape")
-    header = window.read(member.at, 30 + len(name))
+    name = member.orig_filename.encode("utf-8" if member.flag_bits & UTF8 else "cp437")
+    header = window.read(member.header_offset, 30 + len(name))
     names, extras = struct.unpack("<HH", header[26:30])
     if header[:4] != LOCAL or header[30:] != name or names != len(name):
-        raise DamagedError(f"damaged ({member.name} is not where it should be)")
-    begin: int = member.at + 30 + names + extras
+        raise DamagedError(f"damaged ({member.filename} is not where it should be)")
+    begin: int = member.header_offset + 30 + names + extras
     if int.from_bytes(header[6:8], "little") & DESCRIBED:
-        if window.read(begin + member.size, 4) != DESCRIPTOR:
-            raise DamagedError(f"damaged (nothing follows {member.name})")
-    elif begin + member.size > window.length:
+        if window.read(begin + member.compress_size, 4) != DESCRIPTOR:
+            raise DamagedError(f"damaged (nothing follows {member.filename})")
+    elif begin + member.compress_size > window.length:
         raise DamagedError(CUT)
     return begin
 
 
-def has_checksums(found: list[ArchiveMember]) -> bool:
+def has_checksums(found: list[ZipInfo]) -> bool:
     """torch.serialization.set_crc32_options(False) leaves them all at zero."""
-    return any(member.crc for member in found)
+    return any(member.CRC for member in found)
 
 
-def pickled(window: Window) -> bytes:
-    """The pickle of a file by torch.save, of either form; at most its first MOST_PICKLE bytes."""
+class Pickled(NamedTuple):
+    """Where the object of a file by torch.save is, as a pickle."""
+
+    window: Window
+    before: int  # pickles that come before it in the window
+
+
+def pickled(window: Window) -> Pickled:
+    """Find the object of a file by torch.save, of either form. Raises DamagedError."""
     head = window.head()
     if head[:4] == LOCAL:
         for member in members(window):
-            if member.name.endswith("/data.pkl") and member.method == STORED:
-                return window.read(contents(window, member), min(member.size, MOST_PICKLE))
+            if member.filename.endswith("/data.pkl") and member.compress_type == ZIP_STORED:
+                begin, length = contents(window, member), min(member.file_size, MOST_PICKLE)
+                return Pickled(Window(window.fd, length, window.start + begin), 0)
     elif head.startswith(LEGACY):
-        return window.read(0, min(window.length, MOST_PICKLE))
+        return Pickled(window, 3)
     raise DamagedError(FOREIGN)
+
+
+def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
+    """Return what is under these names in the dictionary that torch.save has written. Raises
+    DamagedError."""
+    found = pickled(window)
+    try:
+        return pickles.fields(found.window, names, found.before)
+    except ValueError as e:
+        raise DamagedError(CUT) from e
 
 
 # The older form
 
 
 def _check_legacy(window: Window) -> None:
-    """Five pickles: a magic number, a version, the system's sizes, the object, the keys of its
-    storages. Then each storage: the number of its elements, and these."""
-    from .pickles import TooLongError, operations, storages
-
-    stream = io.BytesIO(window.read(0, min(window.length, MOST_PICKLE)))
+    """Each storage begins with the number of its elements."""
     try:
-        for _ in range(3):
-            for _ in operations(stream):
-                pass
-        known = storages(stream)
-        keys = [arg for op, arg, _ in operations(stream) if "UNICODE" in op.name]
-    except TooLongError as e:
+        stored, at = pickles.storages(window)
+    except OverLimitError as e:
         raise DamagedError(f"not known to be whole ({e})") from e
-    except (ValueError, IndexError, KeyError, TypeError) as e:
-        if window.length > MOST_PICKLE:
-            most = f"{MOST_PICKLE >> 20} MiB"
-            raise DamagedError(f"damaged, or its pickle is longer than {most}") from e
+    except ValueError as e:
         raise DamagedError(CUT) from e
-    at = stream.tell()
-    for key in keys:
-        kind, count = known.get(str(key), ("", 0))
+    for kind, count in stored:
         size = _SIZES.get(kind.removesuffix("Storage"))
         if size is None:
             raise DamagedError(

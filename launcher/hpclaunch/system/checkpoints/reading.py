@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from zipfile import ZIP_STORED
 
 from . import archives
 from .archives import DamagedError, Window
@@ -264,8 +265,8 @@ def _spans(window: Window, length: int, kind: str) -> Iterator[Span]:
         checked = archives.has_checksums(found)
         for member in found:
             begin = window.start + archives.contents(window, member)
-            stored = checked and member.method == archives.STORED
-            yield Span(begin, member.size, member.crc if stored else None)
+            stored = checked and member.compress_type == ZIP_STORED
+            yield Span(begin, member.compress_size, member.CRC if stored else None)
         return
     if kind == FileKind.PIECES and head and not head.strip(b"\0"):
         raise DamagedError(archives.UNWRITTEN)

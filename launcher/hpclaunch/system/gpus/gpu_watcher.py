@@ -22,7 +22,6 @@ import contextlib
 import ctypes
 import json
 import os
-import pwd
 import select
 import threading
 import time
@@ -45,6 +44,7 @@ from hpclaunch.core.protocol.model import GpuUse
 from hpclaunch.core.protocol.wording import plain
 from hpclaunch.system.shared.prctl import die_with
 from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
+from hpclaunch.worker.processes import user_name
 
 MEMORY_LIMIT = 5.0  # seconds that the memory of dead workers may take to be given back
 MEMORY_STEP = 0.05  # NVML has no event for that
@@ -255,10 +255,7 @@ def _process(pid: int, memory: int | None, dead: Collection[int]) -> Process:
             command = plain(os.fsdecode(f.read()[:-1]))
     except OSError:
         return Process(pid, memory, dead=pid in dead)
-    try:
-        user = plain(pwd.getpwuid(uid).pw_name)
-    except KeyError:
-        user = str(uid)
+    user = plain(user_name(uid))
     return Process(pid, memory, user, command, uid == os.getuid(), pid in dead)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import pwd
 import re
 import shutil
 import socket
@@ -22,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.placement.mps_shares import CONNECTIONS, CONTROL, PIPES, Group, MpsSupport
+from ...worker.processes import user_name
 from ..shared.helper import Helper, numbers
 
 ANSWER_LIMIT = 3.0  # seconds for an answer of a daemon that is not ours
@@ -62,11 +62,11 @@ def _stranger(pipes: str) -> str:
         return ""
     for what, uid in found.items():
         if uid not in (0, os.geteuid()):
-            return f"{what} belongs to {_user(uid)}"
+            return f"{what} belongs to {user_name(uid)}"
     listener = _listener(f"{pipes}/control")
     if listener is None or listener in (0, os.geteuid()):
         return ""
-    return f"its process belongs to {_user(listener)}"
+    return f"its process belongs to {user_name(listener)}"
 
 
 def _listener(path: str) -> int | None:
@@ -79,13 +79,6 @@ def _listener(path: str) -> int | None:
         except OSError:
             return None
     return int(PEER.unpack(told)[1])
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # this node does not know the account
-        return str(uid)
 
 
 def _answers(control: str, pipes: str) -> bool:
@@ -126,7 +119,7 @@ def _places(environ: Mapping[str, str]) -> list[str]:
 
 
 def _prefix() -> str:
-    return f"hpclaunch-mps-{_short(_user(os.geteuid()))}-"
+    return f"hpclaunch-mps-{_short(user_name(os.geteuid()))}-"
 
 
 def _short(name: str) -> str:

@@ -19,8 +19,8 @@ import psutil
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
 from hpclaunch.core.health.problems import CLOCK, LOGS, MEMORY, SHM, Problem
+from hpclaunch.core.protocol.wording import GIB, size
 
-GIB = 1 << 30
 SHM_PATH = Path("/dev/shm")  # noqa: S108 - it is what is checked
 SHM_LEAST = GIB  # a container's default is 64 MiB
 MEMORY_LEAST = 2 * GIB  # per worker
@@ -101,7 +101,7 @@ def shared_memory() -> Finding:
         usage = shutil.disk_usage(SHM_PATH)
     except OSError as e:
         return Problem.SHM_SMALL.finding(f"{SHM_PATH}: {e.strerror}")
-    found = f"{_size(usage.free)} free of {_size(usage.total)} in {SHM_PATH}"
+    found = f"{size(usage.free)} free of {size(usage.total)} in {SHM_PATH}"
     if not os.access(SHM_PATH, os.W_OK | os.X_OK):
         return Problem.SHM_SMALL.finding(f"{found}, but not writable")
     if usage.total < SHM_LEAST:
@@ -116,7 +116,7 @@ def limits(agents: int, workers: int) -> Finding:
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
-        say = _size if name in _IN_BYTES else str
+        say = size if name in _IN_BYTES else str
         found.append(f"{name} {'unlimited' if soft == resource.RLIM_INFINITY else say(soft)}")
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_needed(agents, workers)  # the launcher raises its limit to this, if allowed
@@ -164,10 +164,10 @@ def memory(workers: int, limit: int | None) -> Finding:
         machine = psutil.virtual_memory()
     except OSError:
         return Finding(MEMORY, "/proc/meminfo cannot be read here")
-    found = f"{_size(machine.available)} available of {_size(machine.total)}"
+    found = f"{size(machine.available)} available of {size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:
-        found += f", {_size(limit)} for this job"
+        found += f", {size(limit)} for this job"
         mine = min(mine, limit)
     if mine < workers * MEMORY_LEAST:
         return Problem.MEMORY_SHORT.finding(found)
@@ -185,7 +185,7 @@ def log_directory(path: Path) -> Finding:
     except OSError as e:
         found = f"cannot write to {directory}: {e.strerror}"
         return Problem.LOGS_NOT_WRITABLE.finding(found, Grade.FAIL)
-    found = f"{directory} is writable, {_size(free)} free, on {file_system(directory)}"
+    found = f"{directory} is writable, {size(free)} free, on {file_system(directory)}"
     if free < DISK_LEAST:
         return Problem.LOGS_FULL.finding(found)
     return Finding(LOGS, found)
@@ -200,10 +200,3 @@ def file_system(path: Path) -> str:
         if (real == point or real.startswith(f"{point}/")) and len(point) >= longest:
             kind, longest = mount.fstype, len(point)
     return kind
-
-
-def _size(number: float) -> str:
-    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if number >= unit:
-            return f"{number / unit:.1f} {name}".replace(".0 ", " ")
-    return f"{number:.0f}"

@@ -15,13 +15,13 @@ import time
 from typing import Any
 
 from hpclaunch.worker import sock_diag
+from hpclaunch.worker.json_lines import in_pieces
 
 from ..shared import bounded_json
 from .view_socket import CONNECTION, LOOK, content_of, name_of, receive_own
 
 LIMIT = 3.0  # seconds for all answers; a stopped agent gives none
 PATIENCE, AGAIN = 2.5, 0.3  # seconds in all, and between two looks
-PIECE = 800  # srun passes on lines of up to 1024 bytes whole; longer ones of two nodes may mix
 _KIND = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
 
 
@@ -167,8 +167,7 @@ def main(mark: str, which: str, word: str, pause: str) -> None:
         else:
             answers = [json.dumps(why) for why in request(word, which)]
         for answer in answers:
-            for at in range(0, len(answer), PIECE):
-                sys.stdout.write(f"{begin} +{answer[at : at + PIECE]}\n")
+            sys.stdout.writelines(in_pieces(f"{begin} +", answer))
             sys.stdout.write(f"{begin} .\n")
         sys.stdout.write(f"{begin} =\n")
         sys.stdout.flush()

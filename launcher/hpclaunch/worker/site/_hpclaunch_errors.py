@@ -20,6 +20,8 @@ if not _atexit_was_there and sys.version_info >= (3, 10):
     # The callbacks are the interpreter's; in older Pythons they are the module's.
     del sys.modules["atexit"]
 
+from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # noqa: E402 - beside this
+
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 PR_GET_PDEATHSIG = 2  # linux/prctl.h; here nothing but the standard library can be imported
 
@@ -122,22 +124,8 @@ def open_own(path, flags):
 
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     found = os.fstat(fd)
-    own = found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(os.path.dirname(path))
+    own = is_ours(found, os.path.dirname(path))
     if not (own and stat.S_ISREG(found.st_mode)) or found.st_nlink > 1:
         os.close(fd)
         raise OSError(path)
     return fd
-
-
-def owner_of_new(directory):
-    """The same function as in worker/private_files.py."""
-    probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
-    try:
-        fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError:
-        return None
-    try:
-        return os.fstat(fd).st_uid
-    finally:
-        os.close(fd)
-        os.unlink(probe)

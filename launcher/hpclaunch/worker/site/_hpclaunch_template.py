@@ -55,7 +55,7 @@ import signal
 import socket
 
 import _hpclaunch_hooks  # type: ignore[import-not-found]  # beside this
-from _hpclaunch_errors import owner_of_new  # type: ignore[import-not-found]  # the same
+from _hpclaunch_ownership import is_ours  # type: ignore[import-not-found]  # the same
 
 PR_SET_PDEATHSIG = 1  # as in worker/processes.py, of which nothing can be imported here
 NAME = b"hpclaunch-torch"  # of the template, for ps
@@ -594,8 +594,7 @@ def redirect(out, err):
 def check_own(fd, path):
     """As open_file in private_files.py."""
     found = os.fstat(fd)
-    ours = found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(os.path.dirname(path))
-    if not ours or found.st_nlink > 1:
+    if not is_ours(found, os.path.dirname(path)) or found.st_nlink > 1:
         raise PermissionError(f"{path} belongs to another user, or has another name too")
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from .. import archives
+from .. import archives, pickles
 from ..candidates import (
     CheckpointCandidate,
     FileKind,
@@ -25,12 +25,10 @@ from ..candidates import (
     step_of,
 )
 from ..listing import Entry, Folder, Identity
-from ..pickles import pieces
 
 METADATA = ".metadata"
 SHARD = ".distcp"
 BEGINNING = 16 << 20
-MOST_METADATA = 1 << 30  # bytes: room for about 4 million parts
 OPTIMIZER = (b"optim", b"exp_avg", b"momentum_buffer", b"param_groups")
 OF_RANK = re.compile(r"__(\d+)\.metadata")
 SHARD_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -93,10 +91,10 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
 
 
 def _named(metadata: Entry) -> dict[str, Parts]:
-    try:
-        return _pieces(metadata.path, metadata.identity)
-    except ValueError as e:
-        raise IncompleteError(f"{metadata.name} is cut short or damaged ({e})") from e
+    found = _pieces(metadata.path, metadata.identity)
+    if isinstance(found, str):
+        raise IncompleteError(f"{metadata.name} is cut short or damaged ({found})")
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -107,6 +105,13 @@ def _names_optimizer(path: str, _identity: Identity) -> bool:
 
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
-def _pieces(path: str, _identity: Identity) -> dict[str, Parts]:
-    found = pieces(archives.read_whole(path, MOST_METADATA))
+def _pieces(path: str, _identity: Identity) -> dict[str, Parts] | str:
+    """Return the parts of each file, or what is wrong with the metadata."""
+    with archives.opened(path) as window:
+        if window.length > archives.MOST_PICKLE:
+            return f"larger than {archives.MOST_PICKLE >> 20} MiB"
+        try:
+            found = pickles.pieces(window)
+        except ValueError as e:
+            return str(e)
     return {name: tuple(parts) for name, parts in found.items()}

@@ -205,31 +205,28 @@ def _of_first_model(folder: Folder, ask: Callable[[str, Identity], T | None]) ->
     return next(filter(None, (ask(e.path, e.identity) for e in found)), None)
 
 
-@lru_cache(maxsize=1024)
-def _experts(path: str, _identity: Identity) -> tuple[int, ...] | None:
+def _experts(path: str, identity: Identity) -> tuple[int, ...] | None:
     """How many experts each layer that has some has, as a file with a model says it."""
-    try:
-        with archives.opened(path) as window:
-            return tuple(pickles.numbers(archives.pickled(window), "num_experts"))
-    except (OSError, archives.DamagedError):
-        return None
+    found = _fields(path, identity).get("num_experts")
+    return tuple(found) if isinstance(found, list) else None
 
 
-@lru_cache(maxsize=1024)
-def _sizes(path: str, _identity: Identity) -> tuple[int, int, bool] | None:
+def _sizes(path: str, identity: Identity) -> tuple[int, int, bool] | None:
     """What a file with a model says: how many ranks share the data, how many the model, and
     whether the optimizer is in this file too (without ZeRO)."""
+    found = _fields(path, identity)
+    match found.get("dp_world_size"), found.get("mp_world_size"):
+        case int(of_data), int(of_model) if of_data > 0 and of_model > 0:
+            return of_data, of_model, found.get("param_shapes", ...) is None
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
+    """What a file with a model says of the ranks; nothing if it is not whole."""
+    names = "dp_world_size", "mp_world_size", "param_shapes", "num_experts"
     try:
         with archives.opened(path) as window:
-            data = archives.pickled(window)
-        counts = [pickles.constant(data, key) for key in ("dp_world_size", "mp_world_size")]
-    except (OSError, archives.DamagedError, KeyError):
-        return None
-    try:
-        zero = pickles.constant(data, "param_shapes") is not None
-    except KeyError:  # a value that is more than a constant
-        zero = True
-    match counts:
-        case [int(of_data), int(of_model)] if of_data > 0 and of_model > 0:
-            return of_data, of_model, not zero
-    return None
+            return archives.fields(window, *names)
+    except (OSError, archives.DamagedError):
+        return {}

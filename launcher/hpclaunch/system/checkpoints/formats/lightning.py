@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from .. import archives, pickles
+from .. import archives
 from ..candidates import (
     SLACK,
     CheckpointCandidate,
@@ -24,6 +24,7 @@ from . import dcp, deepspeed
 
 SUFFIX = ".ckpt"
 META = "meta.pt"
+VERSION = "pytorch-lightning_version"
 LOAD = "trainer.fit(model, ckpt_path=path)"
 
 
@@ -97,10 +98,8 @@ def _global_step(path: str, _identity: Identity) -> int | None:
     """None for a file that Lightning has not written, or not to its end."""
     try:
         with archives.opened(path) as window:
-            data = archives.pickled(window)
-        if b"pytorch-lightning_version" not in data:
-            return None
-        step = pickles.constant(data, "global_step")
-    except (OSError, archives.DamagedError, KeyError):
+            found = archives.fields(window, VERSION, "global_step")
+    except (OSError, archives.DamagedError):
         return None
-    return step if isinstance(step, int) else None
+    step = found.get("global_step")
+    return step if VERSION in found and isinstance(step, int) else None

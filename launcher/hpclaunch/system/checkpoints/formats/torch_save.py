@@ -26,6 +26,7 @@ OTHERS = (
     ".npz", ".parquet", ".out", ".err", ".lock", ".html", ".safetensors",
 )  # fmt: skip
 BEGINNING = 1 << 20
+MOST_SEARCHED = 64 << 20
 OPTIMIZER = (b"param_groups", b"optimizer", b"optim_state", b"exp_avg", b"momentum_buffer")
 
 
@@ -62,7 +63,8 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
     try:
         with archives.opened(path) as window:
             try:
-                data, whole = archives.pickled(window), True
+                found = archives.pickled(window).window
+                data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
             except archives.DamagedError:  # the pickle comes first, and may be there all the same
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
     except (OSError, archives.DamagedError):

@@ -1,42 +1,51 @@
-"""What the last lines of a failed worker mean, and what to do about it.
+"""What the last lines of a failed worker mean: the cause, what to do, and whether it may pass.
 
-The first row of the table that fits gives the advice. So causes come before their consequences, and
-special cases before general ones. The words are those of Python, torch 2.13, gloo and NCCL.
+The words are those of Python, torch 2.13, gloo and NCCL, of the C library and of our own agents.
 """
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..protocol.model import Failure
+from ..protocol.model import OUT_OF_MEMORY, EndCause, Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
-    """`advice` for a worker that wrote any of `words` among its last lines."""
+class Meaning:
+    """What `words` mean among the last lines. Each field is "" or None where they leave it open."""
 
-    words: tuple[str, ...]
-    advice: str
+    words: re.Pattern[str]
+    advice: str = ""
+    cause: EndCause | None = None
+    may_pass: bool | None = None  # only if they are in the very last line
 
 
-LESSONS = (
+def _words(*literal: str, pattern: str = "") -> re.Pattern[str]:
+    return re.compile("|".join([*map(re.escape, literal), *filter(None, [pattern])]), re.MULTILINE)
+
+
+# For each question the first row that answers it counts. So causes come before their consequences,
+# and special cases before general ones.
+MEANINGS = (
     # Backends that this torch does not have
-    Advice(
-        ("have MPI built in",),
+    Meaning(
+        _words("have MPI built in"),
         "this torch has no MPI backend; only one that was built from source beside an MPI library "
         'does. Write init_process_group("nccl") for GPUs or init_process_group("gloo") for CPUs: '
         "neither needs MPI or mpirun.",
     ),
-    Advice(
-        ("have NCCL built in", "Torch not compiled with CUDA enabled", "'_cuda_setDevice'"),
+    Meaning(
+        _words("have NCCL built in", "Torch not compiled with CUDA enabled", "'_cuda_setDevice'"),
         "the workers' torch is a build for CPUs only. Install one with CUDA into the environment "
         'that the job activates, or write init_process_group("gloo") and leave out .cuda() to '
         "train on CPUs.",
     ),
     # GPUs
-    Advice(
-        (
+    Meaning(
+        _words(
             "no GPUs found!",
             "No CUDA GPUs are available",
             "Found no NVIDIA driver",
@@ -46,22 +55,22 @@ LESSONS = (
         "CUDA_VISIBLE_DEVICES is set to nothing in the job script, and whether a container is "
         'started with --nv; on CPUs write init_process_group("gloo").',
     ),
-    Advice(
-        ("Duplicate GPU detected", "Multiple Ranks are using the same GPU"),
+    Meaning(
+        _words("Duplicate GPU detected", "Multiple Ranks are using the same GPU"),
         "two ranks use the same GPU. Before init_process_group, every worker has to call "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])): LOCAL_RANK, neither 0 nor RANK. If '
         "it does, there are more workers than GPUs on the host: lower --nproc, or start with "
         "--shared-backend gloo, which changes nothing in the script.",
     ),
-    Advice(
-        ("invalid device ordinal",),
+    Meaning(
+        _words("invalid device ordinal"),
         "the script asks for a GPU with a number that this worker does not have: its own are "
         "numbered from 0. Use LOCAL_RANK, not RANK; start no more workers than GPUs (--nproc gpu); "
         "do not set CUDA_VISIBLE_DEVICES in the job script; where Slurm gives each task one GPU "
         "(--gpus-per-task=1), start one worker per task (--nproc 1).",
     ),
-    Advice(
-        (
+    Meaning(
+        _words(
             "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
             "cudaErrorMpsMaxClientsReached",
             "required to create MPS client have been exhausted",
@@ -70,23 +79,27 @@ LESSONS = (
         "worker, and each process of its own that uses CUDA, such as a DataLoader worker that "
         "moves tensors to the GPU. Start fewer workers (--nproc), or use CUDA in them only.",
     ),
-    Advice(
-        ("is free. Process ", "memory in use. Process "),
+    Meaning(
+        _words("is free. Process ", "memory in use. Process "),
         "the GPU's memory is full, and another process uses it as well (see the last lines): "
         "several workers share this GPU. Start one worker per GPU (--nproc gpu) that calls "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first, and load checkpoints with '
         'torch.load(..., map_location="cpu").',
+        EndCause.GPU_MEMORY,
     ),
-    Advice(
-        ("CUDA out of memory", "HIP out of memory", "XPU out of memory", "error: out of memory"),
+    Meaning(
+        _words(
+            "error: out of memory", "OutOfMemoryError", pattern="(?:CUDA|HIP|XPU) out of memory"
+        ),
         "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
         "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
         "somebody else is on the GPU.",
+        EndCause.GPU_MEMORY,
     ),
     # The memory of the host, and what it is limited to
-    Advice(
-        (
+    Meaning(
+        _words(
             "unable to allocate shared memory(shm)",
             "insufficient shared memory (shm)",
             "is killed by signal: Bus error",
@@ -95,101 +108,113 @@ LESSONS = (
         "it more room (a container's --shm-size or --ipc=host), or lower num_workers, "
         "prefetch_factor or the batch size. hpclaunch doctor shows its size.",
     ),
-    Advice(
-        ("is killed by signal: Killed", "DataLoader worker (pid(s)"),
+    Meaning(
+        _words("is killed by signal: Killed", "DataLoader worker (pid(s)"),
         "a process of the DataLoader was killed, most likely because the job's memory was used up: "
         "sacct -j JOBID -o JobID,MaxRSS,State. Ask for more (#SBATCH --mem=...), or lower "
         "num_workers, of which every training worker has its own.",
     ),
-    Advice(
-        ("DefaultCPUAllocator: can't allocate memory", "Cannot allocate memory", "MemoryError"),
+    Meaning(
+        _words(
+            "DefaultCPUAllocator: can't allocate memory",
+            "Cannot allocate memory",
+            OUT_OF_MEMORY,
+            pattern="(?<!OutOf)MemoryError",
+        ),
         "the host's memory, or the job's share of it, is used up. Ask for more (#SBATCH --mem=...; "
         "--mem=0 is all of a node), or lower --nproc or num_workers.",
+        EndCause.MEMORY,
     ),
-    Advice(
-        ("Too many open files",),
+    Meaning(
+        _words(pattern=r"\bXid \d+|uncorrectable ECC|CUDA error: (?:unspecified|device-side)"),
+        cause=EndCause.GPU,
+    ),
+    Meaning(
+        _words("Too many open files"),
         "the limit of open files is reached (ulimit -n). Raise it in the job script: ulimit -n "
         "$(ulimit -Hn); or call torch.multiprocessing.set_sharing_strategy('file_system').",
     ),
-    Advice(
-        ("No space left on device", "Disk quota exceeded"),
+    Meaning(
+        _words("No space left on device", "Disk quota exceeded"),
         "a file system is full, or your quota on it is used up: df -h and quota -s on that host. "
         "Old checkpoints and a cache below $HOME or /tmp are the usual reasons.",
+        EndCause.DISK,
     ),
     # Programs and their environment
-    Advice(
-        ("No module named",),
+    Meaning(
+        _words("No module named"),
         "the workers' Python has no such module. It is the one that hpclaunch runs with, unless "
         "PYTHON_EXEC names another: activate the environment in the job script before srun, on a "
         "file system that all nodes see, and install the module there. For a module of your own, "
         "start in its directory or set PYTHONPATH.",
     ),
-    Advice(
-        ("KeyError: 'SLURM_", 'KeyError: "SLURM_'),
+    Meaning(
+        _words("KeyError: 'SLURM_", 'KeyError: "SLURM_'),
         "the script reads a variable of Slurm's that is not set here. Many exist only where their "
         "option was given (SLURM_CPUS_PER_TASK with --cpus-per-task, SLURM_NTASKS_PER_NODE with "
         "--ntasks-per-node), and none outside of a job. Give #SBATCH that option, or write "
         "os.environ.get(NAME, DEFAULT). RANK, WORLD_SIZE and LOCAL_RANK are always set.",
     ),
-    Advice(
-        ("version `GLIBC", "cannot open shared object file", "undefined symbol"),
+    Meaning(
+        _words("version `GLIBC", "cannot open shared object file", "undefined symbol"),
         "a library does not fit the workers' environment. Load the same modules as when it was "
         "installed (module load ... in the job script, before srun), build extensions again for "
         "this torch, and look whether all nodes have the same system.",
     ),
     # Finding each other
-    Advice(
-        ("EADDRINUSE", "ddress already in use"),
+    Meaning(
+        _words("EADDRINUSE", "ddress already in use"),
         "the script listens on a port of its own choice, and it is taken: by another job on that "
         "host, or by another rank of this one. For init_process_group, write "
         'init_method="env://" and do not set MASTER_PORT: a free port is chosen at every start. '
         "For a server of your own, bind to port 0.",
     ),
-    Advice(
-        ("rank parameter missing", "size parameter missing", "world_size parameter missing"),
+    Meaning(
+        _words("rank parameter missing", "size parameter missing", "world_size parameter missing"),
         'init_method="tcp://..." needs rank= and world_size= as well. Simpler: leave init_method '
         "out; the environment that hpclaunch sets has everything.",
     ),
-    Advice(
-        ("expected, but not set",),
+    Meaning(
+        _words("expected, but not set"),
         "a variable that hpclaunch gives to every worker did not arrive here. The process is one "
         "that the script started itself, or a container cleans the environment (leave out "
         "--cleanenv, or pass the variable on with --env).",
     ),
-    Advice(
-        ("Unable to find address for", "no socket interface found"),
+    Meaning(
+        _words("Unable to find address for", "no socket interface found"),
         "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names a network interface that this host does "
         "not have. Remove the export from the job script, or set it to a name that ip -br addr "
         "shows on every node.",
     ),
-    Advice(
-        ("client socket has timed out", "TCP client failed to connect"),
+    Meaning(
+        _words("client socket has timed out", "TCP client failed to connect"),
         "this worker could not reach the address where the ranks meet. Do not set MASTER_ADDR or "
         "MASTER_PORT in the script or job script, because hpclaunch chooses both; if it does not, "
         "srun hpclaunch doctor tells whether the hosts reach each other.",
     ),
-    Advice(
-        ("connectFullMesh failed", "socketPollConnect", "No route to host"),
+    Meaning(
+        _words("connectFullMesh failed", "socketPollConnect", "No route to host"),
         "the ranks have met, but cannot connect to each other: a firewall between the nodes, or "
         "the wrong network. Set GLOO_SOCKET_IFNAME (gloo) or NCCL_SOCKET_IFNAME (NCCL) to the "
         "interface that joins the nodes; ip -br addr lists them, srun hpclaunch doctor names ours.",
     ),
     # Waiting for each other
-    Advice(
-        ("doesn't match expected size", "Mismatch between collective operation types"),
+    Meaning(
+        _words("doesn't match expected size", "Mismatch between collective operation types"),
         "the ranks called different collectives, or with tensors of different sizes. Look for a "
         "collective below an `if rank == 0`, and for a last batch that differs from rank to rank "
         "(DistributedSampler(drop_last=True)). TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
     ),
-    Advice(
-        ("waiting for clients", "wait timeout after", "barrier timeout after"),
+    Meaning(
+        _words("waiting for clients", "wait timeout after", "barrier timeout after"),
         "not all ranks came to the same point before the timeout. One of them is late (a first "
         "import or download: init_process_group(timeout=timedelta(hours=1))), "
         "never gets there (init_process_group, new_group or a collective below an `if`), or hangs: "
         "look at the last lines of every rank in the log directory.",
+        EndCause.TIMEOUT,
     ),
-    Advice(
-        (
+    Meaning(
+        _words(
             "Watchdog caught collective operation timeout",
             "WorkNCCL::checkTimeout",
             "failed to pass monitoredBarrier",
@@ -199,9 +224,13 @@ LESSONS = (
         "evaluating, or reading data on rank 0 only), or calls another collective; the last lines "
         "of every rank in the log directory tell which. If it is only late, raise "
         "init_process_group(timeout=...); TORCH_DISTRIBUTED_DEBUG=DETAIL names the call.",
+        EndCause.TIMEOUT,
     ),
-    Advice(
-        (
+    Meaning(
+        _words(pattern=r"[Tt]imed? ?out|checkTimeout|monitoredBarrier"), cause=EndCause.TIMEOUT
+    ),
+    Meaning(
+        _words(
             "Connection closed by peer",
             "Connection closed by remote peer",
             "Connection reset by peer",
@@ -210,15 +239,46 @@ LESSONS = (
         "this rank failed because another one had gone: the cause is there. Look at the last lines "
         "of the other ranks in the log directory; a rank that ended with 0 too early, before the "
         "others were done, is named nowhere else.",
+        EndCause.PEER,
     ),
     # The end
-    Advice(
-        ("terminate called without an active exception", "FATAL: exception not rethrown"),
+    Meaning(
+        _words("terminate called without an active exception", "FATAL: exception not rethrown"),
         "the script came to its end while torch's threads were still communicating. Make "
         "torch.distributed.destroy_process_group() its last call, after the last collective is "
         "done (work.wait() for async_op=True).",
     ),
+    # What each of many programs may say
+    Meaning(
+        _words(pattern=r"Connection (?:closed by|reset by|refused)|Broken pipe"),
+        cause=EndCause.PEER,
+    ),
+    Meaning(_words(pattern=r"^(?:Import|ModuleNotFound|Syntax|Indentation)Error:"), may_pass=False),
+    # The file system or the network has failed, by the name of an exception. FileNotFoundError and
+    # its like are left out: a path that is wrong stays wrong.
+    Meaning(
+        _words(
+            pattern=r"(?i)^(?:\w+\.)*(?:OSError|IOError|BlockingIOError|BrokenPipeError|gaierror"
+            r"|SSLError|IncompleteRead|ProtocolError|DistNetworkError|DistStoreError"
+            r"|\w*Connect\w*(?:Error|Exception)|\w*Timeout\w*)(?::|$)"
+        ),
+        may_pass=True,
+    ),
+    Meaning(
+        _words(
+            pattern="(?i)timed out|connection (?:reset|closed|refused)|input/output error"
+            "|stale file handle"
+        ),
+        may_pass=True,
+    ),
+    Meaning(
+        _words(pattern=r"^Traceback |^(?:\w+\.)*\w*(?:Error|Exception)\b"),
+        cause=EndCause.EXCEPTION,
+    ),
 )
+
+# The words of these causes are also in many a line before the failure.
+IN_MESSAGE = (EndCause.TIMEOUT, EndCause.PEER)
 
 SIGNALS: dict[int, str] = {
     signal.SIGKILL: "only the kernel or a person kills like this. Most likely the job's memory was "
@@ -246,7 +306,30 @@ def advise(failure: Failure) -> str:
     """
     if failure.signal in SIGNALS:
         return SIGNALS[failure.signal]
-    for lesson in LESSONS:
-        if any(words in failure.tail for words in lesson.words):
-            return lesson.advice
-    return ""
+    return next((m.advice for m in MEANINGS if m.advice and m.words.search(failure.tail)), "")
+
+
+def cause_in(
+    tail: str, message: str, among: Collection[EndCause] = tuple(EndCause)
+) -> EndCause | None:
+    """Return the first cause `among` these that the last lines name, or None. Words in IN_MESSAGE
+    count only in the `message`, which is a part of the lines.
+    """
+    for m in MEANINGS:
+        if m.cause in among and m.words.search(message if m.cause in IN_MESSAGE else tail):
+            return m.cause
+    return None
+
+
+def names(cause: EndCause, line: str) -> bool:
+    """Whether this line is one that names the cause."""
+    return any(m.cause is cause and m.words.search(line) for m in MEANINGS)
+
+
+def may_pass(last_line: str) -> bool | None:
+    """Whether a worker with this last line may succeed when it is started again, because the file
+    system or the network has failed; False if it fails in the same way each time; None if that is
+    not known.
+    """
+    known = (m.may_pass for m in MEANINGS if m.may_pass is not None and m.words.search(last_line))
+    return next(known, None)

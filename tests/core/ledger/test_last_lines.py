@@ -1,4 +1,4 @@
-"""Advice for what workers really write: made here where a CPU is enough, else quoted."""
+"""What the last lines of workers mean: really written here where a CPU is enough, else quoted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from hpclaunch.core.head import advice
+from hpclaunch.core.ledger import last_lines
 from hpclaunch.core.protocol.model import Failure
 
 # One import of torch, then a forked process for each rank of each case, which ends as workers do.
@@ -141,7 +141,7 @@ def failure(tail: str, code: int = 1) -> Failure:
     return Failure(0, 0, "n1", code if code > 0 else 128 + signum, signum, 0.0, tail)
 
 
-def last_lines(text: str) -> str:
+def cut(text: str) -> str:
     """As `system.logs.tail` cuts them."""
     return "\n".join(text[-4096:].strip("\n").splitlines()[-12:])
 
@@ -179,7 +179,7 @@ def said_by(cases, directory, before=()):
     for line in done.stdout.splitlines():
         case, rank, code = line.split()
         if case not in said or int(code) < 0:
-            said[case] = int(code), last_lines((directory / f"{case}.{rank}").read_text())
+            said[case] = int(code), cut((directory / f"{case}.{rank}").read_text())
     return said
 
 
@@ -198,7 +198,7 @@ def test_what_torch_writes(real, case, hint):
         pytest.skip("this torch has CUDA")
     code, tail = real[case]
     assert code != 0, "the case did not fail"
-    assert hint in advice.advise(failure(tail, code)), tail
+    assert hint in last_lines.advise(failure(tail, code)), tail
 
 
 @pytest.mark.starts
@@ -211,7 +211,7 @@ def test_a_full_dev_shm(tmp_path):
     except AssertionError as e:
         pytest.skip(f"no mounts here: {e}")
     code, tail = said["shared_memory"]
-    assert "--shm-size" in advice.advise(failure(tail, code)), tail
+    assert "--shm-size" in last_lines.advise(failure(tail, code)), tail
 
 
 @pytest.mark.starts
@@ -233,8 +233,8 @@ def test_a_full_dev_shm(tmp_path):
 def test_what_python_writes(program, hint):
     env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
     done = subprocess.run([sys.executable, "-c", program], env=env, stderr=subprocess.PIPE)
-    tail = last_lines(done.stderr.decode())
-    assert hint in advice.advise(failure(tail, done.returncode)), tail
+    tail = cut(done.stderr.decode())
+    assert hint in last_lines.advise(failure(tail, done.returncode)), tail
 
 
 NCCL_ERROR = (
@@ -321,7 +321,7 @@ NCCL_ERROR = (
     ],
 )
 def test_what_needs_a_gpu_is_quoted(tail, hint):
-    assert hint in advice.advise(failure(tail))
+    assert hint in last_lines.advise(failure(tail))
 
 
 @pytest.mark.parametrize(
@@ -334,19 +334,34 @@ def test_what_needs_a_gpu_is_quoted(tail, hint):
     ],
 )
 def test_a_death_by_signal(signum, hint):
-    assert hint in advice.advise(failure("", -signum))
-    assert hint in advice.advise(failure("epoch 1\nConnection reset by peer, again", -signum))
+    assert hint in last_lines.advise(failure("", -signum))
+    assert hint in last_lines.advise(failure("epoch 1\nConnection reset by peer, again", -signum))
 
 
 @pytest.mark.parametrize(
     ("tail", "code"), [("", 1), ("ValueError: x", 1), ("loss is nan", 3), ("", -signal.SIGTERM)]
 )
 def test_nothing_is_said_about_what_is_not_known(tail, code):
-    assert advice.advise(failure(tail, code)) == ""
+    assert last_lines.advise(failure(tail, code)) == ""
 
 
 def test_every_advice_is_a_short_paragraph():
-    for text in [*(lesson.advice for lesson in advice.LESSONS), *advice.SIGNALS.values()]:
+    by_words = [meaning.advice for meaning in last_lines.MEANINGS if meaning.advice]
+    for text in [*by_words, *last_lines.SIGNALS.values()]:
         assert len(text) < 450
         assert text.endswith(".")
         assert "  " not in text
+
+
+@pytest.mark.parametrize(
+    ("last_line", "expected"),
+    [
+        ("OSError: [Errno 5] Input/output error: '/data/shard-3'", True),
+        ("RuntimeError: Connection reset by peer", True),
+        ("ModuleNotFoundError: No module named 'x'", False),
+        ("ValueError: a bad batch", None),
+        ("", None),
+    ],
+)
+def test_whether_it_may_pass(last_line, expected):
+    assert last_lines.may_pass(last_line) is expected
