@@ -18,7 +18,7 @@ TRAINED = LedgerEntry(BEGIN, BEGIN + 10, 1.0, {Category.TRAINING: 10.0}, 0, (BEG
 
 
 def text(book, over=False):
-    return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=over)
+    return ledger_files.text(book, launch="71.0", allocated=None, over=over)
 
 
 def test_names_that_are_no_text(tmp_path):
@@ -49,7 +49,7 @@ def test_the_log_service_reads_what_earlier_heads_have_written(tmp_path):
         (Book(0, BEGIN, BEGIN + 10, (TRAINED,)), again, replace(again, term=2))
     ):
         (tmp_path / f"ledger-agent-{number}.json").write_text(text(book))
-    other = ledger_files.text(again, 0.0, launch="70.0", allocated=None, over=False)
+    other = ledger_files.text(again, launch="70.0", allocated=None, over=False)
     (tmp_path / "ledger-agent-9.json").write_text(other)
     client = LogServiceClient()
     try:
@@ -75,7 +75,7 @@ def test_a_book_of_no_possible_time_is_damaged(tmp_path, end):
 @pytest.mark.parametrize("allocated", [-1e300, 1e300])
 def test_an_allocation_of_no_possible_time_is_damaged(tmp_path, allocated):
     book = Book(0, BEGIN, BEGIN + 10, (TRAINED,))
-    told = ledger_files.text(book, 0.0, launch="71.0", allocated=allocated, over=False)
+    told = ledger_files.text(book, launch="71.0", allocated=allocated, over=False)
     (tmp_path / "ledger-agent-0.json").write_text(told)
     assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
 

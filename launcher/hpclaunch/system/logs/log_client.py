@@ -166,9 +166,12 @@ class LogServiceClient(Helper):
         """
         self.ask(op="read_books", directory=str(directory), launch=launch, term=term)
 
-    def report(self, directory: Path, launch: str) -> None:
-        """Write the report of this launch to a file there, from what is kept there by then."""
-        self.ask(op="report", directory=str(directory), launch=launch)
+    def report(self, directory: Path, launch: str, *, ledger: str, alone: str) -> None:
+        """Write the report of this launch to a file there. `alone` is its text where the file
+        `ledger` is the only one of its kind; it is "" if it is not known.
+        """
+        where = {"directory": str(directory), "launch": launch}
+        self.ask(op="report", **where, ledger=ledger, alone=alone)
 
     def remove(self, file: Path) -> None:
         self.ask(op="remove", file=str(file))
