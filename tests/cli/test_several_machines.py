@@ -43,13 +43,15 @@ print(rank, os.environ["WORLD_SIZE"], restarts, *(os.environ[n] for n in names))
 
 
 SAVE = """
-import os, sys, torch
+import os, pickle, sys, zipfile
 names = ("RANK", "TORCHELASTIC_RUN_ID", "HPCLAUNCH_CHECKPOINT")
 rank, run, path = (os.environ[name] for name in names)
 if path:
     sys.stdout.buffer.write(os.fsencode(f"{rank} {run} {path}\\n"))
 elif rank == "0":
-    torch.save({}, f"{run}.tmp")
+    with zipfile.ZipFile(f"{run}.tmp", "w") as file:  # as torch.save writes one
+        file.writestr("archive/data.pkl", pickle.dumps({}, protocol=2))
+        file.writestr("archive/version", "3\\n")
     os.rename(f"{run}.tmp", f"{run}.pt")
     sys.exit(3)
 """
