@@ -617,6 +617,7 @@ for ending in others:
     os.wait()
 record(getattr(endings, last))()
 """
+WITH_REAL = "exception"  # the ending of a worker that imports the real torch
 NOT_RECORDED = """import sys
 import endings
 import torch.distributed
@@ -640,8 +641,13 @@ def recorded(tmp_path_factory):
     return directory, errors
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("ending", RECORDED)
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(ending, marks=[pytest.mark.torch] if ending == WITH_REAL else [])
+        for ending in RECORDED
+    ],
+)
 def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
     """The same but for the frames around the script's own."""
     directory, errors = recorded
