@@ -57,10 +57,8 @@ for _ in sys.stdin:
 class Store:
     """Another process, which serves the rounds' stores."""
 
-    def __init__(self):
-        command = [sys.executable, "-c", STORE_SCRIPT]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    def __init__(self, forks):
+        self.process = forks.start(STORE_SCRIPT)
 
     def port(self):
         """Of a fresh store; the last one goes."""
@@ -73,8 +71,8 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def store():
-    store = Store()
+def store(forks):
+    store = Store(forks)
     yield store
     store.end()
 
