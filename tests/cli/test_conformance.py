@@ -339,9 +339,9 @@ SETTINGS = {
     },
     "compilation": {
         "PYTHONOPTIMIZE": "2",
-        "PYTHONPYCACHEPREFIX": "cache",
-        "PYTHONTRACEMALLOC": "1",
+        "PYTHONPYCACHEPREFIX": os.path.join(sys.prefix, "compiled"),  # all of torch, once for all
     },
+    "allocation": {"PYTHONTRACEMALLOC": "1"},
 }
 
 
@@ -617,7 +617,6 @@ for ending in others:
     os.wait()
 record(getattr(endings, last))()
 """
-WITH_REAL = "exception"  # the ending of a worker that imports the real torch
 NOT_RECORDED = """import sys
 import endings
 import torch.distributed
@@ -641,13 +640,8 @@ def recorded(tmp_path_factory):
     return directory, errors
 
 
-@pytest.mark.parametrize(
-    "ending",
-    [
-        pytest.param(ending, marks=[pytest.mark.torch] if ending == WITH_REAL else [])
-        for ending in RECORDED
-    ],
-)
+@pytest.mark.torch
+@pytest.mark.parametrize("ending", RECORDED)
 def test_an_exception_is_recorded_as_by_torchrun_and_record(tmp_path, recorded, ending):
     """The same but for the frames around the script's own."""
     directory, errors = recorded

@@ -204,11 +204,14 @@ def test_nothing_outlives_a_killed_agent(tmp_path):
     assert until(lambda: not living(pids))
 
 
-@pytest.mark.parametrize("torch", ["", "import torch\n"], ids=["cold", "warm"])
+@pytest.mark.parametrize(
+    "torch",
+    ["", pytest.param("import torch\n", marks=pytest.mark.torch)],
+    ids=["cold", "warm"],
+)
 def test_a_killed_fork_server_is_replaced(tmp_path, torch):
     """Its workers are a failed round."""
-    words = ("--nproc", 2, "--max-restarts", 1, script(tmp_path, torch + WAIT))
-    job = start(*words, cwd=tmp_path, environ=environment(PYTHONPATH=LIGHT_TORCH))
+    job = start("--nproc", 2, "--max-restarts", 1, script(tmp_path, torch + WAIT), cwd=tmp_path)
     for number in (0, 1):
         until(lambda n=number: sum("up" in t for t in outputs_if_any(tmp_path, n).values()) == 2)
         pids = fork_server(job)

@@ -102,13 +102,11 @@ def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
 
 
 RESTING = """
-import glob, time, torch
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(8):
-    model(torch.ones(4)).sum().backward()
-    optimizer.step()
-    if step == 6:
+import glob, time
+from hpclaunch.progress import step
+for number in range(8):
+    step(number)
+    if number == 6:
         time.sleep(6)
 (journal,) = glob.glob("hpclaunch-logs/*/journal.jsonl")
 while '"steps":[8]' not in open(journal).read():
@@ -117,7 +115,7 @@ while '"steps":[8]' not in open(journal).read():
 
 
 def test_no_round_is_ended_without_a_timeout(tmp_path):
-    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
+    args = ["--nproc", 1, "--cold", "--hang-timeout", "off", script(tmp_path, RESTING)]
     done = hpclaunch(*args, cwd=tmp_path, timing=SOON)
     assert (done.returncode, done.stderr) == (0, "")
     lines = (only_logs(tmp_path) / "journal.jsonl").read_text().splitlines()
