@@ -51,10 +51,10 @@ class LogServiceClient(Helper):
     costs = "lines may be missing here, and are in the files"
 
     def __init__(self) -> None:
-        found = find_spec("inotify_simple")
+        found = find_spec("msgspec")  # for the books of several heads
         assert found is not None, "hpclaunch depends on it"
         assert found.origin is not None
-        paths = [str(Path(found.origin).parent)]
+        paths = [str(Path(found.origin).parents[1])]
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
