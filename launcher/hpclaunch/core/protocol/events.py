@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .messages import Message
 from .model import (
     GpuUse,
@@ -18,6 +16,7 @@ from .model import (
     Seen,
     Trouble,
 )
+from .value_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ again, and `serial` tells which one is newer.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 
 from .configuration import Configuration
 from .model import (
@@ -32,6 +31,7 @@ from .model import (
     Vitals,
     WorkerExit,
 )
+from .value_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)
