@@ -91,8 +91,8 @@ def test_machines_lose_their_head(tmp_path, nnodes, numbered):
 @pytest.mark.parametrize("numbered", [True, False], ids=["numbered", "in any order"])
 def test_the_first_machine_is_taken_back(tmp_path, numbered):
     """It is started anew while the others go on, as by a loop, and begins nothing of its own."""
-    grow, text = ("--grow=now",), WAIT if numbered else MEET
-    agents, line = three_machines(tmp_path, "2:3", numbered=numbered, options=grow, text=text)
+    grow = ("--grow=now",)
+    agents, line = three_machines(tmp_path, "2:3", numbered=numbered, options=grow, text=MEET)
     agents[0].kill()
     agents[0].communicate()
     until(lambda: len(list(tmp_path.glob("of-2-*"))) == 2)

@@ -21,7 +21,6 @@ from hpclaunch.system.logs.journal.writer import Holding
 from samples import quick_and_exhaustive
 
 SEEDS = quick_and_exhaustive(range(0, 120, 6), 2)
-QUIET_SEEDS = (1, 5)  # in which nothing happens for a while
 
 
 class Written:
@@ -108,10 +107,11 @@ def test_from_every_state_on(seed, journals, monkeypatch):
     _check(_finish(sim, journals))
 
 
+@pytest.mark.exhaustive
 def test_quiet_times_are_left_out(journals, monkeypatch):
     monkeypatch.setattr(recorder, "STRETCH", 0.5)
     gaps = 0
-    for seed in QUIET_SEEDS:
+    for seed in range(10):
         sim = cluster_sim.Simulation(draw(seed))
         sim.run()
         gaps += _check(_finish(sim, journals))["gaps"]
