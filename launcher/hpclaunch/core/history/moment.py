@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from ..protocol.model import Doing, GpuUse, RankVitals, Spent
-from ..protocol.value_classes import dataclass
 from ..snapshot.job_snapshot import AgentState, JobSnapshot
 
 SHORTEST, LONGEST = 20.0, 300.0  # seconds between two moments

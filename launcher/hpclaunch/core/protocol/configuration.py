@@ -6,11 +6,11 @@ The record of the job is part of it, so that the next head gets both from the sa
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 
 from . import ranges
 from .model import NOTHING_SPENT, Tally
-from .value_classes import dataclass
 
 NOBODY = -1
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from .messages import Message
 from .model import Assignment, Look, StepNotice, Topic, Verdict
-from .value_classes import dataclass
 
 Detail = str | int | float
 

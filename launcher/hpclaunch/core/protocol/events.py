@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from .messages import Message
 from .model import (
     GpuUse,
@@ -16,7 +18,6 @@ from .model import (
     Seen,
     Trouble,
 )
-from .value_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

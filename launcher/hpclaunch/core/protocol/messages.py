@@ -12,6 +12,7 @@ again, and `serial` tells which one is newer.
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 from .configuration import Configuration
 from .model import (
@@ -31,7 +32,6 @@ from .model import (
     Vitals,
     WorkerExit,
 )
-from .value_classes import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import signal
 import zlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 
 from .timing import DEFAULTS, Timing
-from .value_classes import dataclass
 
 HEAD = 0  # the index of the first head: the first agent in Slurm's order
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # they end the job

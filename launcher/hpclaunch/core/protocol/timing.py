@@ -6,7 +6,7 @@ single helper or system call stand in the file that asks it, as `*_LIMIT`.
 
 from __future__ import annotations
 
-from .value_classes import dataclass
+from dataclasses import dataclass
 
 LEARNED = -1.0  # for `hang` and `notice`: it depends on how long steps, or saves, take
 

@@ -5,11 +5,11 @@ All times are seconds before, or until, the moment of the snapshot.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from ..protocol.model import GpuUse, RankVitals
 from ..protocol.stages import Stage
-from ..protocol.value_classes import dataclass
 
 FORMAT = 1  # of what `status --json` prints
 
