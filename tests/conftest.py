@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from inotify_simple import INotify
 
 import surroundings
 from process_starts import StartWatch
@@ -60,7 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if name not in known:
             raise pytest.UsageError(f"--surroundings {name}: there are {', '.join(known)}")
         surroundings.enter(name)
-    INotify().close()  # the first one in a process starts programs, to find the C library
     config.pluginmanager.register(StartWatch())
 
 

@@ -51,6 +51,7 @@ SURROUNDINGS = {
 }
 SHORT = "/tmp"  # where sockets lie, wherever temporary files are: their paths have a limit
 STRANGER = Path(__file__).parent / "stand_ins" / "stranger.py"
+STAND_INS = str(STRANGER.parent)
 LIGHT_TORCH = str(STRANGER.with_name("light_torch"))  # for PYTHONPATH, where torch is not tested
 entered: set[str] = set()  # which of them
 variables: dict[str, str] = {}  # that it has, for whatever the tests start

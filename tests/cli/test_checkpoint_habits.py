@@ -8,19 +8,20 @@ import subprocess
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
-from surroundings import environment
+from surroundings import STAND_INS, environment
 
 pytestmark = pytest.mark.starts
 
+SAVING = {"PYTHONPATH": STAND_INS}  # where the module of this name is
 # As in PyTorch's own tutorial: the same file each time, whole under its name.
 SNAPSHOT = """
-import os, torch
+import os, saving
 done = 0
 if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
-    done = torch.load(checkpoint)["epochs"]
+    done = saving.load(checkpoint)["epochs"]
 print(f"begins at {done}")
 for epoch in range(done, 6):
-    torch.save({"epochs": epoch + 1, "optimizer": {}}, "saved/snapshot.tmp")
+    saving.save({"epochs": epoch + 1, "optimizer": {}}, "saved/snapshot.tmp")
     os.replace("saved/snapshot.tmp", "saved/snapshot.pt")
     if epoch < 5:
         os.kill(os.getpid(), 9)
@@ -28,16 +29,16 @@ for epoch in range(done, 6):
 
 # As nanoGPT: it knows where its checkpoint is, and a word says whether to load it.
 WITHOUT_PATH = """
-import os, sys, torch
+import os, saving, sys
 settings = {"init_from": "scratch"}
 settings |= dict(word.removeprefix("--").split("=") for word in sys.argv[1:])
 first = 0
 if settings.pop("init_from") == "resume":
-    first = torch.load("out/ckpt.pt")["iter_num"]
+    first = saving.load("out/ckpt.pt")["iter_num"]
 print(f"begins at {first}", settings)
 for step in range(first, 3):
     os.makedirs("out", exist_ok=True)
-    torch.save({"iter_num": step + 1, "optimizer": {}}, "out/ckpt.pt")
+    saving.save({"iter_num": step + 1, "optimizer": {}}, "out/ckpt.pt")
     if step < 2:
         os.kill(os.getpid(), 9)
 """
@@ -91,7 +92,7 @@ def test_one_file_saved_over_and_over_is_progress_each_time(tmp_path):
     """Five faults, of which a restart may answer two without progress."""
     (tmp_path / "saved").mkdir()
     args = ("--nproc", 1, "--max-restarts", 2, "--checkpoint-dir", "saved")
-    done = hpclaunch(*args, script(tmp_path, SNAPSHOT), cwd=tmp_path)
+    done = hpclaunch(*args, script(tmp_path, SNAPSHOT), cwd=tmp_path, env=environment(**SAVING))
     assert done.returncode == 0, done.stderr
     assert begins(done.stdout) == [0, 1, 2, 3, 4, 5]
 
@@ -100,7 +101,8 @@ def test_a_script_that_only_has_to_know_that_there_is_one(tmp_path):
     settings = "{'run': '${x}'}"
     resume = ("--checkpoint-dir", "out", "--resume-with", "--init_from=resume --run=${x}")
     path = script(tmp_path, WITHOUT_PATH)
-    done = hpclaunch("--nproc", 1, *resume, path, "--init_from=scratch", cwd=tmp_path)
+    words = ("--nproc", 1, *resume, path, "--init_from=scratch")
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(**SAVING))
     assert done.returncode == 0, done.stderr
     begun = ["begins at 0 {}", f"begins at 1 {settings}", f"begins at 2 {settings}"]
     assert done.stdout.splitlines() == begun
@@ -118,10 +120,10 @@ def test_one_that_does_not_fit_the_model_is_passed_over(tmp_path):
 def test_without_progress_the_restarts_are_used_up(tmp_path):
     (tmp_path / "saved").mkdir()
     body = SNAPSHOT.replace("for epoch in range(done, 6):", "for epoch in [0]:")
-    body = body.replace("    torch.save", "    if not done: torch.save")
+    body = body.replace("    saving.save", "    if not done: saving.save")
     body = body.replace("    os.replace", "    if not done: os.replace")
     args = ("--nproc", 1, "--max-restarts", 2, "--checkpoint-dir", "saved")
-    done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path)
+    done = hpclaunch(*args, script(tmp_path, body), cwd=tmp_path, env=environment(**SAVING))
     assert done.returncode == 137
     assert begins(done.stdout) == [0, 1, 1]
 

@@ -341,9 +341,9 @@ SETTINGS = {
     },
     "compilation": {
         "PYTHONOPTIMIZE": "2",
-        "PYTHONPYCACHEPREFIX": "cache",
-        "PYTHONTRACEMALLOC": "1",
+        "PYTHONPYCACHEPREFIX": os.path.join(sys.prefix, "compiled"),  # all of torch, once for all
     },
+    "allocation": {"PYTHONTRACEMALLOC": "1"},
 }
 
 

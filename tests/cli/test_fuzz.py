@@ -197,7 +197,7 @@ def log_directory():
     return files
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_log_directory(tmp_path_factory, data):
     """Whatever is in its files, the commands that read them have a result or one clear error."""

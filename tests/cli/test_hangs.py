@@ -49,46 +49,52 @@ def test_each_hang_is_found_and_its_culprit_named(tmp_path):
     assert ": step, step 8\n" in text
 
 
-@pytest.mark.parametrize(
-    "says", ["echo stacks of $4", "exec sleep 60"], ids=["in time", "too late"]
-)
-def test_native_stacks_where_py_spy_is_in_path(tmp_path, says):
-    """The real one is in tests/system/test_py_spy.py."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "py-spy").write_text(f"#!/bin/sh\n{says}\n")
-    (tmp_path / "bin" / "py-spy").chmod(0o755)
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+# A py-spy that is in time in the first round, and too late in the others.
+PY_SPY = """#!/bin/sh
+[ -d {directory}/hpclaunch-logs/*/round-1 ] && exec sleep 60
+echo stacks of $4
+"""
+
+
+@pytest.fixture(scope="module")
+def hangs(starts, tmp_path_factory):
+    """Return a launch that hangs in each round until no restart is left, and its log directory."""
+    directory = tmp_path_factory.mktemp("hangs")
+    (directory / "bin").mkdir()
+    (directory / "bin" / "py-spy").write_text(PY_SPY.format(directory=directory))
+    (directory / "bin" / "py-spy").chmod(0o755)
+    path = f"{directory}/bin:{os.environ['PATH']}"
     args = ["--nproc", 2, "--max-restarts", 1, HANGING]
-    env = environment(HANGS="asleep:1:8", PATH=path)
-    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=SOON)
-    assert done.returncode == 0, done.stderr
+    env = environment(HANGS="asleep:1:8 asleep:1:8", PATH=path)
+    timing = {"least_hang": 5.0, "sampling": 0.5, "core.head.hang_watch.PATIENCE": 2}
+    return hpclaunch(*args, cwd=directory, env=env, timing=timing), only_logs(directory)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["in time", "too late"])
+def test_native_stacks_where_py_spy_is_in_path(hangs, number):
+    """The real one is in tests/system/test_py_spy.py."""
+    done, logs = hangs
     assert "  rank 1 on " in done.stderr
-    evidence = only_logs(tmp_path) / "round-0" / "evidence"
+    evidence = logs / f"round-{number}" / "evidence"
     native = evidence / "rank-1.native.txt"
-    if "sleep" in says:
+    pid = re.search(r"pid (\d+)", (evidence / "rank-1.txt").read_text())[1]
+    if number:
         assert not native.exists()
     else:
-        pid = re.search(r"pid (\d+)", (evidence / "rank-1.txt").read_text())[1]
         assert native.read_text() == f"stacks of {pid}\n"
 
 
-def test_hangs_until_no_restart_is_left(tmp_path):
-    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
-    env = environment(HANGS="asleep:1:8 asleep:1:8")
-    timing = SOON | {"core.head.hang_watch.PATIENCE": 2}
-    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=timing)
+def test_hangs_until_no_restart_is_left(hangs):
+    done, _ = hangs
     assert done.returncode == 124, done.stderr
     assert "no restart is left: unless they go on, the job ends in " in done.stderr
     assert "hung in round 1, and the only restart is used up" in done.stderr
 
 
-def test_samples_that_are_taken_meanwhile_hide_no_hang(tmp_path):
+def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
     """There is one after their last step, which the workers answer."""
-    args = ["--nproc", 2, "--max-restarts", 1, HANGING]
-    timing = {"least_hang": 5.0, "sampling": 0.5}
-    done = hpclaunch(*args, cwd=tmp_path, env=environment(HANGS="asleep:1:8"), timing=timing)
-    assert done.returncode == 0, done.stderr
-    text = (only_logs(tmp_path) / "journal.jsonl").read_text()
+    done, logs = hangs
+    text = (logs / "journal.jsonl").read_text()
     last_step, evidence = text.index('"steps":[8,8]'), text.index('"event":"EvidenceGathered"')
     assert '"event":"SampleTaken"' in text[last_step:evidence]
     assert "rank 1 on " in done.stderr
@@ -96,13 +102,11 @@ def test_samples_that_are_taken_meanwhile_hide_no_hang(tmp_path):
 
 
 RESTING = """
-import glob, time, torch
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(8):
-    model(torch.ones(4)).sum().backward()
-    optimizer.step()
-    if step == 6:
+import glob, time
+from hpclaunch.progress import step
+for number in range(8):
+    step(number)
+    if number == 6:
         time.sleep(6)
 (journal,) = glob.glob("hpclaunch-logs/*/journal.jsonl")
 while '"steps":[8]' not in open(journal).read():
@@ -111,7 +115,7 @@ while '"steps":[8]' not in open(journal).read():
 
 
 def test_no_round_is_ended_without_a_timeout(tmp_path):
-    args = ["--nproc", 1, "--hang-timeout", "off", script(tmp_path, RESTING)]
+    args = ["--nproc", 1, "--cold", "--hang-timeout", "off", script(tmp_path, RESTING)]
     done = hpclaunch(*args, cwd=tmp_path, timing=SOON)
     assert (done.returncode, done.stderr) == (0, "")
     lines = (only_logs(tmp_path) / "journal.jsonl").read_text().splitlines()

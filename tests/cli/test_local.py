@@ -8,9 +8,10 @@ import sys
 
 import psutil
 import pytest
+import saving
 from launching import LIMIT, hpclaunch, only_logs, outputs, script, start, until
 
-from surroundings import environment
+from surroundings import STAND_INS, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -105,14 +106,15 @@ def test_arguments_reach_the_script_verbatim(tmp_path):
 def test_resuming(tmp_path):
     """From the second start on, and with arguments for a script that knows nothing of us."""
     body = (
-        "import os, sys, torch\n"
+        "import os, saving, sys\n"
         "print(sys.argv[1:], os.environ['HPCLAUNCH_CHECKPOINT'])\n"
-        "torch.save({}, 'points/a b.pt')\n"
+        "saving.save({}, 'points/a b.pt')\n"
         "sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'))\n"
     )
     (tmp_path / "points").mkdir()
     args = ["--checkpoint-dir", "points", "--resume-with", "--resume {checkpoint}"]
-    done = hpclaunch("--nproc", 1, *args, script(tmp_path, body), "x", cwd=tmp_path)
+    env = environment(PYTHONPATH=STAND_INS)
+    done = hpclaunch("--nproc", 1, *args, script(tmp_path, body), "x", cwd=tmp_path, env=env)
     point = str(tmp_path / "points" / "a b.pt")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"['x'] {''}", f"['x', '--resume', '{point}'] {point}"]
@@ -243,8 +245,7 @@ def test_logs_that_cannot_be_written_any_more_end_the_job_with_a_word(tmp_path):
 def test_a_checkpoint_of_a_name_that_is_no_text_ends_nothing(tmp_path):
     (tmp_path / "saved").mkdir()
     path = script(tmp_path, "import os; print(repr(os.environ['HPCLAUNCH_CHECKPOINT']))")
-    save = "import torch; torch.save(1, 'saved/ep\\udcff.pt')"
-    subprocess.run([sys.executable, "-c", save], cwd=tmp_path, check=True)
+    saving.save(1, tmp_path / "saved" / "ep\udcff.pt")
     done = hpclaunch("--nproc=1", "--checkpoint-dir=saved", path, cwd=tmp_path)
     saved = repr(str(tmp_path / "saved" / "ep\udcff.pt"))
     assert (done.returncode, done.stdout) == (0, f"{saved}\n"), done.stderr

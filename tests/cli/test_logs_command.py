@@ -219,7 +219,7 @@ def written(directory, *, over, sequel=Sequel.LEAVE, age=0.0):
     book = Book(0, entry.begin, entry.end, (entry,), verdict=verdict)
     ledger = directory / "ledger-agent-0.json"
     name = directory.name
-    ledger.write_text(ledger_files.text(book, 0.0, launch=name, allocated=None, over=over))
+    ledger.write_text(ledger_files.text(book, launch=name, allocated=None, over=over))
     at = time.time() - age
     for path in (ledger, directory):
         os.utime(path, (at, at))

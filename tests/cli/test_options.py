@@ -50,8 +50,10 @@ options = [
     }
     for a in parser._actions if a.dest not in ("help", "print_completion")  # which exit
 ]
-parsed = [parse(line) for line in json.load(sys.stdin)]
-print(json.dumps({"torch": torch.__version__, "options": options, "parsed": parsed}))
+for lines in sys.stdin:
+    parsed = [parse(line) for line in json.loads(lines)]
+    told = {"torch": torch.__version__, "options": options, "parsed": parsed}
+    print(json.dumps(told), flush=True)
 """
 
 # Torchrun's parser removes a `--` that is next to the script, unless there was one before it.
@@ -133,20 +135,24 @@ def parse(*words, **environ):
     return vars(build_parser(environ).parse_args(words))
 
 
-def ask_torch(lines=(), **environ):
-    done = subprocess.run(
-        [sys.executable, "-c", TORCH],
-        input=json.dumps(lines),
-        env=environment(**environ),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def ask_torch(starts):
+    """Return a function that has torch's parser read lines, in a process that lasts."""
+    command, pipe = [sys.executable, "-c", TORCH], subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment(), stdin=pipe, stdout=pipe, text=True
+    ) as process:
+
+        def ask(lines=()):
+            print(json.dumps(lines), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield ask
+    assert process.returncode == 0
 
 
 @pytest.fixture(scope="module")
-def told_by_torch(starts):
+def told_by_torch(ask_torch):
     return ask_torch()
 
 
@@ -282,7 +288,7 @@ class TestBesideTorch:
                 {"bind": "auto"}
             )
 
-    def test_every_abbreviation_of_torchs_is_one_here(self, optional):
+    def test_every_abbreviation_of_torchs_is_one_here(self, ask_torch, optional):
         """Whatever torch's parser understands, ours does, and means the same option."""
         lines = [
             [name[:end], *([] if option["flag"] else [SAMPLES[option["dest"]][0]]), "train.py"]
@@ -303,7 +309,7 @@ class TestBesideTorch:
             assert got == parse("train.py") | {dest: value}, line
         assert understood > 200
 
-    def test_lines_of_projects(self):
+    def test_lines_of_projects(self, ask_torch):
         lines = [["train.py"], *map(str.split, OF_PROJECTS)]
         bare, *results = ask_torch(lines)["parsed"]
         for line, result in zip(lines[1:], results, strict=True):
@@ -318,7 +324,7 @@ class TestBesideTorch:
                     expected = values.nodes(expected)
                 assert got[dest] == expected or str(got[dest]) == expected, (line, dest)
 
-    def test_whole_command_lines(self):
+    def test_whole_command_lines(self, ask_torch):
         """The script and its arguments are cut off at the same place."""
         lines = [
             ["train.py", "--nproc-per-node", "3", "-r", "1"],

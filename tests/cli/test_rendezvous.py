@@ -8,28 +8,36 @@ from launching import free_port, hpclaunch, script
 
 MEET = Path(__file__).parents[1] / "slurm" / "scripts" / "meet.py"
 
+# After the restart.
 ENDS = """
-import sys
-
-import torch
-import torch.distributed as dist
-
-for number in range(12):
-    at = f"tcp://127.0.0.1:{sys.argv[1 + number]}"
-    dist.init_process_group("gloo", init_method=at)
+for port in sys.argv[3:]:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     parts = [torch.empty(3) for _ in range(2)]
     dist.all_gather(parts, torch.ones(3))
     dist.destroy_process_group()
     del model
+print("came to the end")
 """
+GROUPS = 12
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_ranks_meet_in_every_way(tmp_path, start):
-    cold = ["--cold"] if start == "cold" else []
-    done = hpclaunch("--nproc", 2, *cold, MEET, free_port(), "file", cwd=tmp_path)
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def launched(request, starts, tmp_path_factory):
+    """Return how the workers of a launch were started, and the launch, which has ended."""
+    directory = tmp_path_factory.mktemp(request.param)
+    text, runs = MEET.read_text(), "main(*sys.argv[1:])"
+    assert runs in text
+    path = script(directory, text.replace(runs, "main(*sys.argv[1:3])") + ENDS)
+    options = ["--cold"] if request.param == "cold" else []
+    ports = [free_port() for _ in range(GROUPS)]
+    words = ("--nproc", 2, *options, path, free_port(), "file", *ports)
+    return request.param, hpclaunch(*words, cwd=directory)
+
+
+def test_ranks_meet_in_every_way(launched):
+    start, done = launched
     assert done.returncode == 0, done.stderr
     assert "rank 1 on " in done.stderr
     assert "was killed by SIGKILL; restart 1 of 3" in done.stderr
@@ -37,10 +45,8 @@ def test_ranks_meet_in_every_way(tmp_path, start):
     assert sorted(told) == sorted((start, r, rank) for r in "01" for rank in "01")
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_groups_that_end_right_after_a_collective(tmp_path, start):
+def test_groups_that_end_right_after_a_collective(launched):
     """With torch 2.13 about every fourth hangs, if nothing is done about it."""
-    cold = ["--cold"] if start == "cold" else []
-    ports = [free_port() for _ in range(12)]
-    done = hpclaunch("--nproc", 2, *cold, script(tmp_path, ENDS), *ports, cwd=tmp_path)
+    _, done = launched
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("came to the end\n") == 2

@@ -203,9 +203,7 @@ def test_a_log_directory(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir(mode=0o700)
     (book,) = launch.books
-    written = ledger_files.text(
-        book, 0.0, launch=launch.name, allocated=launch.allocated, over=True
-    )
+    written = ledger_files.text(book, launch=launch.name, allocated=launch.allocated, over=True)
     (logs / "ledger-0-20260101T000000.json").write_text(written)
     for history in histories:
         lines = [history_files.title(history.launch, history.index, history.host)]
@@ -281,7 +279,7 @@ def test_a_real_job_that_is_killed_and_goes_on(tab, tmp_path):
 def test_mistakes(in_process, tmp_path, args, complaint):
     launch, _ = a_launch()
     (book,) = launch.books
-    written = ledger_files.text(book, 0.0, launch=launch.name, allocated=None, over=True)
+    written = ledger_files.text(book, launch=launch.name, allocated=None, over=True)
     (tmp_path / "ledger-0-20260101T000000.json").write_text(written)
     done = in_process("report", ".", *args, cwd=tmp_path)
     assert done.returncode == 2

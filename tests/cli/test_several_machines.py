@@ -13,7 +13,7 @@ from machines import MALFORMED, QUICK, is_open, start
 
 import hpclaunch
 from hpclaunch.system.network.wire import VERSION
-from surroundings import entered, talker
+from surroundings import STAND_INS, entered, talker
 
 pytestmark = pytest.mark.starts
 
@@ -43,13 +43,13 @@ print(rank, os.environ["WORLD_SIZE"], restarts, *(os.environ[n] for n in names))
 
 
 SAVE = """
-import os, sys, torch
+import os, saving, sys
 names = ("RANK", "TORCHELASTIC_RUN_ID", "HPCLAUNCH_CHECKPOINT")
 rank, run, path = (os.environ[name] for name in names)
 if path:
     sys.stdout.buffer.write(os.fsencode(f"{rank} {run} {path}\\n"))
 elif rank == "0":
-    torch.save({}, f"{run}.tmp")
+    saving.save({}, f"{run}.tmp")
     os.rename(f"{run}.tmp", f"{run}.pt")
     sys.exit(3)
 """
@@ -115,7 +115,8 @@ def test_names_in_another_encoding(tmp_path):
     common = ["--nnodes=2", "--nproc=1", "--rdzv-backend=c10d", f"--rdzv-id={OLD_NAME}"]
     common += [f"--rdzv-endpoint=localhost:{free_port()}", f"--checkpoint-dir={directory}"]
     common += [f"--log-dir={directory}/logs", path]
-    agents = [start(*common, cwd=directory, errors="surrogateescape") for _ in range(2)]
+    how = {"errors": "surrogateescape", "PYTHONPATH": STAND_INS}
+    agents = [start(*common, cwd=directory, **how) for _ in range(2)]
     point = directory / f"{OLD_NAME}.pt"
     assert finish(agents) == [f"{rank} {OLD_NAME} {point}" for rank in range(2)]
     logs = {log.name for log in (directory / "logs" / "round-1").iterdir()}

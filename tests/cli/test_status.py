@@ -15,16 +15,16 @@ from contextlib import contextmanager
 import pytest
 from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
 
+from hpclaunch.system.network.launches import NoLaunchError, find
+from hpclaunch.system.shared import packing
 from surroundings import environment
 
 pytestmark = pytest.mark.starts
 
 STEPPING = """\
-import os, signal, sys, time
+import os, time
 import torch
 
-if len(sys.argv) > 1:
-    signal.signal(signal.SIGUSR1, lambda *_: print("noticed", flush=True))
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 while not os.path.exists("over"):
     optimizer.step()
@@ -42,6 +42,11 @@ while not os.path.exists("over"):
     step(number := number + 1)
     time.sleep(0.02)
 """
+HANDLING = f"""\
+import signal
+
+signal.signal(signal.SIGUSR1, lambda *_: print("noticed", flush=True))
+{COUNTING}"""
 WAITING = """\
 import os, time
 while not os.path.exists("over"):
@@ -50,19 +55,26 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, args=(), text=COUNTING, timing=None):
+    def __init__(self, directory, *options, text=COUNTING, timing=None):
         self.directory = directory
-        words = (*options, script(directory, text), *args)
+        words = (*options, script(directory, text))
         self.process = start(*words, cwd=directory, timing=timing)
 
-    def told(self):
+    def listed(self):
         """This launch, as `status --json` has it; there may be others on this machine."""
         done = hpclaunch("status", "--json", cwd=self.directory)
         launches = json.loads(done.stdout) if done.returncode == 0 else []
         return next((each for each in launches if each["pid"] == self.process.pid), None)
 
+    def told(self):
+        """The same, asked without a process."""
+        for directory in self.directory.glob("hpclaunch-logs/*"):
+            with contextlib.suppress(NoLaunchError):
+                return json.loads(packing.to_json(find(directory.name, {}).only))
+        return None
+
     def until_told(self, condition=lambda launch: launch["job"]["agents"][0]["steps"]):
-        return until(lambda: (launch := self.told()) and condition(launch) and launch, pause=0.5)
+        return until(lambda: (launch := self.told()) and condition(launch) and launch, pause=0.1)
 
     def ends(self):
         (self.directory / "over").touch()
@@ -95,7 +107,8 @@ def stepping(directory, *options, **more):
 
 def test_a_launch_on_this_machine(tmp_path):
     with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
-        launch = run.until_told(lambda each: phases(each) == ["step", "step"])
+        run.until_told(lambda each: phases(each) == ["step", "step"])
+        launch = run.listed()
         name, job = launch["name"], launch["job"]
         assert re.fullmatch(r"local-[\d-]+", name)
         assert launch["logs"].startswith(str(tmp_path))
@@ -113,9 +126,7 @@ def test_a_launch_on_this_machine(tmp_path):
 
 
 def test_restart_notice_and_stop(tmp_path):
-    with stepping(
-        tmp_path, "--nproc", 2, "--max-restarts", 0, args=["handles"], text=STEPPING
-    ) as run:
+    with stepping(tmp_path, "--nproc", 2, "--max-restarts", 0, text=HANDLING) as run:
         name = run.until_told()["name"]
         done = hpclaunch("notice", name, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, f"{name}: notice asked for\n"), done.stderr
@@ -169,8 +180,8 @@ def test_an_agent_that_is_stopped_keeps_nobody_waiting(tmp_path):
         one.until_told(runs)
         other.until_told(runs)
         one.process.send_signal(signal.SIGSTOP)
-        assert one.told() is None
-        assert other.told() is not None
+        assert one.listed() is None
+        assert other.listed() is not None
         one.process.send_signal(signal.SIGCONT)
         assert one.until_told(runs)
         assert one.ends()[0] == other.ends()[0] == 0

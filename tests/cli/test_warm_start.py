@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 
 import pytest
 from launching import hpclaunch
@@ -43,10 +44,13 @@ def of_template(journal):
     return [entry["with"]["state"] for entry in journal if entry.get("note") == "template"]
 
 
+THREADS = "import os; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
+
+
 @pytest.mark.torch
 def test_a_script_with_torch_finds_it_imported(run):
-    said, told, journal = run(TRAINS)
-    assert said == ["True", "True"]
+    said, told, journal = run(TRAINS + THREADS)
+    assert said == ["1 1", "1 1", "True", "True"]
     assert told == ""
     assert of_template(journal) == ["ready"]
 
@@ -87,9 +91,7 @@ def test_a_variable_that_torch_never_reads_at_load(run):
 @pytest.mark.torch
 def test_threads_of_the_user_are_those_of_openmp(run):
     """libgomp reads OMP_NUM_THREADS when torch is loaded: the template has what workers have."""
-    source = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])\n"
-    assert run(source)[0] == ["1 1", "1 1"]
-    assert run(source, env={"OMP_NUM_THREADS": "2"})[0] == ["2 2", "2 2"]
+    assert run(TRAINS + THREADS, env={"OMP_NUM_THREADS": "2"})[0] == ["2 2", "2 2", "True", "True"]
 
 
 def test_another_interpreter(run, tmp_path):
@@ -215,7 +217,8 @@ def test_what_a_script_imports_is_there_when_it_starts_again(run, tmp_path):
 @pytest.mark.torch
 def test_nothing_is_imported_in_advance_if_the_user_does_not_want_it(run, tmp_path):
     env = {"XDG_CACHE_HOME": tmp_path / "cache"}
-    said, _, journal = run(LEARNS.format(STEPS), "--preload", "none", env=env)
+    steps = "def trains():\n" + textwrap.indent(STEPS, "    ")  # each worker would import much
+    said, _, journal = run(LEARNS.format(steps), "--preload", "none", env=env)
     assert said == ["0 False False"] * 2 + ["1 False False"] * 2
     assert not renewed(journal)
     assert not (tmp_path / "cache").exists()

@@ -55,24 +55,30 @@ def test_a_kind_of_device_that_is_not_there(monkeypatch, kind):
         worker_count.count_workers(kind, allocation(), {}, python="python3", cpus=16)
 
 
-@pytest.mark.starts
-def test_torch_is_asked_in_a_process_of_its_own(tmp_path):
+@pytest.fixture(scope="module")
+def asked(starts, tmp_path_factory):
+    """Return a launch for which torch was asked, and its directory, where other modules are."""
+    directory = tmp_path_factory.mktemp("asked")
+    for module in ("torch", "json"):
+        script(directory, "open('imported', 'w').close()", f"{module}.py")
+    (directory / "elsewhere").mkdir()
+    words = ("--nproc", "xpu", script(directory / "elsewhere", ""))
+    return hpclaunch(*words, cwd=directory), directory
+
+
+def test_torch_is_asked_in_a_process_of_its_own(asked):
     """The real one, which has no such device here."""
-    done = hpclaunch("--nproc", "xpu", script(tmp_path, ""), cwd=tmp_path)
+    done, _ = asked
     if done.returncode == 0:
         pytest.skip("there is an XPU here")
     assert "--nproc xpu, but no XPU is visible here" in done.stderr
 
 
-@pytest.mark.starts
-def test_no_torch_of_the_working_directory_is_imported(tmp_path):
+def test_no_torch_of_the_working_directory_is_imported(asked):
     """Others may write there. No worker imports from there either, unless its script is there."""
-    for module in ("torch", "json"):
-        script(tmp_path, "open('imported', 'w').close()", f"{module}.py")
-    (tmp_path / "elsewhere").mkdir()
-    hpclaunch("--nproc", "xpu", script(tmp_path / "elsewhere", ""), cwd=tmp_path)
-    hpclaunch("doctor", cwd=tmp_path)
-    assert not (tmp_path / "imported").exists()
+    _, directory = asked
+    hpclaunch("doctor", cwd=directory)
+    assert not (directory / "imported").exists()
 
 
 def notes(monkeypatch, tmp_path, *words, gpus=0, tasks=1, cpus=16, **environ):

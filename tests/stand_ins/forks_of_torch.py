@@ -109,13 +109,15 @@ class ForkedWorker:
 
 
 SERVES = """
-import atexit, json, os, select, socket, sys
+import atexit, gc, json, os, select, socket, sys
+gc.disable()  # what is imported stays, and collections cost a tenth of the time
 from _hpclaunch_hooks import beside, progress
 finalizing = beside("_hpclaunch_finalizing")
 is_plain = finalizing.is_plain()
 import torch._dynamo
 if is_plain:
     finalizing.torch_is_imported()
+gc.enable()
 finalizing.freeze()
 asks, running = socket.socket(fileno=int(sys.argv[1])), {}
 while True:

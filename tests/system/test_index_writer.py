@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-import inotify_simple
 import pytest
 
+from hpclaunch.system.logs import index_writer
 from hpclaunch.system.logs.index_writer import BURST, REST, IndexWriter
 from hpclaunch.system.logs.log_directory import INDEXES, index_of
 from hpclaunch.system.logs.output_index import (
@@ -16,6 +16,7 @@ from hpclaunch.system.logs.output_index import (
     IndexBegun,
     parse,
 )
+from hpclaunch.system.shared.inotify import Inotify
 from surroundings import full_disk
 
 
@@ -73,9 +74,9 @@ def no_inotify(*args, **kwargs):
 @pytest.fixture(params=["inotify", "without inotify", "without watches"])
 def followed(request, tmp_path, monkeypatch):
     if request.param == "without inotify":
-        monkeypatch.setattr(inotify_simple, "INotify", no_inotify)
+        monkeypatch.setattr(index_writer, "Inotify", no_inotify)
     if request.param == "without watches":
-        monkeypatch.setattr(inotify_simple.INotify, "add_watch", no_inotify)
+        monkeypatch.setattr(Inotify, "add_watch", no_inotify)
     followed = Followed(tmp_path)
     yield followed
     followed.index.close()

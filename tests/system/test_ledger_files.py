@@ -18,7 +18,7 @@ TRAINED = LedgerEntry(BEGIN, BEGIN + 10, 1.0, {Category.TRAINING: 10.0}, 0, (BEG
 
 
 def text(book, over=False):
-    return ledger_files.text(book, 0.0, launch="71.0", allocated=None, over=over)
+    return ledger_files.text(book, launch="71.0", allocated=None, over=over)
 
 
 def test_names_that_are_no_text(tmp_path):
@@ -49,7 +49,7 @@ def test_the_log_service_reads_what_earlier_heads_have_written(tmp_path):
         (Book(0, BEGIN, BEGIN + 10, (TRAINED,)), again, replace(again, term=2))
     ):
         (tmp_path / f"ledger-agent-{number}.json").write_text(text(book))
-    other = ledger_files.text(again, 0.0, launch="70.0", allocated=None, over=False)
+    other = ledger_files.text(again, launch="70.0", allocated=None, over=False)
     (tmp_path / "ledger-agent-9.json").write_text(other)
     client = LogServiceClient()
     try:
@@ -65,6 +65,21 @@ def test_the_log_service_reads_what_earlier_heads_have_written(tmp_path):
     assert [entry.round for entry in book.entries] == [0, 0]
 
 
+@pytest.mark.starts
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_report_is_that_of_its_head_or_made_of_all_ledgers(tmp_path, heads):
+    for term in range(heads):
+        book = Book(term, BEGIN, BEGIN + 10, (TRAINED,))
+        (tmp_path / f"ledger-agent-{term}.json").write_text(text(book))
+    client = LogServiceClient()
+    client.report(tmp_path, "71.0", ledger="ledger-agent-0.json", alone='"of the head"')
+    client.close()
+    launches, _ = ledger_files.read(tmp_path)
+    of_all = ledger_files.to_json(report(launches))
+    written = (tmp_path / "report.json").read_text()
+    assert written == ('"of the head"' if heads == 1 else of_all)
+
+
 @pytest.mark.parametrize("end", [-1.0, 1e25, 1e300])
 def test_a_book_of_no_possible_time_is_damaged(tmp_path, end):
     book = Book(0, BEGIN, BEGIN + 10, (replace(TRAINED, end=end),))
@@ -75,7 +90,7 @@ def test_a_book_of_no_possible_time_is_damaged(tmp_path, end):
 @pytest.mark.parametrize("allocated", [-1e300, 1e300])
 def test_an_allocation_of_no_possible_time_is_damaged(tmp_path, allocated):
     book = Book(0, BEGIN, BEGIN + 10, (TRAINED,))
-    told = ledger_files.text(book, 0.0, launch="71.0", allocated=allocated, over=False)
+    told = ledger_files.text(book, launch="71.0", allocated=allocated, over=False)
     (tmp_path / "ledger-agent-0.json").write_text(told)
     assert ledger_files.read(tmp_path) == ([], ["ledger-agent-0.json"])
 

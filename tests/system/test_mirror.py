@@ -11,7 +11,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import inotify_simple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +24,9 @@ from hpclaunch.core.placement.streams import (
     parse_selection,
 )
 from hpclaunch.system.logs import console
+from hpclaunch.system.logs import mirror as mirror_module
 from hpclaunch.system.logs.mirror import CHUNK, PARTIAL, SHARE, Duplicates, Mirror, Tap
+from hpclaunch.system.shared.inotify import Inotify
 from surroundings import full_disk
 
 
@@ -48,9 +49,9 @@ def no_inotify(*args, **kwargs):
 @pytest.fixture(params=["inotify", "without inotify", "without watches"])
 def mirror(request, monkeypatch):
     if request.param == "without inotify":
-        monkeypatch.setattr(inotify_simple, "INotify", no_inotify)
+        monkeypatch.setattr(mirror_module, "Inotify", no_inotify)
     if request.param == "without watches":
-        monkeypatch.setattr(inotify_simple.INotify, "add_watch", no_inotify)
+        monkeypatch.setattr(Inotify, "add_watch", no_inotify)
     mirror = Mirror()
     yield mirror
     mirror.close()

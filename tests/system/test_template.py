@@ -88,11 +88,36 @@ def client(tmp_path, request):
     client.server.close()
 
 
+# A script that reads another one, so that one template does for many.
+ANY = "import sys; exec(compile(open(sys.argv.pop(1)).read(), sys.argv[0], 'exec'))\n"
+
+
+class WithTorch(Warm):
+    """A client whose template, with the real torch, is there for any script."""
+
+    def __init__(self, tmp_path):
+        super().__init__(tmp_path, [])
+        self.prepare(ANY)
+        self.ready()
+
+    def command(self, source="", *args):
+        file = self.tmp_path / "source.py"
+        file.write_text(source)
+        return super().command(str(file), *args)
+
+
+@pytest.fixture(scope="module")
+def with_torch(starts, tmp_path_factory):
+    client = WithTorch(tmp_path_factory.mktemp("with-torch"))
+    yield client
+    client.server.close()
+
+
 @pytest.mark.torch
-def test_workers_find_torch_there(client):
-    client.prepare("import sys; print('torch' in sys.modules, __name__, sys.argv[1:])\n")
-    assert client.ready().round("a", "", workers=2) == ["True __main__ ['a', '']\n"] * 2
-    assert client.round("b") == ["True __main__ ['b']\n"]
+def test_workers_find_torch_there(with_torch):
+    source = "import sys; print('torch' in sys.modules, __name__, sys.argv[1:])\n"
+    assert with_torch.round(source, "a", "", workers=2) == ["True __main__ ['a', '']\n"] * 2
+    assert with_torch.round(source, "b") == ["True __main__ ['b']\n"]
 
 
 @pytest.mark.torch
@@ -108,9 +133,8 @@ def test_workers_are_children_of_the_fork_server(client):
 
 
 @pytest.mark.torch
-def test_the_template_holds_nothing_that_a_fork_could_break(client):
-    client.prepare("")
-    process = client.ready().template()
+def test_the_template_holds_nothing_that_a_fork_could_break(with_torch):
+    process = with_torch.template()
     assert os.listdir(f"/proc/{process.pid}/task") == [str(process.pid)]
     fds = Path(f"/proc/{process.pid}/fd")
     links = [os.readlink(fd) for fd in fds.iterdir()]
@@ -122,13 +146,13 @@ def test_the_template_holds_nothing_that_a_fork_could_break(client):
 
 
 @pytest.mark.torch
-def test_no_number_is_drawn_twice(client):
-    client.prepare(
+def test_no_number_is_drawn_twice(with_torch):
+    source = (
         "import random, torch, numpy, multiprocessing\n"
         "print(random.random(), torch.rand(1).item(), numpy.random.rand(),\n"
         "      multiprocessing.current_process().authkey.hex(), torch.initial_seed())\n"
     )
-    drawn = client.ready().round(workers=3) + client.round()
+    drawn = with_torch.round(source, workers=3) + with_torch.round(source)
     assert len({word for line in drawn for word in line.split()}) == 4 * 5
 
 
@@ -143,14 +167,15 @@ sys.exit(signal.SIGSTOP)
 
 
 @pytest.mark.torch
-def test_a_worker_that_ends_copies_little_of_the_template(client):
-    client.prepare(STOPS)
-    client.ready().start(client.command(), warm=True, env=PATH)
-    pid, _, before = wait_for(client.path(0, "out")).partition(" ")
+def test_a_worker_that_ends_copies_little_of_the_template(with_torch):
+    with_torch.path(0, "out").unlink(missing_ok=True)
+    with_torch.start(with_torch.command(STOPS), warm=True, env=PATH)
+    pid, _, before = wait_for(with_torch.path(0, "out")).partition(" ")
     eventually(lambda: psutil.Process(int(pid)).status() == psutil.STATUS_STOPPED)
     after, template = (
-        Path(f"/proc/{p}/smaps_rollup").read_text() for p in (pid, client.template().pid)
+        Path(f"/proc/{p}/smaps_rollup").read_text() for p in (pid, with_torch.template().pid)
     )
+    with_torch.end_round()
     copied = kilobytes(after, "Private_Dirty") - kilobytes(before, "Private_Dirty")
     assert copied < 0.25 * kilobytes(template, "Anonymous")
 
@@ -223,9 +248,8 @@ dist.init_process_group("own", store=dist.HashStore(), rank=0, world_size=1)
 
 
 @pytest.mark.torch
-def test_process_groups_are_destroyed_at_the_end(client):
-    client.prepare(GROUP)
-    assert client.ready().round() == ["destroyed\n"]
+def test_process_groups_are_destroyed_at_the_end(with_torch):
+    assert with_torch.round(GROUP) == ["destroyed\n"]
 
 
 def test_a_worker_that_ends_at_once_is_not_missed(client):

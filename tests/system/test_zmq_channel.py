@@ -46,14 +46,16 @@ class Wiring:
         return channel
 
     def until(self, channel, kind, limit=LIMIT, speak=lambda: None):
-        """The next item of a kind; `speak` is called over and over, as agents repeat themselves."""
-        deadline = time.monotonic() + limit
+        """The next item of a kind; `speak` is called now and then, as agents repeat themselves."""
+        deadline, speaks_at = time.monotonic() + limit, 0.0
         poller = zmq.Poller()
         for served in self.inboxes:
             for s in served.sockets:
                 poller.register(s, zmq.POLLIN)
-        while time.monotonic() < deadline:
-            speak()
+        while (now := time.monotonic()) < deadline:
+            if now >= speaks_at:
+                speak()
+                speaks_at = now + 0.02
             poller.poll(50)
             for served, inbox in self.inboxes.items():
                 inbox += served.receive()

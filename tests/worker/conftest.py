@@ -16,7 +16,7 @@ def server(starts: None) -> Iterator[ProgressServer]:
     server.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks(starts: None) -> Iterator[Forks]:
     forks = Forks()
     yield forks

@@ -7,13 +7,11 @@ tells a worker is in its environment later than the hooks are in torch.
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 import torch.distributed as dist
-from test_hooks import HOOKS, LIMIT, environment, python, start, worker_environment
-from test_hooks import processes as processes  # fixtures
-from test_hooks import store as store
+from test_hooks import HOOKS, LIMIT, environment, python, worker_environment
+from test_hooks import store as store  # a fixture
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -53,13 +51,11 @@ def forked(run, world=2, **env):
 GLOO = {"HPCLAUNCH_RANKS_PER_GPU": 2, "HPCLAUNCH_SHARED_BACKEND": "gloo"}
 
 
-def run(processes, store, cwd, text, *args):
+def run(forks, store, cwd, text, *args):
     """What a script with forked ranks wrote to stdout and stderr."""
-    script = cwd / "train.py"
-    script.write_text(RANKS + text)
+    arguments = f"import sys\nsys.argv[1:] = {args!r}\n"
     env = worker_environment(store.port())
-    command = [sys.executable, str(script), *map(str, args)]
-    process = start(processes, command, cwd, env)
+    process = forks.start(arguments + RANKS + text, cwd=cwd, env=env)
     out, err = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, out + err
     return out, err
@@ -72,7 +68,7 @@ def without_nccl():
         pytest.skip("this torch has NCCL, which waits for a GPU; see tests/gpu/test_nccl.py")
 
 
-def test_an_unchanged_script_runs_with_gloo(processes, store, tmp_path):
+def test_an_unchanged_script_runs_with_gloo(forks, store, tmp_path):
     text = """
 def train(rank):
     cuda = torch.device("cuda", 0)
@@ -120,7 +116,7 @@ def train(rank):
 
 forked(train, **json.loads(sys.argv[1]))
 """
-    _, err = run(processes, store, tmp_path, text, json.dumps(GLOO))
+    _, err = run(forks, store, tmp_path, text, json.dumps(GLOO))
     lines = [line for line in err.splitlines() if line.startswith("hpclaunch")]
     share = "hpclaunch: 2 workers share a GPU: init_process_group takes gloo in place of "
     assert [line.removeprefix(share).partition(" (")[0] for line in lines] == [
@@ -145,7 +141,7 @@ VERSIONS = {  # (version, workers per GPU, what the user has set): what is said,
 }
 
 
-def test_the_version_of_nccl_decides(processes, store, tmp_path, without_nccl):
+def test_the_version_of_nccl_decides(forks, store, tmp_path, without_nccl):
     text = """
 from torch.cuda import nccl
 
@@ -162,7 +158,7 @@ for version, ranks, allowed in json.loads(sys.argv[1]):
     forked(lambda rank: os.environ.update(WORLD_SIZE="2") or train(rank), 1,
            HPCLAUNCH_RANKS_PER_GPU=ranks, **env)
 """
-    out, err = run(processes, store, tmp_path, text, json.dumps(list(VERSIONS)))
+    out, err = run(forks, store, tmp_path, text, json.dumps(list(VERSIONS)))
     answers = [json.loads(line) for line in out.splitlines()]
     for (case, (words, after)), (error, variable) in zip(VERSIONS.items(), answers, strict=True):
         assert words in error, case
@@ -171,7 +167,7 @@ for version, ranks, allowed in json.loads(sys.argv[1]):
     assert err.count("NCCL_MULTI_RANK_GPU_ENABLE=1 has NCCL") == 2, err
 
 
-def test_only_what_needs_nccl_is_refused(processes, store, tmp_path, without_nccl):
+def test_only_what_needs_nccl_is_refused(forks, store, tmp_path, without_nccl):
     """Where a group can do without, a warning; a group of one rank is nobody's business."""
     text = """
 from torch.cuda import nccl
@@ -213,7 +209,7 @@ def train(rank):
 
 forked(train, HPCLAUNCH_RANKS_PER_GPU=2)
 """
-    out, err = run(processes, store, tmp_path, text)
+    out, err = run(forks, store, tmp_path, text)
     first, second = sorted(map(json.loads, out.splitlines()), key=lambda told: told.pop("rank"))
     for told in (first, second):
         for torchs in ("unknown", "both", "alone"):

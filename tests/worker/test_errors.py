@@ -81,9 +81,8 @@ def test_what_torch_reads(worker):
 
 
 def test_it_is_what_record_writes(worker):
+    imports = "from torch.distributed.elastic.multiprocessing.errors import record\n"
     text = """
-from torch.distributed.elastic.multiprocessing.errors import record
-
 def main():
     try:
         raise ValueError("wrong\\nin two lines")
@@ -94,9 +93,10 @@ def main():
 """
     worker.python(text.format(""))
     ours = worker.file.read_text()
-    worker.python(text.format("main = record(main)\n"), hooks=False)
+    decorated = imports + text.format("main = record(main)\n")
+    worker.python(decorated, hooks=False)
     theirs = worker.file.read_text()
-    worker.python(text.format("main = record(main)\n"))
+    worker.python(decorated)
     assert "in wrapper" in worker.recorded()["extraInfo"]["py_callstack"], "torch's was replaced"
 
     ours, theirs = (json.loads(text)["message"] for text in (ours, theirs))

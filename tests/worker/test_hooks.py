@@ -57,10 +57,8 @@ for _ in sys.stdin:
 class Store:
     """Another process, which serves the rounds' stores."""
 
-    def __init__(self):
-        command = [sys.executable, "-c", STORE_SCRIPT]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    def __init__(self, forks):
+        self.process = forks.start(STORE_SCRIPT)
 
     def port(self):
         """Of a fresh store; the last one goes."""
@@ -73,8 +71,8 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def store():
-    store = Store()
+def store(forks):
+    store = Store(forks)
     yield store
     store.end()
 
@@ -130,6 +128,13 @@ def start_ranks(processes, port, cwd, text, *args, world=2, restarts=0):
     ]
 
 
+def fork_ranks(forks, port, cwd, text, *args, restarts=0):
+    """`start_ranks` for two that are forked from a process with torch."""
+    arguments = f"import sys\nsys.argv[1:] = {[*map(str, args)]}\n"
+    environs = [worker_environment(port, rank, 2, restarts) for rank in range(2)]
+    return [forks.start(arguments + WORKER_SCRIPT + text, cwd=cwd, env=env) for env in environs]
+
+
 def end_well(ranks):
     for process in ranks:
         out, err = process.communicate(timeout=LIMIT)
@@ -177,7 +182,7 @@ assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
         end_well(start_ranks(processes, port, tmp_path, text, *ports))
 
 
-def test_rpc_in_the_round_and_in_a_world_of_ones_own(store, processes, tmp_path):
+def test_rpc_in_the_round_and_in_a_world_of_ones_own(store, forks, tmp_path):
     text = """
 from torch.distributed import rpc
 
@@ -191,7 +196,7 @@ if RANK == 0:
     assert rpc.rpc_sync("worker", abs, args=(-5,)) == 5
     rpc.shutdown()
 """
-    end_well(start_ranks(processes, store.port(), tmp_path, text, free_port()))
+    end_well(fork_ranks(forks, store.port(), tmp_path, text, free_port()))
 
 
 def test_a_worker_that_spawns_its_own(store, processes, tmp_path):
@@ -212,12 +217,12 @@ def test_a_launcher_in_a_worker_has_its_own_store(store, processes, tmp_path):
     end_well([start(processes, torchrun, tmp_path, worker_environment(store.port()))])
 
 
-def test_a_file_of_a_killed_round_is_not_read_again(store, processes, tmp_path):
+def test_a_file_of_a_killed_round_is_not_read_again(store, forks, tmp_path):
     meeting = tmp_path / "meeting"
     text = """
 dist.init_process_group("gloo", init_method=sys.argv[1], timeout=SOON, rank=RANK, world_size=2)
 dist.barrier()
-print("met")
+print("met", flush=True)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.stdin.read()
 dist.destroy_process_group()
@@ -226,12 +231,12 @@ dist.destroy_process_group()
     similar.touch()
     for restarts in range(2):
         port, uri = store.port(), f"file://{meeting}"  # torch decodes no %20
-        ranks = start_ranks(processes, port, tmp_path, text, uri, restarts=restarts)
+        ranks = fork_ranks(forks, port, tmp_path, text, uri, restarts=restarts)
         assert [rank.stdout.readline() for rank in ranks] == ["met\n", "met\n"]
         if restarts == 0:
             for rank in ranks:
                 rank.kill()
-                rank.wait()
+                rank.communicate()
             left = tmp_path / f"meeting.71.0.0.{port}"
             assert set(tmp_path.glob("meeting*")) == {similar, left}
     end_well(ranks)

@@ -12,6 +12,7 @@ AFTER = 1.0  # seconds
 MODULES = (
     "core.head.job_snapshots",
     "core.history.moment",
+    "core.ledger.job_report",
     "core.ledger.summing",
     "system.logs.history_files",
     "system.logs.ledger_files",

@@ -37,22 +37,42 @@ class Ledger:
         if now >= self._write_at:
             self.write(control, service, now)
 
-    def write(
-        self, control: Control, service: LogServiceClient, now: float, *, over: bool = False
-    ) -> None:
+    def write(self, control: Control, service: LogServiceClient, now: float) -> None:
+        self._write(control, service, now, over=False)
+
+    def finish(self, control: Control, service: LogServiceClient, now: float) -> None:
+        """Write the ledger for the last time and, where this agent leads, the report."""
+        book = self._write(control, service, now, over=True)
+        if self._directory is None or not control.leads:
+            return
+        text = ""
+        if book is not None:
+            # Imported here, where nearly all of it is there already, and not by the log service.
+            from ..core.ledger.job_report import report
+            from ..core.ledger.summing import Launch
+            from ..system.logs import ledger_files
+
+            own = Launch(self._launch, (book,), self.allocated, over=book.verdict is not None)
+            text = ledger_files.to_json(report([own]))
+        service.report(self._directory, self._launch, ledger=self._name, alone=text)
+
+    def _write(
+        self, control: Control, service: LogServiceClient, now: float, *, over: bool
+    ) -> Book | None:
+        """Return the book as it is written; None if none is."""
         self._written_at, self._write_at = now, math.inf
         book = control.book(now)
         if self._directory is None or book is None:
-            return
+            return None
         from ..system.logs import ledger_files  # no start of an agent pays for it
 
-        text = ledger_files.text(
-            book, time.time() - now, launch=self._launch, allocated=self.allocated, over=over
-        )
+        book = ledger_files.in_real_time(book, time.time() - now)
+        text = ledger_files.text(book, launch=self._launch, allocated=self.allocated, over=over)
         service.keep(self._directory, {self._name: text})
         self._write_at = now + PERIOD
         if control.lacks_books:  # an answer may be lost with the process: it is asked again
             service.read_books(self._directory, self._launch, control.tenure)
+        return book
 
     def take_books(self, control: Control, term: int, packed: str, now: float) -> None:
         """What the log service has read."""

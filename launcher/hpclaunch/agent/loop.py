@@ -624,7 +624,7 @@ class Agent:
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
         self.viewing.keep()
-        self.ledger.write(self.control, self.output.service, time.monotonic(), over=True)
+        self.ledger.finish(self.control, self.output.service, time.monotonic())
         self.metrics.finish(self.viewing.last)
         if verdict.code:
             where = "" if logs is None else str(logs.path)
@@ -641,8 +641,6 @@ class Agent:
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
-        if logs is not None and self.control.leads:
-            self.output.service.report(logs.path, self.config.allocation.name)
 
 
 def run(

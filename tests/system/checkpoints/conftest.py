@@ -1,4 +1,4 @@
-"""One process for each library, as long as the tests of one file run."""
+"""Makers, one process for each library, as long as tests run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from makers import Maker
 
 from hpclaunch.system.checkpoints import pickles
 
+TORCH = "torch_save"
+# They need torch and little else, and share a process.
+OF_TORCH = (TORCH, "dcp", "megatron_legacy", "safetensors_files", "sealed_directory")
 
-@pytest.fixture(scope="module")
+
+@pytest.fixture(scope="session")
 def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
     made: dict[str, Maker] = {}
 
     def make(name: str) -> Maker:
-        if name not in made:
-            made[name] = Maker(name)
-        return made[name]
+        library = TORCH if name in OF_TORCH else name
+        if library not in made:
+            made[library] = Maker(library)
+        return made[library].beside(name)
 
     yield make
     for each in made.values():

@@ -130,23 +130,19 @@ def kill_once(case: Case, maker: Maker, directory: Path, rng: random.Random, tal
     tally.chosen += 1
 
 
-def run(name: str, kills: int, seed: int, only: int | None = None) -> Tally:
-    """Raises AssertionError with the command that tries it again."""
+def run(name: str, maker: Maker, kills: int, seed: int, only: int | None = None) -> Tally:
+    """Raises AssertionError with the command that tries it again. `maker` is that of the case."""
     case, tally = CASES[name], Tally()
-    maker = Maker(case.maker, QUIET="1")
-    try:
-        for number in range(kills) if only is None else (only,):
-            with tempfile.TemporaryDirectory() as scratch:
-                rng = random.Random(f"{seed} {name} {number}")
-                try:
-                    kill_once(case, maker, Path(scratch), rng, tally)
-                except AssertionError as e:
-                    kept = Path(tempfile.mkdtemp()) / "out"
-                    shutil.copytree(Path(scratch) / "out", kept, symlinks=True)
-                    again = f"{Path(__file__).name} {name} --seed {seed} --only {number}"
-                    raise AssertionError(f"{e}\n  left in {kept}\n  again: python {again}") from e
-    finally:
-        maker.close()
+    for number in range(kills) if only is None else (only,):
+        with tempfile.TemporaryDirectory() as scratch:
+            rng = random.Random(f"{seed} {name} {number}")
+            try:
+                kill_once(case, maker, Path(scratch), rng, tally)
+            except AssertionError as e:
+                kept = Path(tempfile.mkdtemp()) / "out"
+                shutil.copytree(Path(scratch) / "out", kept, symlinks=True)
+                again = f"{Path(__file__).name} {name} --seed {seed} --only {number}"
+                raise AssertionError(f"{e}\n  left in {kept}\n  again: python {again}") from e
     return tally
 
 
@@ -161,11 +157,14 @@ def main() -> int:
     failed = 0
     for name in options.names or CASES:
         began = time.monotonic()
+        maker = Maker(CASES[name].maker)
         try:
-            said = str(run(name, options.kills, options.seed, options.only))
+            said = str(run(name, maker, options.kills, options.seed, options.only))
         except AssertionError as e:
             failed += 1
             said = f"FAILED: {e}"
+        finally:
+            maker.close()
         print(f"{name} ({time.monotonic() - began:.0f} s): {said}", flush=True)
     return bool(failed)
 

@@ -21,5 +21,6 @@ def marked(name):
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [marked(name) for name in kills.CASES])
-def test_what_is_chosen_is_the_newest_and_whole(name):
-    kills.run(name, KILLS, seed=time.time_ns() % 10**6)
+def test_what_is_chosen_is_the_newest_and_whole(maker, name):
+    own = maker(kills.CASES[name].maker)
+    kills.run(name, own, KILLS, seed=time.time_ns() % 10**6)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import inotify_simple
-
+from hpclaunch.system.shared.inotify import MODIFY, ONESHOT, Inotify
 from hpclaunch.worker import private_files
 
 from .log_directory import size
@@ -57,7 +56,7 @@ class IndexWriter:
         self._time = 0.0
         self._files: dict[Path, _Followed] = {}
         self._watches: dict[int, _Followed] = {}
-        self._inotify: inotify_simple.INotify | None = None
+        self._inotify: Inotify | None = None
         self._fd: int | None = None
         self._write_at = math.inf
         self._look_at = math.inf  # the first time that a file is to be looked at
@@ -68,7 +67,7 @@ class IndexWriter:
         self._begun: IndexBegun | None = IndexBegun(self._now(), launch, host)
         self._write([])
         with contextlib.suppress(OSError):  # then it looks every second
-            self._inotify = inotify_simple.INotify(nonblocking=True)
+            self._inotify = Inotify()
 
     def follow(self, path: Path, now: float) -> None:
         """Note from now on when this file, which is there, has grown."""
@@ -87,9 +86,9 @@ class IndexWriter:
     def wake(self, now: float) -> None:
         if now >= self._write_at:  # before what is seen now, which is of a later second
             self._write_news()
-        told = [] if self._inotify is None else self._inotify.read(timeout=0)
-        for event in told:
-            file = self._watches.pop(event.wd, None)
+        told = [] if self._inotify is None else self._inotify.read()
+        for watch in told:
+            file = self._watches.pop(watch, None)
             if file is None:  # a watch that is over: it has told of its growth
                 continue
             self._look(file, now)
@@ -117,7 +116,7 @@ class IndexWriter:
         """Have its next growth told, once; what has come until then is seen now."""
         file.look_at = now + PERIOD
         if self._inotify is not None:
-            flags = inotify_simple.flags.MODIFY | inotify_simple.flags.ONESHOT
+            flags = MODIFY | ONESHOT
             with contextlib.suppress(OSError):  # the kernel grants no more watches
                 self._watches[self._inotify.add_watch(file.path, flags)] = file
                 file.look_at = math.inf

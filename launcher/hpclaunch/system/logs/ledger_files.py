@@ -38,9 +38,8 @@ class LedgerFile:
     book: Book
 
 
-def text(book: Book, ahead: float, *, launch: str, allocated: float | None, over: bool) -> str:
-    """Of a file; see `in_real_time`."""
-    book = in_real_time(book, ahead)
+def text(book: Book, *, launch: str, allocated: float | None, over: bool) -> str:
+    """Return the content of a file with a book `in_real_time`."""
     return packing.pack(LedgerFile(FORMAT, __version__, launch, allocated, over, book)).decode()
 
 

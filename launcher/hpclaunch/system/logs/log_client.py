@@ -51,10 +51,10 @@ class LogServiceClient(Helper):
     costs = "lines may be missing here, and are in the files; the journal may have a gap"
 
     def __init__(self) -> None:
-        found = find_spec("inotify_simple")
+        found = find_spec("msgspec")  # for the books of several heads
         assert found is not None, "hpclaunch depends on it"
         assert found.origin is not None
-        paths = [str(Path(found.origin).parent)]
+        paths = [str(Path(found.origin).parents[1])]
         super().__init__("hpclaunch.system.logs.log_service", paths=paths)
         self._socket.setblocking(False)
         self._waiting = bytearray()
@@ -163,9 +163,12 @@ class LogServiceClient(Helper):
         """
         self.ask(op="read_books", directory=str(directory), launch=launch, term=term)
 
-    def report(self, directory: Path, launch: str) -> None:
-        """Write the report of this launch to a file there, from what is kept there by then."""
-        self.ask(op="report", directory=str(directory), launch=launch)
+    def report(self, directory: Path, launch: str, *, ledger: str, alone: str) -> None:
+        """Write the report of this launch to a file there. `alone` is its text where the file
+        `ledger` is the only one of its kind; it is "" if it is not known.
+        """
+        where = {"directory": str(directory), "launch": launch}
+        self.ask(op="report", **where, ledger=ledger, alone=alone)
 
     def remove(self, file: Path) -> None:
         self.ask(op="remove", file=str(file))

@@ -18,6 +18,9 @@ before; nothing waits for a console.
         "name": NAME, "text": T}      the history, the journal
     {"op": "read_books", "directory": PATH,          {"event": "books", "term": N,
         "launch": NAME, "term": N}                       "book": a book, packed}
+    {"op": "report", "directory": PATH,
+        "launch": NAME, "ledger": NAME,
+        "alone": TEXT}                the report, at the end
     {"op": "say", "text": T}
     {"op": "live", "text": T}   what the job waits for, if this is a terminal
     {"op": "remove", "file": PATH}
@@ -48,7 +51,7 @@ from hpclaunch.worker.json_lines import AgentChannel, AgentGoneError
 from .console import consoles
 from .error_file import with_beginning
 from .index_writer import IndexWriter
-from .log_directory import size, tail
+from .log_directory import LEDGERS, size, tail
 from .mirror import PARTIAL, Duplicates, Mirror, Tap
 
 if TYPE_CHECKING:
@@ -218,8 +221,14 @@ class LogService:
             book = packing.pack(as_one(books)).decode()
             self._channel.tell("books", term=term, book=book)
 
-    def _report(self, directory: str, launch: str) -> None:
-        # Imported once a job is over: no job pays for it.
+    def _report(self, directory: str, launch: str, ledger: str, alone: str) -> None:
+        found: list[Path] = []
+        with contextlib.suppress(OSError):
+            found = LEDGERS.in_directory(Path(directory))
+        if alone and [file.name for file in found] == [ledger]:
+            self._keep(directory, {"report.json": alone})
+            return
+        # Imported where there were several heads or launches: no other job pays for it.
         from hpclaunch.core.ledger.job_report import report
 
         from . import ledger_files

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-import inotify_simple
-
+from hpclaunch.system.shared.inotify import MODIFY, Inotify
 from hpclaunch.worker import private_files
 
 CHUNK = 1 << 16  # bytes read at once; a longer line is passed on in pieces
@@ -167,12 +166,12 @@ class Mirror:
     """Follows files; `fileno` is readable when one has grown."""
 
     _streams: dict[int, _Stream] = field(default_factory=dict)  # by watch descriptor
-    _inotify: inotify_simple.INotify | None = None
+    _inotify: Inotify | None = None
     _look_at: float = math.inf
 
     def __post_init__(self) -> None:
         try:
-            self._inotify = inotify_simple.INotify(nonblocking=True)
+            self._inotify = Inotify()
         except OSError:
             self._inotify = None
 
@@ -193,7 +192,7 @@ class Mirror:
         if self._inotify is not None:
             try:
                 here = f"/proc/self/fd/{fd}"  # whatever is at the path by now
-                key = self._inotify.add_watch(here, inotify_simple.flags.MODIFY)
+                key = self._inotify.add_watch(here, MODIFY)
             except OSError:
                 self._look_at = 0.0
         else:
@@ -219,7 +218,7 @@ class Mirror:
     def wake(self, now: float) -> None:
         """Something has grown, or a deadline has passed, or the console has room again."""
         if self._inotify is not None:
-            grown = {event.wd for event in self._inotify.read(timeout=0)}
+            grown = {*self._inotify.read()}
             for key, stream in self._streams.items():
                 stream.behind = stream.behind or key in grown or OVERFLOW in grown
         if now >= self._look_at:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -16,19 +17,23 @@ SMALL = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 class Maker:
     """A process with one library in it; see `run.py`."""
 
-    def __init__(self, name: str, python: str = sys.executable, **environ: str) -> None:
-        """With `QUIET`, what the library says of a rank that dies is not shown."""
+    def __init__(self, name: str, python: str = sys.executable) -> None:
         self.name = name
         self._process = subprocess.Popen(
             [python, str(HERE / "run.py"), name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if "QUIET" in environ else None,
             text=True,
             # The libraries' own files are in UTF-8, and some read them by the locale.
-            env={**os.environ, "PYTHONUTF8": "1", **SMALL, **environ},
+            env={**os.environ, "PYTHONUTF8": "1", **SMALL},
         )
         assert self._reply() == {"ready": True}
+
+    def beside(self, name: str) -> Maker:
+        """Return the maker of this name in the same process."""
+        other = copy.copy(self)
+        other.name = name
+        return other
 
     def _reply(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -38,7 +43,7 @@ class Maker:
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
+        print(json.dumps({"maker": self.name, **request}), file=self._process.stdin, flush=True)
         return self._reply()
 
     def save(self, root: Path, *steps: int, world: int = 1, **options: Any) -> None:

@@ -4,7 +4,7 @@ killed. The library is imported once, and the ranks are forked from here.
     python run.py MAKER
 
 Requests come on standard input, replies go to standard output: JSON, a line each. `Maker` in
-__init__.py is the other end.
+__init__.py is the other end. A request may name another maker, if both libraries go together.
 
 A maker is a module here with `setup()`, which imports the library, and a class `Saver(rank, world,
 root, **options)` with `save(step)`, after which everything saved says `step`, and `load(path)`,
@@ -13,6 +13,8 @@ which returns the step that all of it says, or raises.
 
 from __future__ import annotations
 
+import functools
+import gc
 import importlib
 import json
 import os
@@ -45,7 +47,8 @@ def environment(rank: int, world: int, port: int) -> dict[str, str]:
 class Ranks:
     """Forked; each tells on a pipe of its own."""
 
-    def __init__(self, maker, world: int, root: str, options: dict, work) -> None:
+    def __init__(self, maker, world: int, root: str, options: dict, work, quiet=False) -> None:
+        """With `quiet`, what the library says of a rank that dies is not shown."""
         port = free_port()
         self.pids, self.pipes = [], []
         for rank in range(world):
@@ -57,6 +60,8 @@ class Ranks:
                 code = 1
                 try:
                     os.setpgid(0, 0)
+                    if quiet:
+                        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
                     sys.stdout = sys.stderr
                     with os.fdopen(writing, "w", buffering=1) as tell:
                         saver = maker.Saver(rank, world, Path(root), **options)
@@ -122,7 +127,7 @@ def kill(
                 meet(world)
 
     begun = time.time_ns()
-    ranks = Ranks(maker, world, root, options, work)
+    ranks = Ranks(maker, world, root, options, work, quiet=True)
     for pipe in ranks.pipes:
         if not pipe.readline():
             ranks.kill(range(world))
@@ -153,19 +158,28 @@ def age(root: Path, seconds: float) -> None:
         os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns - int(seconds * 10**9)))
 
 
+@functools.cache
+def maker_of(name: str):
+    maker = importlib.import_module(name)
+    maker.setup()
+    return maker
+
+
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
-    maker = importlib.import_module(sys.argv[1])
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the libraries print is no reply
-    maker.setup()
+    gc.disable()  # what is imported stays, and collections cost a tenth of the time
+    maker_of(sys.argv[1])
     import torch
 
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # which imports much
+    gc.enable()
     print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:
         request = json.loads(line)
         do = {"save": save, "load": load, "kill": kill}[request.pop("do")]
+        maker = maker_of(request.pop("maker"))
         with tempfile.TemporaryDirectory() as scratch:
             os.chdir(scratch)
             print(json.dumps(do(maker, **request)), file=replies)
