@@ -161,7 +161,7 @@ def test_of_two_clocks_neither_is_known_better_than_the_other():
 
 
 def test_what_hosts_of_gpus_tell_is_marked():
-    groups = dict.fromkeys(range(6), "nccl:0")
+    groups = dict.fromkeys(range(6), "gpu:steps")
     assert find(sampled(one(3, 0.3), groups=groups)).late.on_gpus
     assert not find(sampled(one(3, 0.3))).late.on_gpus
 

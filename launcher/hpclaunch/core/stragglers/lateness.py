@@ -18,7 +18,7 @@ LEAST = 0.1  # of the time, that is lost
 MOSTLY = 0.7  # of the lost time, that one agent costs
 PARTS = 5  # of a sample
 SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
-GPU = "nccl:"  # groups whose collectives a host only hands over
+GPU = "gpu:"  # groups of those that only hand their collectives over to a GPU
 LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
 
 

@@ -20,6 +20,7 @@ thread runs Python at that moment, the worker may die of it: who sends SIGNAL se
 import os
 import sys
 import time
+from _collections import deque  # type: ignore[import-not-found]  # the module in C
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
@@ -80,7 +81,8 @@ COUNTED = (IMPORTS, MEETING, LOADING, TRAINING, TRAINING, SAVING, UNCOUNTED, TRA
 STACKS_ONLY, ENTRIES, ARRIVALS = b"s", b"e", b"a"
 BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
+MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
+STEPS_ON_GPUS = "gpu:steps"  # in the place of a process group
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
@@ -108,6 +110,7 @@ class ProgressSlot:
         self._listeners: Any = []  # to be called after each step, once there is an optimizer
         self._listens = False
         self._answering = 0  # the process that has begun to answer requests
+        self.entered: Any = deque(maxlen=MOST_ARRIVALS)  # (step, when it was begun, in ns)
 
     def names(self):
         """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
@@ -266,6 +269,7 @@ class ProgressSlot:
         number = self._counts.get(id(optimizer), 0) + 1
         if number > self._most:
             steps[ENTERED] = number
+            self.entered.append((number, time.monotonic_ns()))
             if number >= steps[STEP_OF_NOTICE]:
                 self._take_notice(number)
 
@@ -609,7 +613,7 @@ def recorded():
     """The last entries of torch's flight recorders: NCCL's, and that of all backends."""
     kept = [
         {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
-        for entry in _entries()[-MOST_ENTRIES:]
+        for entry in _entries(on_gpus=True)[-MOST_ENTRIES:]
     ]
     return _line({"entries": kept})
 
@@ -618,11 +622,18 @@ def arrived(since):
     """When collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
     monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
     "blind" says that torch records none.
+
+    The recorder of collectives on GPUs is not asked in a training that may be healthy, since it
+    queries CUDA events: those of collectives that have just ended, which are freed
+    (github.com/pytorch/pytorch/pull/192232 mends that), and from a thread whose queries break the
+    capture of a CUDA graph (github.com/pytorch/pytorch/pull/148594). A host only hands such
+    collectives over, and its next step is as late as they are, so its steps stand in for them.
     """
     ahead = time.time_ns() - time.monotonic_ns()
-    entries = [entry for entry in _entries() if entry.keys() >= NEEDED]
+    entries = [entry for entry in _entries(on_gpus=False) if entry.keys() >= NEEDED]
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     meets = c10d is not None and c10d.is_initialized()
+    on_gpus = any(device != "cpu" for _, device in _backends())
     passes = any(name.startswith(PIPELINES) for name in list(sys.modules))
     groups: Any = {}
     if not (passes or any(entry["is_p2p"] for entry in entries)):
@@ -632,21 +643,29 @@ def arrived(since):
                 backend = entry["profiling_name"].partition(":")[0]
                 times = groups.setdefault(f"{backend}:{entry['process_group'][0]}", {})
                 times.setdefault(entry["collective_seq_id"], created)
-    return _line({"arrivals": groups, "blind": meets and not (entries or passes)})
+        if on_gpus:
+            entered = progress.entered.copy()
+            groups[STEPS_ON_GPUS] = {step: when for step, when in entered if when > since}
+    return _line({"arrivals": groups, "blind": meets and not (entries or passes or on_gpus)})
 
 
-def _entries():
-    """The oldest first; none of a recorder that this torch does not have."""
+def _entries(*, on_gpus):
+    """The oldest first; none of a recorder that this torch does not have. Without `on_gpus`, of
+    collectives on CPUs only.
+    """
     import json
 
     torch = sys.modules.get("torch")
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    names = {name for name, device in _backends() if on_gpus or device == "cpu"}
+    recorders: Any = [
+        ("_dump_fr_trace_json", {}),  # of gloo, and before torch 2.15 of all backends but NCCL
+        *(("_dump_fr_trace_json", {"backend": name}) for name in names),
+    ]
+    if on_gpus:
+        recorders.append(("_dump_nccl_trace_json", {}))
     entries = []
-    for name, words in (
-        ("_dump_nccl_trace_json", {}),
-        ("_dump_fr_trace_json", {}),  # of gloo, and before torch 2.15 of all backends
-        *(("_dump_fr_trace_json", {"backend": each}) for each in _backends()),
-    ):
+    for name, words in recorders:
         try:
             entries += json.loads(getattr(c10d, name)(True, False, **words)).get("entries", ())
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -656,15 +675,15 @@ def _entries():
 
 
 def _backends():
-    """Return the names of the backends of all groups, but for gloo."""
+    """Return {(the name of a backend, its kind of device)} of all groups, but for gloo."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    names = set()
+    found = set()
     for group in [] if world is None else list(world.pg_map):
         try:
-            names |= {group._get_backend(device).name() for device in group._device_types}
+            found |= {(group._get_backend(d).name(), d.type) for d in group._device_types}
         except (AttributeError, RuntimeError):  # an older torch, or no backend yet
             continue
-    return names - {"gloo"}
+    return {(name, device) for name, device in found if name != "gloo"}
 
 
 def _line(value):
