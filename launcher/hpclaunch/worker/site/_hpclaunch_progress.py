@@ -9,8 +9,9 @@ which step notice is given (`step_notices.py`).
 
 A thread of the worker, the hearer, waits for bytes from REQUESTS, and answers each: into STACKS
 faulthandler writes the stacks of all threads, and into RECORDS goes torch's flight recorder, as a
-line of JSON. The hearer has Python's lock while it does so, and thus all others stand still; a rank
-that is in a collective has let go of it.
+line of JSON, with the name of the function that the main thread waits in. The hearer has Python's
+lock while it does so, and thus all others stand still; a rank that is in a collective has let go of
+it.
 
 Where nobody answers, SIGNAL has faulthandler write the same in C, without the lock. If another
 thread runs Python at that moment, the worker may die of it: who sends SIGNAL sees to that
@@ -30,7 +31,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 200  # bytes
+SLOT = 208  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that leads (see `stepped`), or as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -58,6 +59,7 @@ SPENT = 17  # five doubles, in the order of SPENDING: in earlier phases
 ASKED_AT = 22  # the fork server's descriptor that requests are written to
 HEARER = 23  # the thread of ANSWERER that answers them
 MAKES = 24  # whether there is an optimizer of torch that is seen, or the script counts its steps
+ALLOCATED = 25  # how often memory of GPUs was allocated, as the hearer was asked last; 0: unknown
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 IN_A_ROW = 16  # steps of others without one of the optimizer that has made the most
@@ -76,9 +78,10 @@ IMPORTS, MEETING, LOADING, TRAINING, SAVING = range(len(SPENDING))
 UNCOUNTED = len(SPENDING)
 COUNTED = (IMPORTS, MEETING, LOADING, TRAINING, TRAINING, SAVING, UNCOUNTED, TRAINING)
 
-# What a byte in REQUESTS asks for: the stacks; these and the flight recorder; or only when its
-# collectives began.
-STACKS_ONLY, ENTRIES, ARRIVALS = b"s", b"e", b"a"
+# What a byte in REQUESTS asks for: the stacks; these and the flight recorder; only when its
+# collectives began; or ALLOCATED.
+STACKS_ONLY, ENTRIES, ARRIVALS, ALLOCATIONS = b"s", b"e", b"a", b"g"
+HELD = 0.02  # seconds for which the hearer keeps Python's lock; who waits for it asks after 5 ms
 BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
@@ -175,7 +178,7 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES):
+                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES, ALLOCATED):
                     os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
@@ -577,6 +580,9 @@ def _answer(server, _page, _slot, stacks, requests, records, faulthandler, field
                 text, since = arrived(since), time.monotonic_ns()
                 _append(server, records, text)
                 continue
+            if asked == ALLOCATIONS:
+                fields[ALLOCATED] = allocations()
+                continue
             with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
                 os.write(to, BEGUN)
                 faulthandler.dump_traceback(to, all_threads=True)
@@ -609,13 +615,64 @@ def _append(server, file, text):
             text = text[os.write(to, text) :]
 
 
+def allocations():
+    """How often this process has allocated memory of GPUs, as torch's allocator counts; 0 if it has
+    none, or another allocator. This asks no GPU.
+    """
+    cuda = sys.modules.get("torch.cuda")
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return 0
+        stats = map(cuda.memory_stats_as_nested_dict, range(cuda.device_count()))
+        return sum(each["allocation"]["all"]["allocated"] for each in stats)
+    except (AttributeError, KeyError, RuntimeError):
+        return 0
+
+
+def called():
+    """Return the name of the function that the main thread is in, without Python's lock; "" if it
+    runs Python, or the name is not known.
+    """
+    import threading
+
+    before, until = _waits(os.getpid()), time.monotonic() + HELD
+    while time.monotonic() < until:
+        pass  # a thread that is about to run Python waits meanwhile
+    frame = sys._current_frames().get(threading.main_thread().ident)  # type: ignore[arg-type]
+    return "" if frame is None or _waits(os.getpid()) > before else _name_of_call(frame)
+
+
+def _waits(thread):
+    """How often a thread of this process has waited for something."""
+    with open(f"/proc/self/task/{thread}/status", "rb") as f:
+        lines = dict(line.split(b":", 1) for line in f)
+    return int(lines[b"voluntary_ctxt_switches"])
+
+
+def _name_of_call(frame):
+    """The name of the method that a frame has called: its last instructions have loaded it."""
+    import dis
+
+    name = ""
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset >= frame.f_lasti:
+            return name if each.opname.startswith(("CALL", "PRECALL")) else ""
+        if each.opname.startswith(("CALL", "STORE", "POP")):
+            name = ""  # that was of another one
+        elif "ATTR" in each.opname or "METHOD" in each.opname:
+            name = each.argval
+    return ""
+
+
 def recorded():
-    """The last entries of torch's flight recorders: NCCL's, and that of all backends."""
+    """The last entries of torch's flight recorders: NCCL's, and that of all backends. "call": see
+    `called`.
+    """
     kept = [
         {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
         for entry in _entries(on_gpus=True)[-MOST_ENTRIES:]
     ]
-    return _line({"entries": kept})
+    return _line({"entries": kept, "call": called()})
 
 
 def arrived(since):
