@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,16 +125,19 @@ def restart(runs: int) -> None:
 
 
 def memory(_: int) -> None:
-    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end."""
+    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end; then, at
+    how many seconds after the SIGKILL of a worker how much was used, at each change."""
     for name in (HPCLAUNCH, f"{HPCLAUNCH} {OFF}"):
-        seen = [used()]
+        seen, samples = [used()], Samples()
         with with_cuda(name, 8) as run:
             if run.met(run.began) is not None:
                 seen.append(used())
-                if run.met(run.kill_worker(7)) is not None:
-                    seen.append(used())
+                with samples:
+                    if run.met(run.kill_worker(7)) is not None:
+                        seen.append(used())
         seen.append(used())
-        print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen), flush=True)
+        print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen))
+        print("  after the kill: " + " ".join(samples.changes()), flush=True)
 
 
 def nccl(_: int) -> None:
@@ -168,6 +172,36 @@ def import_torch() -> float:
 def used() -> float:
     first = pynvml.nvmlDeviceGetHandleByIndex(0)
     return pynvml.nvmlDeviceGetMemoryInfo(first).used / 2**20
+
+
+class Samples:
+    """The GPU's memory in use while this is entered, as a thread sees it every 10 ms."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []  # (seconds since it was entered, MiB)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(0.01):
+            self._seen.append((time.monotonic() - began, used()))
+
+    def changes(self) -> list[str]:
+        """Each change by 50 MiB or more, such as "0.31:4210"."""
+        found, last = [], float("inf")
+        for at, mib in self._seen:
+            if abs(mib - last) >= 50:
+                last = mib
+                found.append(f"{at:.2f}:{mib:.0f}")
+        return found or ["not sampled"]
 
 
 # Output
