@@ -635,11 +635,16 @@ def called():
     """
     import threading
 
-    before, until = _waits(os.getpid()), time.monotonic() + HELD
-    while time.monotonic() < until:
-        pass  # a thread that is about to run Python waits meanwhile
-    frame = sys._current_frames().get(threading.main_thread().ident)  # type: ignore[arg-type]
-    return "" if frame is None or _waits(os.getpid()) > before else _name_of_call(frame)
+    try:
+        before, until = _waits(os.getpid()), time.monotonic() + HELD
+        while time.monotonic() < until:
+            pass  # a thread that is about to run Python waits meanwhile
+        frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None or _waits(os.getpid()) > before:
+            return ""
+    except (KeyError, OSError):  # this kernel does not tell
+        return ""
+    return _name_of_call(frame)
 
 
 def _waits(thread):
