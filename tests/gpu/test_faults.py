@@ -79,7 +79,7 @@ def test_an_illegal_address(launch: Launch, mps: str) -> None:
 
 
 def said_by_rank_1(job: Job) -> str:
-    return (job.directory / "logs" / "round-0" / "rank-1.err").read_text()
+    return (job.directory / "logs" / "round-0" / "rank-1.out").read_text()
 
 
 @pytest.mark.usefixtures("real_mps")
