@@ -141,6 +141,13 @@ def patch(torch):
     def loaded(name=None, *words, **more):
         return Driver() if name == "libcuda.so.1" else library(name, *words, **more)
 
+    replica = torch.nn.parallel.DistributedDataParallel
+    init = replica.__init__
+
+    def init_on_cpu(self, module, device_ids=None, **more):
+        init(self, module, **more)
+
+    replica.__init__ = init_on_cpu
     torch.load = lambda *words, **more: load(*words, **{**more, "map_location": "cpu"})
     ctypes.CDLL = loaded
 
