@@ -36,6 +36,7 @@ LIMIT = 180  # seconds for one job
 OFF = "--mps off"
 SHAPES = [(workers, mps) for workers in (1, 2, 4, 8) for mps in ("off", "on")]
 EPOCHS = 60  # of the recipe: long enough for a figure
+failures: list[str] = []  # launchers that have failed or hung: exit code 1
 _ASK_TORCH = """
 import torch
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "none"
@@ -43,7 +44,7 @@ print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
 """
 
 
-def job(*words: object) -> str:
+def job(*words: object, may_fail: bool = False) -> str:
     """What hpclaunch and its workers print; "" and a complaint when it fails or hangs."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         command = [BIN / HPCLAUNCH, "--log-dir", "logs", *map(str, words)]
@@ -58,10 +59,12 @@ def job(*words: object) -> str:
             )
         except subprocess.TimeoutExpired:
             print(f"nothing within {LIMIT} s from {' '.join(map(str, words))}")
+            failures.append(HPCLAUNCH)
             return ""
     if done.returncode:
         print(f"exit code {done.returncode} from {' '.join(map(str, words))}; it says")
         print(*done.stdout.splitlines()[-8:], sep="\n  | ")
+        failures.extend([] if may_fail else [HPCLAUNCH])
         return ""
     return done.stdout
 
@@ -146,7 +149,7 @@ def nccl(_: int) -> None:
     for options in ([], ["--shared-backend", "gloo"]):
         print(f"hpclaunch --nproc 2 {' '.join(options)}")
         began = time.monotonic()
-        print(job("--nproc", 2, "--max-restarts", 0, *options, script), end="")
+        print(job("--nproc", 2, "--max-restarts", 0, *options, script, may_fail=True), end="")
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
 
 
@@ -155,14 +158,18 @@ SECTIONS: dict[str, Callable[[int], None]] = {
 }
 
 
-def with_cuda(launcher: str, workers: int) -> contextlib.AbstractContextManager[Run]:
+@contextlib.contextmanager
+def with_cuda(launcher: str, workers: int) -> Iterator[Run]:
     """`measuring.running` on the worker of this directory."""
     own = str(HERE / WORKER.name)
-    return running(
+    with running(
         [alone(launcher, workers)],
         workers,
         lambda argv, _: [own if word == str(WORKER) else word for word in argv],
-    )
+    ) as run:
+        yield run
+    if run.has_failed and launcher != TORCHRUN:
+        failures.append(launcher)
 
 
 def import_torch() -> float:
@@ -284,7 +291,7 @@ def main() -> int:
     except pynvml.NVMLError as e:
         print(f"nothing measured: no GPU here, NVML says {e}")
         return 1
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
