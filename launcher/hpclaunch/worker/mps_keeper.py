@@ -29,7 +29,7 @@ A daemon serves one round. When a round has ended, some of its clients were kill
 themselves, and NVIDIA says that a client that dies with work on the GPU may leave the server and
 its other clients in an undefined state. The command terminate_client prevents that where somebody
 is about to kill a client, but not where one dies of SIGSEGV, or is killed for its memory. A new
-daemon is right after every end, and takes 0.2 s.
+daemon is right after every end, and takes a fraction of a second.
 
 Law: no daemon that was started here outlives this process or the agent. At the end of the socket
 the daemons are asked to end, then they and their servers are killed, and the directories removed.
