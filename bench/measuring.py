@@ -93,6 +93,7 @@ class Run:
         script: Sequence[object] = (WORKER,),
     ) -> None:
         self.workers = workers
+        self.has_failed = False  # it has ended too early, or hung
         self.directory = Path(tempfile.mkdtemp(prefix="bench-"))
         self._selector = selectors.DefaultSelector()
         self._living: dict[socket.socket, Report] = {}
@@ -181,6 +182,7 @@ class Run:
         worker.close()
 
     def _complain(self, what: str) -> None:
+        self.has_failed = True
         said = (self.directory / "output").read_text(errors="replace").splitlines()
         print(f"{what}; its last lines:", *said[-5:], sep="\n  | ", file=sys.stderr)
 

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ LIMIT = 180  # seconds for one job
 OFF = "--mps off"
 SHAPES = [(workers, mps) for workers in (1, 2, 4, 8) for mps in ("off", "on")]
 EPOCHS = 60  # of the recipe: long enough for a figure
+failures: list[str] = []  # launchers that have failed or hung: exit code 1
 _ASK_TORCH = """
 import torch
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda else "none"
@@ -42,7 +44,7 @@ print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}")
 """
 
 
-def job(*words: object) -> str:
+def job(*words: object, may_fail: bool = False) -> str:
     """What hpclaunch and its workers print; "" and a complaint when it fails or hangs."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         command = [BIN / HPCLAUNCH, "--log-dir", "logs", *map(str, words)]
@@ -57,10 +59,12 @@ def job(*words: object) -> str:
             )
         except subprocess.TimeoutExpired:
             print(f"nothing within {LIMIT} s from {' '.join(map(str, words))}")
+            failures.append(HPCLAUNCH)
             return ""
     if done.returncode:
         print(f"exit code {done.returncode} from {' '.join(map(str, words))}; it says")
         print(*done.stdout.splitlines()[-8:], sep="\n  | ")
+        failures.extend([] if may_fail else [HPCLAUNCH])
         return ""
     return done.stdout
 
@@ -124,16 +128,19 @@ def restart(runs: int) -> None:
 
 
 def memory(_: int) -> None:
-    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end."""
+    """The GPU's memory in MiB before, with 8 workers, after a restart, and after the end; then, at
+    how many seconds after the SIGKILL of a worker how much was used, at each change."""
     for name in (HPCLAUNCH, f"{HPCLAUNCH} {OFF}"):
-        seen = [used()]
+        seen, samples = [used()], Samples()
         with with_cuda(name, 8) as run:
             if run.met(run.began) is not None:
                 seen.append(used())
-                if run.met(run.kill_worker(7)) is not None:
-                    seen.append(used())
+                with samples:
+                    if run.met(run.kill_worker(7)) is not None:
+                        seen.append(used())
         seen.append(used())
-        print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen), flush=True)
+        print(f"{name:20}" + "".join(f"{mib:10.0f}" for mib in seen))
+        print("  after the kill: " + " ".join(samples.changes()), flush=True)
 
 
 def nccl(_: int) -> None:
@@ -142,7 +149,7 @@ def nccl(_: int) -> None:
     for options in ([], ["--shared-backend", "gloo"]):
         print(f"hpclaunch --nproc 2 {' '.join(options)}")
         began = time.monotonic()
-        print(job("--nproc", 2, "--max-restarts", 0, *options, script), end="")
+        print(job("--nproc", 2, "--max-restarts", 0, *options, script, may_fail=True), end="")
         print(f"({time.monotonic() - began:.1f} s)", flush=True)
 
 
@@ -151,14 +158,18 @@ SECTIONS: dict[str, Callable[[int], None]] = {
 }
 
 
-def with_cuda(launcher: str, workers: int) -> contextlib.AbstractContextManager[Run]:
+@contextlib.contextmanager
+def with_cuda(launcher: str, workers: int) -> Iterator[Run]:
     """`measuring.running` on the worker of this directory."""
     own = str(HERE / WORKER.name)
-    return running(
+    with running(
         [alone(launcher, workers)],
         workers,
         lambda argv, _: [own if word == str(WORKER) else word for word in argv],
-    )
+    ) as run:
+        yield run
+    if run.has_failed and launcher != TORCHRUN:
+        failures.append(launcher)
 
 
 def import_torch() -> float:
@@ -168,6 +179,36 @@ def import_torch() -> float:
 def used() -> float:
     first = pynvml.nvmlDeviceGetHandleByIndex(0)
     return pynvml.nvmlDeviceGetMemoryInfo(first).used / 2**20
+
+
+class Samples:
+    """The GPU's memory in use while this is entered, as a thread sees it every 10 ms."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, float]] = []  # (seconds since it was entered, MiB)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(0.01):
+            self._seen.append((time.monotonic() - began, used()))
+
+    def changes(self) -> list[str]:
+        """Each change by 50 MiB or more, such as "0.31:4210"."""
+        found, last = [], float("inf")
+        for at, mib in self._seen:
+            if abs(mib - last) >= 50:
+                last = mib
+                found.append(f"{at:.2f}:{mib:.0f}")
+        return found or ["not sampled"]
 
 
 # Output
@@ -250,7 +291,7 @@ def main() -> int:
     except pynvml.NVMLError as e:
         print(f"nothing measured: no GPU here, NVML says {e}")
         return 1
-    return 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

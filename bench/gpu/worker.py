@@ -1,7 +1,5 @@
 """`bench/worker.py` with CUDA: the first all-reduce is one of a tensor on the GPU.
 
-    worker.py SOCKET
-
 Whichever worker of a machine it is, its GPU is the first that it sees.
 """
 
@@ -12,7 +10,6 @@ began = monotonic()
 import json  # noqa: E402
 import os  # noqa: E402
 import socket  # noqa: E402
-import sys  # noqa: E402
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -33,7 +30,7 @@ marks = {
 }
 who = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as benchmark:
-    benchmark.connect(sys.argv[1])
+    benchmark.connect(os.environ["BENCH_SOCKET"])
     benchmark.send(json.dumps([*who, marks]).encode())
     benchmark.recv(1)
 dist.destroy_process_group()

@@ -41,3 +41,14 @@ def test_a_rank_that_stands_still_in_backward_waits_for_the_others(records, busy
     processes = [{"state": "S", "wchan": "futex_wait_queue"}]
     found = {"rank": 0, "stacks": BACKWARD, "records": records, "busy": busy}
     assert state_of({**found, "processes": processes}).waits == waits
+
+
+@pytest.mark.parametrize(
+    ("call", "excused"),
+    [("item", False), ("synchronize", False), ("svd", True), ("", True), (None, True), ([], True)],
+)
+def test_who_waits_for_a_gpu_uses_a_cpu_and_that_is_no_excuse(call, excused):
+    processes = [{"state": "R", "wchan": "0"}]
+    records = {**RECORDED, "call": call}
+    found = {"rank": 0, "stacks": "", "records": records, "busy": True, "processes": processes}
+    assert state_of(found).busy == excused

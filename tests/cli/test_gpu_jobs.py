@@ -114,18 +114,16 @@ def test_workers_on_one_gpu_are_clients_of_mps(machine):
     assert len(said.splitlines()) == 2
 
 
-def test_a_killed_fork_server_costs_neither_the_daemons_nor_the_watcher(machine):
+def test_a_killed_fork_server_costs_neither_the_keeper_nor_the_watcher(machine):
     machine.launch("--nproc=2")
     machine.workers(2)
     kept = [
         machine.helper(m)
         for m in ("hpclaunch.worker.mps_keeper", "hpclaunch.system.gpus.gpu_watcher")
     ]
-    daemons = set(machine.of_mps())
     machine.helper("hpclaunch.worker.fork_server").kill()
     assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
     assert all(process.is_running() for process in kept)
-    assert daemons & set(machine.of_mps())
     code, said = machine.end()
     assert code == 0
     assert "the fork server on" in said
@@ -143,16 +141,26 @@ def test_a_killed_watcher_is_replaced_at_once(machine):
     assert machine.end()[0] == 0
 
 
+@pytest.mark.parametrize("health", ["on", "off"])
+def test_the_gpus_stay_open_from_the_survey_on(machine, health):
+    """Else the driver would initialise them again, for the watcher and in each round."""
+    machine.launch("--nproc=1", f"--health={health}")
+    machine.workers(1)
+    opened = psutil.Process(machine.process.pid).open_files()
+    assert str(machine.driver.state) in [file.path for file in opened]
+    assert machine.end()[0] == 0
+
+
 @pytest.mark.parametrize("module", ["worker.mps_keeper", "system.gpus.gpu_watcher"])
 def test_a_stopped_keeper_or_watcher_continues(machine, module):
     """Also before the next round, which waits for their answers."""
     machine.launch("--nproc=2")
     workers = machine.workers(2)
-    daemons = set(machine.of_mps())
-    machine.helper(f"hpclaunch.{module}").suspend()
+    helper = machine.helper(f"hpclaunch.{module}")
+    helper.suspend()
     os.kill(workers[0]["pid"], signal.SIGKILL)
     assert [t["client"] for t in machine.workers(2, number=1)] == [True] * 2
-    assert daemons & set(machine.of_mps())
+    assert helper.is_running()
     code, said = machine.end()
     assert code == 0, said
     assert "was stopped by a signal, and continues" in said

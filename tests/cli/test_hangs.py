@@ -91,6 +91,31 @@ def test_hangs_until_no_restart_is_left(hangs):
     assert "hung in round 1, and the only restart is used up" in done.stderr
 
 
+# As torch does where it waits for a GPU, `item` uses a CPU, and keeps no lock of Python's.
+WAITS_FOR_GPU = """
+import functools, hashlib, os, torch
+class Loss:
+    item = functools.partial(hashlib.pbkdf2_hmac, "sha256", b"", b"", (1 << 31) - 1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(8):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    Loss().item()
+"""
+
+
+def test_a_rank_that_waits_for_its_gpu_is_not_excused_for_using_a_cpu(tmp_path):
+    train = script(tmp_path, WAITS_FOR_GPU)
+    timing = SOON | {"core.head.hang_watch.PATIENCE": 1000}
+    done = hpclaunch("--nproc", 1, "--max-restarts", 1, train, cwd=tmp_path, timing=timing)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"rank 0 on \S+ hung; restart 1 of 1", done.stderr)
+    evidence = only_logs(tmp_path) / "round-0" / "evidence"
+    assert json.loads((evidence / "rank-0.collectives.json").read_text())["call"] == "item"
+
+
 def test_samples_that_are_taken_meanwhile_hide_no_hang(hangs):
     """There is one after their last step, which the workers answer."""
     done, logs = hangs

@@ -147,6 +147,33 @@ def _open_files(pid: int) -> list[str]:
     return found
 
 
+class KernelLog:
+    """What the kernel says from now on."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with suppress(OSError):  # it may not be read, as in most containers
+            self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+            os.lseek(self._fd, 0, os.SEEK_END)
+
+    def xids(self) -> list[str] | None:
+        """The driver's lines about Xids; None where the log may not be read."""
+        found = []
+        while self._fd >= 0:
+            try:  # "priority,number,time,flags;text"
+                _, _, text = os.read(self._fd, 1 << 13).decode(errors="replace").partition(";")
+            except BlockingIOError:  # that was the last one
+                os.close(self._fd)
+                return found
+            except BrokenPipeError:  # some were overwritten before they were read
+                continue
+            except OSError:
+                break
+            if "NVRM: Xid" in text:
+                found.append(text.splitlines()[0])
+        return None
+
+
 # MPS
 
 

@@ -19,14 +19,16 @@ touch "$state"
 # The driver's programs; where MPS is, too.
 export PATH="$PWD/$venv/bin:$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}/usr/local/nvidia/lib64"
-export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=30 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
-export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Limits are for 16 CPUs; `rehearse` stretches them.
+stretch=${STRETCH:-1}
+export HPCLAUNCH_GPU_REQUIRED=1 HPCLAUNCH_GPU_LIMIT=$((30 * stretch)) PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 COLUMNS=200
 
 # step NAME SECONDS COMMAND...: exit code 77 of the command means that it cannot be tried here. A
 # second call leaves out what went well. The output comes at the end of the step: whoever holds a pipe
-# open, as a daemon may, would outlast the limit.
+# open, as a daemon may, would outlast the limit. At SIGINT pytest still shows what has failed.
 step() {
-    local name=$1 limit=$2 began=$SECONDS status what last
+    local name=$1 limit=$(($2 * stretch)) began=$SECONDS status what last
     shift 2
     if [ "$chosen" = "  " ]; then
         ! grep -qx "$name" "$state" || return 0
@@ -34,7 +36,8 @@ step() {
         [[ $chosen = *" $name "* ]] || return 0
     fi
     printf '\n==== %s (at most %s s)\n' "$name" "$limit" | tee -a "$log"
-    timeout --kill-after=5 "$limit" "$@" > "$out/.last" 2>&1 < /dev/null
+    timeout --signal=INT --kill-after=10 "$limit" env --default-signal=INT "$@" \
+        > "$out/.last" 2>&1 < /dev/null
     status=$?
     tee -a "$log" < "$out/.last"
     case $status in
@@ -43,8 +46,8 @@ step() {
         124 | 137) what="over $limit s" ;;
         *) what="FAILED ($status)" ;;
     esac
-    last=$(grep -v '^\s*$' "$out/.last" | tail -1 | cut -c1-110)
-    printf '%-12s %4d s  %-12s %s\n' "$name" $((SECONDS - began)) "$what" "$last" >> "$summary"
+    last=$(grep -m1 -E '^(FAILED|ERROR) ' "$out/.last" || grep -v '^\s*$' "$out/.last" | tail -1)
+    printf '%-12s %4d s  %-12s %s\n' "$name" $((SECONDS - began)) "$what" "${last:0:150}" >> "$summary"
     case $status in 0 | 77) echo "$name" >> "$state" ;; esac
 }
 
@@ -59,8 +62,15 @@ machine() {
     done
     nvidia-smi && nvidia-smi -q -d COMPUTE,PAGE_RETIREMENT,ROW_REMAPPER,ECC | head -60
 }
+measure() {
+    if ! hpclaunch doctor --help | grep -q -e --measure; then
+        echo "this hpclaunch has no doctor --measure"
+        return 77
+    fi
+    hpclaunch doctor --measure
+}
 prepare() { PYTHON=${PYTHON:-python3} bash tests/gpu/prepare "$venv" && touch "$venv/complete"; }
-export -f tests figures machine prepare
+export -f tests figures machine measure prepare
 export python out venv
 
 step machine 20 bash -c machine
@@ -73,15 +83,17 @@ if [ -e "$venv/complete" ]; then
     step raw_mps 60 "$python" $scripts/raw_mps.py
     step template 60 bash -c 'tests tests/gpu/test_warm.py'
     step health 80 bash -c 'tests tests/gpu/test_health.py'
+    step measure 40 bash -c measure
     step nccl 80 bash -c 'tests tests/gpu/test_nccl.py'
     step mps 90 bash -c 'tests tests/gpu/test_sharing.py'
     step restart 80 bash -c 'figures restart memory'
     step throughput 90 bash -c 'figures throughput'
-    # A rank that waits for the GPU uses a CPU, and has ten times as long.
-    step hangs 240 env HPCLAUNCH_GPU_LIMIT=60 bash -c 'tests -rP tests/gpu/test_hangs.py'
+    # The job with a straggler takes half a minute.
+    step hangs 150 env HPCLAUNCH_GPU_LIMIT=$((60 * stretch)) \
+        bash -c 'tests -rfEP tests/gpu/test_hangs.py'
     step recorder 40 torchrun --standalone --nproc-per-node 1 $scripts/recorder.py
     step resumed 90 bash -c 'tests tests/gpu/test_resuming.py'
-    step faults 120 bash -c 'tests tests/gpu/test_faults.py'
+    step faults 120 bash -c 'tests -rfEP tests/gpu/test_faults.py'
 fi
 rm -f "$out/.last"
 [ -s "$summary" ] || { echo "no step to run: $*" >&2; exit 2; }

@@ -10,7 +10,17 @@ import pytest
 from slurm.cluster import eventually
 
 from .conftest import Launch
-from .jobs import Job, Machine, Told, alive, clients, control, mps_processes, servers
+from .jobs import (
+    Job,
+    KernelLog,
+    Machine,
+    Told,
+    alive,
+    clients,
+    control,
+    mps_processes,
+    servers,
+)
 
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
 HELD = 1024  # MiB per worker: more than anything else on the GPU changes by
@@ -48,9 +58,11 @@ def test_a_worker_is_killed(launch: Launch, machine: Machine, mps: str, start: s
 
 @pytest.mark.parametrize("mps", ["auto", "off"])
 def test_an_illegal_address(launch: Launch, mps: str) -> None:
-    """Under MPS it is the end of all clients of that GPU: the next round has a healthy server."""
+    """Under MPS it is the end of all clients of that GPU: the next round has a healthy server. The
+    driver's word on it (an Xid) is in the kernel's log, and with the launcher's account of it."""
     job = launch("--nproc", 2, "--mps", mps)
     first = job.told(2)
+    log = KernelLog()
     job.crash()
     second = job.told(2, restarts=1)
     assert gone(first)
@@ -61,10 +73,13 @@ def test_an_illegal_address(launch: Launch, mps: str) -> None:
         assert is_active(pipe)
     assert "cordoned" not in job.output  # the program's fault, not the GPU's
     assert job.go() == 0, job.output
+    in_kernel = log.xids()
+    print("the kernel's log:", "may not be read" if in_kernel is None else in_kernel, job.output)
+    assert not in_kernel or "Xid" in job.output
 
 
 def said_by_rank_1(job: Job) -> str:
-    return (job.directory / "logs" / "round-0" / "rank-1.err").read_text()
+    return (job.directory / "logs" / "round-0" / "rank-1.out").read_text()
 
 
 @pytest.mark.usefixtures("real_mps")

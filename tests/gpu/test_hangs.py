@@ -37,8 +37,9 @@ def test_a_hang_is_found(run: Run, temporary: Path, workers: int, how: str, back
 
 
 def test_a_straggler(run: Run) -> None:
+    """It is named after two samples with a pace: 21 s after the first step, or a little more."""
     options = ("--nproc", 2, "--mps", "off")
-    words = ("--steps", 300, "--late", 0.05, "--pause", 0.005)
+    words = ("--steps", 450, "--late", 0.05, "--pause", 0.005)
     ended = run(*options, TRAINING, *words)
     print(ended.stdout)
     assert ended.returncode == 0, ended.stdout

@@ -13,6 +13,7 @@
  * `fails` is for one function, as `error` is for all of a GPU; it may lack the suffix of a version.
  */
 
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,7 +76,7 @@ typedef struct {
     union { double d; unsigned ui; unsigned long long ull; } value;
 } FieldValue;
 
-static int opened;
+static int opened, device = -1;
 
 static int failing(const Fails *fails, const char *function)
 {
@@ -221,7 +222,8 @@ int nvmlInitWithFlags(unsigned flags)
         hang();
     status = status ? status : s->init;
     free(s);
-    opened += !status;
+    if (!status && !opened++) /* as the real one has its devices open: here its state */
+        device = open(getenv("HPCLAUNCH_STAND_IN_NVML"), O_RDONLY | O_CLOEXEC);
     return status;
 }
 
@@ -229,7 +231,8 @@ int nvmlShutdown(void)
 {
     if (!opened)
         return UNINITIALIZED;
-    opened--;
+    if (!--opened)
+        close(device);
     return OK;
 }
 

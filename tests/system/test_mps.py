@@ -117,7 +117,7 @@ class Agent:
         told = self.until("ready", "failed")
         assert told["event"] == "ready", told
         assert told["number"] == number
-        self.replaced, self.present = told["replaced"], told["present"]
+        self.present = told["present"]
         return told["directories"]
 
     def fails(self, number, *groups, foreign=""):
@@ -203,13 +203,13 @@ def test_a_daemon_for_each_group_and_its_end(agents, base, clients):
         assert directory.startswith(
             f"{base}/hpclaunch-mps-{pwd.getpwuid(os.geteuid()).pw_name}-7.0/"
         )
-        assert ask(directory, "get_server_list") == []
+        (server,) = ask(directory, "get_server_list")
         environ = daemon_of(directory).environ()
         assert environ["CUDA_VISIBLE_DEVICES"] == gpu
         client = clients(directory, gpu)
         assert client.says == "client"
         assert "Starting control daemon" in Path(directory, "../log/control.log").read_text()
-        (server,) = ask(directory, "get_server_list")
+        assert ask(directory, "get_server_list") == [server]
         assert ask(directory, f"get_server_status {server}") == ["ACTIVE"]
         end(client)
     assert clients(pipes["GPU-1"], "GPU-2").says == "CUDA_ERROR_NO_DEVICE"
@@ -230,9 +230,9 @@ def test_two_agents_of_a_job_share_a_daemon(agents, base, clients):
     second.keeper.prepare(0, [OTHERS])
     own = first.prepare(0, ONE)
     assert second.until("ready")["directories"] == own
-    assert len(of_mps()) == 1
+    assert len(of_mps()) == 2
     second.keeper.close()
-    assert ask(own["GPU-1"], "get_server_list") == []
+    assert len(ask(own["GPU-1"], "get_server_list")) == 1
     first.keeper.close()
     assert list(base.iterdir()) == []
 
@@ -245,42 +245,67 @@ def test_the_other_agent_takes_over(agents, base):
     second.keeper.prepare(1, [ONE])
     first.keeper.close()
     assert second.until("ready", "failed")["event"] == "ready"
-    assert len(of_mps()) == 1
+    assert len(of_mps()) == 2
 
 
 def test_a_daemon_goes_with_its_group(agents, base):
     agent = agents()
     agent.prepare(0, ONE, TWO)
     assert list(agent.prepare(1, TWO)) == ["GPU-2"]
-    assert len(of_mps()) == 1
+    assert len(of_mps()) == 2
 
 
-@pytest.mark.parametrize("traits", ["", "warns"])
-def test_a_sound_daemon_serves_the_next_round(agents, base, clients, monkeypatch, traits):
+@pytest.mark.parametrize("traits", ["", "warns", "slow-start", "535", "535,complains"])
+def test_the_server_takes_clients_before_the_workers_start(
+    agents, base, clients, monkeypatch, traits
+):
+    monkeypatch.setenv("MPS_STAND_IN", traits)
+    pipes = agents().prepare(0, ONE)["GPU-1"]
+    assert clients(pipes).says == "client"
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize(
+    ("traits", "why"), [("initializing", "its state is INITIALIZING"), ("broken", "there is none")]
+)
+def test_a_server_that_takes_no_clients(agents, base, monkeypatch, traits, why):
+    monkeypatch.setenv("MPS_STAND_IN", traits)
+    agent = agents()
+    assert agent.fails(0, ONE) == f"the MPS server for GPU-1 does not start: {why}"
+    assert not of_mps()
+
+
+@pytest.mark.parametrize(
+    ("how", "traits"),
+    [
+        ("SIGKILL", ""),
+        ("SIGKILL", "slow"),
+        ("a fault", ""),
+        ("a fault", "stuck"),
+        ("a fault", "535"),
+        ("it ended well", ""),
+    ],
+)
+def test_the_next_round_has_a_daemon_of_its_own(agents, base, clients, monkeypatch, traits, how):
+    """A client that died with work on the GPU may have left the server in an undefined state."""
     monkeypatch.setenv("MPS_STAND_IN", traits)
     agent = agents()
     pipes = agent.prepare(0, ONE)["GPU-1"]
-    client = clients(pipes)
-    daemon = daemon_of(pipes).pid
-    end(client)
-    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
-    assert agent.replaced == {}
-    assert daemon_of(pipes).pid == daemon
-
-
-# Faults
-
-
-def test_a_fault_ends_all_clients_and_the_server_recovers(agents, base, clients):
-    agent = agents()
-    pipes = agent.prepare(0, ONE)["GPU-1"]
     one, other = clients(pipes), clients(pipes)
-    assert tell(one, "fault") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert tell(other, "synchronize") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    old = of_mps()
+    if how == "SIGKILL":
+        one.kill()
+    elif how == "a fault":
+        assert tell(one, "fault") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+        assert tell(other, "synchronize") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    else:
+        end(one)
+    other.kill()
     for client in (one, other):
         client.wait()
-    agent.prepare(1, ONE)
-    assert agent.replaced == {}
+    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
+    assert len(old) == 2
+    assert all(gone(process.pid) for process in old)
     assert clients(pipes).says == "client"
 
 
@@ -291,36 +316,10 @@ def _impatient(monkeypatch):
         helper, "_PROGRAM",
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
         "from hpclaunch.worker import mps_daemon, mps_keeper; "
-        "mps_daemon.SETTLE_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
+        "mps_daemon.SERVER_LIMIT = mps_daemon.LISTED_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
         "mps_daemon.ANSWER_LIMIT = 2.5; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
         "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,); mps_keeper.main(*sys.argv[3:])",
     )  # fmt: skip
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize(
-    ("traits", "why"),
-    [
-        ("stuck", "the state of its server is FAULT"),
-        ("535", "this driver cannot tell"),
-        ("535,slow", "this driver cannot tell"),
-        ("535,complains", "this driver cannot tell"),
-    ],
-)
-def test_a_server_that_may_be_unsound_is_replaced(agents, base, clients, monkeypatch, traits, why):
-    monkeypatch.setenv("MPS_STAND_IN", traits)
-    agent = agents()
-    pipes = agent.prepare(0, ONE)["GPU-1"]
-    client = clients(pipes)
-    (server,) = ask(pipes, "get_server_list")
-    daemon = daemon_of(pipes).pid
-    tell(client, "fault")
-    client.wait()
-    assert agent.prepare(1, ONE) == {"GPU-1": pipes}
-    assert agent.replaced["GPU-1"].startswith(why)
-    assert gone(daemon)
-    assert gone(int(server))
-    assert clients(pipes).says == "client"
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -329,7 +328,6 @@ def test_a_client_that_does_not_end_ends_with_its_daemon(agents, base, clients):
     pipes = agent.prepare(0, ONE)["GPU-1"]
     client = clients(pipes)
     agent.prepare(1, ONE)
-    assert "still its client" in agent.replaced["GPU-1"]
     assert tell(client, "synchronize") == "CUDA_ERROR_MPS_RPC_FAILURE"
 
 
@@ -343,7 +341,6 @@ def test_a_daemon_that_is_killed_or_hangs_is_replaced(agents, base, clients, sig
     daemon = daemon_of(pipes)
     daemon.send_signal(signum)
     agent.prepare(1, ONE)
-    assert agent.replaced == {"GPU-1": "its daemon does not answer"}
     assert gone(daemon.pid)
     assert gone(int(server))
 
@@ -373,7 +370,7 @@ def test_signals_for_all_leave_keeper_and_daemon_alone(agents, base):
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(agent.pid, signum)
         daemon_of(pipes).send_signal(signum)
-    assert ask(pipes, "get_server_list") == []
+    assert len(ask(pipes, "get_server_list")) == 1
     assert os.getsid(daemon_of(pipes).pid) != os.getsid(0)
 
 
@@ -513,8 +510,8 @@ def gone_yet(pid):
 def test_a_living_job_is_not_swept(agents, base):
     pipes = agents("7.0").prepare(0, ONE)["GPU-1"]
     assert list(agents("7.1").prepare(0, ONE)) == ["GPU-1"]
-    assert ask(pipes, "get_server_list") == []
-    assert len(of_mps()) == 2
+    assert len(ask(pipes, "get_server_list")) == 1
+    assert len(of_mps()) == 4
 
 
 # Places
@@ -596,7 +593,7 @@ def test_a_place_that_cannot_have_sockets(agents, base, monkeypatch, name):
     monkeypatch.setenv("SLURM_TMPDIR", str(place))
     pipes = agents("a job whose name is far longer than it should be").prepare(0, ONE)["GPU-1"]
     assert pipes.startswith(f"/tmp/hpclaunch-mps-{USER}-a_job_whose-")
-    assert ask(pipes, "get_server_list") == []
+    assert len(ask(pipes, "get_server_list")) == 1
 
 
 # Who may read everything can start a Python that lies in root's home.
@@ -903,11 +900,10 @@ def test_a_keeper_of_the_real_daemon(agents, base, tmp_path):
     assert daemon.environ()["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert "Starting control daemon" in Path(pipes, "../log/control.log").read_text()
     daemon.send_signal(signal.SIGTERM)  # to which it is deaf
+    assert daemon.is_running()
     assert agent.prepare(1, ONE) == {"GPU-1": pipes}
-    assert agent.replaced == {}
-    daemon.kill()
+    daemon_of(pipes).kill()
     assert agent.prepare(2, ONE) == {"GPU-1": pipes}
-    assert agent.replaced == {"GPU-1": "its daemon does not answer"}
     os.kill(agent.pid, signal.SIGKILL)
     agent.until_lost()
     assert not of_mps()

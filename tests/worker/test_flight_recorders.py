@@ -46,6 +46,48 @@ def names(*words):
     return [entry["profiling_name"] for entry in json.loads(said)["entries"]]
 
 
+ASKS = """
+import json, sys
+import torch, torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg
+from torch._C import _distributed_c10d as c10d
+
+dist.init_process_group("cpu:gloo,cuda:fake", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(1))
+sys.path.append({site!r})
+import _hpclaunch_progress as progress
+
+asked = []
+for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+    real = getattr(c10d, name, lambda *_: "{{}}")
+
+    def dump(*words, name=name, real=real, **more):
+        asked.append([name, more.get("backend", "")])
+        return real(*words, **more)
+
+    setattr(c10d, name, dump)
+progress.progress.entered.extend([(1, 100), (2, 200), (3, 300)])
+sample, for_a_sample = json.loads(progress.arrived(100)), asked.copy()
+asked.clear()
+progress.recorded()
+print(json.dumps([sample, for_a_sample, asked]))
+"""
+
+
+def test_the_recorder_of_collectives_on_gpus_is_asked_only_for_a_hang():
+    """In the place of its collectives, a sample has when each step was begun."""
+    env = environment(TORCH_FR_BUFFER_SIZE="100")
+    command = [sys.executable, "-c", ASKS.format(site=SITE)]
+    said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+    sample, for_a_sample, for_a_hang = json.loads(said)
+    assert sample["arrivals"]["gpu:steps"] == {"2": 200, "3": 300}
+    assert list(sample["arrivals"]["gloo:0"]) == ["1"]
+    assert not sample["blind"]
+    assert for_a_sample == [["_dump_fr_trace_json", ""]]
+    assert ["_dump_fr_trace_json", "fake"] in for_a_hang
+    assert ["_dump_nccl_trace_json", ""] in for_a_hang
+
+
 def test_a_collective_over_gloo():
     assert names("gloo", "gloo") == ["gloo:all_reduce"]
 

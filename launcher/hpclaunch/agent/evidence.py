@@ -26,10 +26,11 @@ class HangEvidence(NamedTuple):
 def state_of(found: Mapping[str, Any]) -> RankState:
     """`found` is what `ProgressWatch.evidence` tells of one rank."""
     stack = tracebacks.main_thread(found["stacks"])
+    busy = found["busy"] and not tracebacks.waits_for_gpu(str((found["records"] or {}).get("call")))
     waits = flight_records.awaited(found["records"])
     if waits is None:
         name = tracebacks.collective(stack)
-        if not name and flight_records.is_silent(found["records"]) and not found["busy"]:
+        if not name and flight_records.is_silent(found["records"]) and not busy:
             name = tracebacks.implied_collective(stack)
         waits = ("", 0, name) if name else None
     states = [
@@ -40,7 +41,7 @@ def state_of(found: Mapping[str, Any]) -> RankState:
         rank=found["rank"],
         place=tracebacks.place(stack),
         state=next((s for s in ("D", "T") if s in states), states[0] if states else ""),
-        busy=found["busy"],
+        busy=busy,
         debugged=tracebacks.is_debugged(stack),
         waits=waits,
     )

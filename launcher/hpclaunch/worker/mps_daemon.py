@@ -12,13 +12,14 @@ from .processes import PR_SET_PDEATHSIG, children, prctl, signal_all, user_name
 
 ANSWER_LIMIT = 5.0  # seconds for one command; a daemon that takes longer counts as dead
 START_LIMIT = 15.0  # seconds until a new daemon answers, including the end of an older one
-SETTLE_LIMIT = 5.0  # seconds for a server to be without clients, and ACTIVE again
+SERVER_LIMIT = 15.0  # seconds until its server is ready; it initialises the GPU first
+LISTED_LIMIT = 5.0  # seconds until a server that was started is listed, unless it fails
 KILL_LIMIT = 5.0
 QUIT = 1  # seconds that servers, which are unused by then, have to end by themselves
 LONGEST = 106  # bytes in the path of a daemon's sockets
 TICK = 0.02
+ACTIVE = "ACTIVE"  # a server that takes clients
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-UNKNOWN = "this driver cannot tell whether its server has had a fault"
 NAME = b"nvidia-cuda-mps"  # begins the names of daemons, servers and front ends
 
 
@@ -209,6 +210,11 @@ class FrontEnd:
         answer = self.ask("get_server_list")
         return None if answer is None else [line for line in answer if line.isdecimal()]
 
+    def state(self, server):
+        """The state of a server; "" if this driver cannot tell, as those up to 535."""
+        state = "".join(self.ask(f"get_server_status {server}") or ["unknown"])
+        return "" if state.startswith("Unknown command") else state
+
     def another_user(self):
         """(name, pid of the server) of another user whom the daemon serves now, None for none.
 
@@ -244,6 +250,7 @@ class MpsDaemon:
         self.uuids = uuids
         self.spawner = spawner
         self.pipes = f"{directory}/pipe"
+        self.log = f"{directory}/log/control.log"
         self.front = FrontEnd(control, self.pipes)
         self.pid = 0
         self.owner = None  # a lock, since only one keeper at a time may have a daemon here
@@ -264,13 +271,12 @@ class MpsDaemon:
                 raise MpsError(f"another agent of this job still has an MPS daemon for {names}")
             pause(TICK)
         self.clear()
-        log = f"{self.directory}/log/control.log"
-        env = {PIPES: self.pipes, "CUDA_MPS_LOG_DIRECTORY": os.path.dirname(log)}
+        env = {PIPES: self.pipes, "CUDA_MPS_LOG_DIRECTORY": os.path.dirname(self.log)}
         environ = os.environ | env | {"CUDA_VISIBLE_DEVICES": names}
-        self.pid = self.spawner.spawn([self.front.control, "-f"], environ, log, log)
+        self.pid = self.spawner.spawn([self.front.control, "-f"], environ, self.log, self.log)
         while not os.path.exists(f"{self.pipes}/control") or self.front.servers() is None:
             if not self.alive() or time.monotonic() > limit:
-                raise MpsError(f"the MPS daemon for {names} does not start: {last_line(log)}")
+                raise MpsError(f"the MPS daemon for {names} does not start: {last_line(self.log)}")
             pause(TICK)
 
     def clear(self):
@@ -278,31 +284,30 @@ class MpsDaemon:
         if not end_users(self.directory):
             raise MpsError(f"processes of MPS in {self.directory} cannot be killed")
         shutil.rmtree(self.pipes, ignore_errors=True)
-        for path in (self.pipes, f"{self.directory}/log"):
+        for path in (self.pipes, os.path.dirname(self.log)):
             make(path)
 
-    def unfit(self, pause):
-        """Why it cannot serve another round, "" if it can; the last round's workers are gone."""
-        limit = time.monotonic() + SETTLE_LIMIT
-        while True:
-            if not self.alive() or (servers := self.front.servers()) is None:
-                self.pid = 0  # killed without being asked
-                return "its daemon does not answer"
-            why = self._fault(servers)
-            if why in ("", UNKNOWN) or time.monotonic() > limit:
-                return why
-            pause(TICK)
+    def start_server(self):
+        """Have the daemon start the server for this user: else the first client does, and waits."""
+        self.front.ask(f"start_server -uid {os.geteuid()}")
 
-    def _fault(self, servers):
-        if self.front.clients():
-            return "a process of the last round is still its client"
-        for server in servers:
-            state = "".join(self.front.ask(f"get_server_status {server}") or ())
-            if state.startswith("Unknown command"):
-                return UNKNOWN
-            if state != "ACTIVE":
-                return f"the state of its server is {state or 'unknown'}"
-        return ""
+    def await_server(self, pause):
+        """Wait until the server takes clients: while it initialises, it refuses them.
+
+        https://docs.nvidia.com/deploy/mps/latest/troubleshooting.html
+        """
+        began, names = time.monotonic(), ",".join(self.uuids)
+        while True:
+            if (servers := self.front.servers()) is None:
+                raise MpsError(f"the MPS daemon for {names} does not answer")
+            states = [self.front.state(server) for server in servers]
+            if servers and all(state in (ACTIVE, "") for state in states):
+                return
+            waited = time.monotonic() - began
+            if waited > SERVER_LIMIT or (not servers and waited > LISTED_LIMIT):
+                why = f"its state is {states[0]}" if states else "there is none"
+                raise MpsError(f"the MPS server for {names} does not start: {why}")
+            pause(TICK)
 
     def stamp(self, number):
         """Tell other keepers that it is ready for a round."""

@@ -25,6 +25,12 @@ too long. "clients" comes once, when all workers are clients; "outside" comes on
 CUDA without being clients, as CUDA does where it cannot reach MPS. "unmapped" comes instead where
 the pids that the daemon tells are not those of processes here, so that nobody can know.
 
+A daemon serves one round. When a round has ended, some of its clients were killed, or have died by
+themselves, and NVIDIA says that a client that dies with work on the GPU may leave the server and
+its other clients in an undefined state. The command terminate_client prevents that where somebody
+is about to kill a client, but not where one dies of SIGSEGV, or is killed for its memory. A new
+daemon is right after every end, and takes a fraction of a second.
+
 Law: no daemon that was started here outlives this process or the agent. At the end of the socket
 the daemons are asked to end, then they and their servers are killed, and the directories removed.
 Should this process be killed itself, its daemons die by their parent-death signal; their servers
@@ -119,8 +125,9 @@ class MpsKeeper:
         try:
             if foreign:
                 self.await_other_user(number, FrontEnd(self.control, foreign))
-            replaced = self.prepare(number, groups, foreign)
+            self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
+            stop(self.daemons.values())
             self.channel.tell("failed", number=number, why=str(e))
         except OccupiedError as e:
             self.channel.tell("occupied", number=number, why=str(e))
@@ -129,9 +136,7 @@ class MpsKeeper:
         else:
             directories = {key: front.pipes for key, front in self.fronts.items()}
             present = len(self.fronts[""].clients() or ()) if foreign else 0
-            self.channel.tell(
-                "ready", number=number, directories=directories, replaced=replaced, present=present
-            )
+            self.channel.tell("ready", number=number, directories=directories, present=present)
 
     def await_other_user(self, number, front):
         """CUDA itself would wait as well, without a word and without an end."""
@@ -150,27 +155,28 @@ class MpsKeeper:
             self.pause(ANOTHER_USER_TICK, ask=True)
 
     def prepare(self, number, groups, foreign):
-        """Returns {UUIDS: why its daemon was replaced}."""
-        keys = {",".join(group["uuids"]): group for group in groups}
-        lost = [key for key in self.daemons if not (key in keys and keys[key]["owned"])]
-        stop([self.daemons.pop(key) for key in lost])
-        self.fronts = {}
-        replaced = {}
+        stop(self.daemons.values())
+        self.daemons, self.fronts = {}, {}
         if foreign:
             self.fronts = {"": FrontEnd(self.control, foreign)}
             if self.fronts[""].servers() is None:
                 raise MpsError(f"the MPS daemon at {foreign} does not answer any more")
-        for key, group in keys.items():
-            if group["owned"]:
-                why = self.own(key, group["uuids"])
-                if why:
-                    replaced[key] = why
-                self.daemons[key].stamp(number)
-                self.fronts[key] = self.daemons[key].front
-        for key, group in keys.items():
+        others = []
+        for group in groups:
+            key = ",".join(group["uuids"])
             if not group["owned"]:
-                self.fronts[key] = self.other(key, number)
-        return replaced
+                others.append(key)
+                continue
+            daemon = MpsDaemon(self.control, self.directory(key), group["uuids"], self.spawner)
+            self.daemons[key] = daemon
+            daemon.start(self.pause)
+            daemon.start_server()
+        for key, daemon in self.daemons.items():
+            daemon.await_server(self.pause)
+            daemon.stamp(number)
+            self.fronts[key] = daemon.front
+        for key in others:
+            self.fronts[key] = self.other(key, number)
 
     def directory(self, key):
         if self.home is None:
@@ -178,21 +184,6 @@ class MpsKeeper:
         path = f"{self.home[0]}/{zlib.crc32(key.encode()):08x}"
         make(path)
         return path
-
-    def own(self, key, uuids):
-        """See to a daemon that is fit for a round. Returns why another one had to be replaced."""
-        why = ""
-        daemon = self.daemons.get(key)
-        if daemon is None:
-            daemon = MpsDaemon(self.control, self.directory(key), uuids, self.spawner)
-            self.daemons[key] = daemon
-        else:
-            why = daemon.unfit(self.pause)
-            if not why:
-                return ""
-            stop([daemon])
-        daemon.start(self.pause)
-        return why
 
     def other(self, key, number):
         """Wait for the daemon that another agent of this node has."""

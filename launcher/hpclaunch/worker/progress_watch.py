@@ -3,8 +3,8 @@
 A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.py`). As long as that
 moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
 worker does not do: its processes write, but for answers to us, or read more than a little, from a
-connection too, or one of them has started or ended. CPU time is a weaker sign, and told apart:
-ranks that wait for others may use it too.
+connection too, or one of them has started or ended, or the worker has allocated memory of a GPU.
+CPU time is a weaker sign, and told apart: ranks that wait for others, or for a GPU, may use it too.
 
 Where they are is asked only when it is needed: the stacks of their threads, their flight recorders,
 and the states of their processes.
@@ -93,6 +93,7 @@ class ProgressWatch:
         self._workers: Any = {}  # rank -> Watched
         self._living = 0  # workers at the last look
         self._traffic: Any = None  # inode of a connection -> bytes, at the last look at them
+        self._allocated: Any = None  # rank -> page.ALLOCATED, likewise
         self._moved_at = 0.0
         self._looked_at = 0.0
         self._anew_at = 0.0  # when it began to look, or began anew
@@ -172,8 +173,8 @@ class ProgressWatch:
         self._living = len(pids)
         spent, doing = self.spent()
         if moments:
-            self._moved_at, self._traffic = max(moments), None
-        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic():
+            self._moved_at, self._traffic, self._allocated = max(moments), None, None
+        elif now >= self._moved_at + COSTLY_AFTER and self._has_traffic() | self._allocates(pids):
             moments = [now]
             self._moved_at = now
         still = 0.0 if moments else now - self._moved_at
@@ -234,6 +235,20 @@ class ProgressWatch:
         if before is None:
             return False
         return any(now - before.get(inode, now) >= READ for inode, now in self._traffic.items())
+
+    def _allocates(self, ranks):
+        """Whether one has allocated memory of a GPU since the last look, as whoever begins
+        something there does: it may wait for the GPU whenever it is looked at, and yet go on.
+        """
+        files, slots = self._files, {rank: self._workers[rank].slot for rank in ranks}
+        before, self._allocated = self._allocated, {}
+        for rank, slot in slots.items():
+            if before is None:
+                files.put(slot, page.ALLOCATED, 0)  # what an earlier answer said
+            self._allocated[rank] = files.get(slot, page.ALLOCATED)
+            files.request(slot, page.ALLOCATIONS)
+        known = before or {}
+        return any(now > known.get(rank, 0) > 0 for rank, now in self._allocated.items())
 
     def _phase(self, rank):
         worker = self._workers[rank]

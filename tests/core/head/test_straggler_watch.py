@@ -133,10 +133,10 @@ def test_hosts_of_gpus_may_be_behind_others_and_hold_up_nobody():
     crew = training()
     for agent in crew.agents:
         late = 0.15 * (agent == 1)
-        crew.samples[agent] = sample(agent, late, group="nccl:0", throttled=0.0)
+        crew.samples[agent] = sample(agent, late, group="gpu:steps", throttled=0.0)
     make_steps(crew, 60.0)
     assert not stragglers(crew)
-    crew.samples[1] = sample(1, 0.15, group="nccl:0")
+    crew.samples[1] = sample(1, 0.15, group="gpu:steps")
     make_steps(crew, 120.0)
     assert stragglers(crew) == [NAMED]
 

@@ -39,7 +39,8 @@ def test_each_group_by_itself():
 def test_of_many_all_agents_choose_the_same():
     some, others = ({"0": dict.fromkeys(range(first, first + 1000), 1)} for first in (3, 40))
     (a,), (b,) = together({0: some}), together({8: others})
-    assert len(a.numbers) == len(b.numbers) == 250
+    assert 200 < len(a.numbers) <= 256
+    assert 200 < len(b.numbers) <= 256
     assert len(set(a.numbers) & set(b.numbers)) > 200
     (few,) = together({0: some}, agents=1000)
     assert 30 < len(few.numbers) <= 64

@@ -15,10 +15,13 @@ PACE = 1.0
 NODES = {0: (0, 1), 1: (2, 3), 2: (4, 5)}  # the ranks of each agent
 
 
-def sampled(late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02, groups=None):
+def sampled(
+    late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02, groups=None, waits=False
+):
     """Samples of all agents: in each step all begin `each` collectives, some seconds late.
 
-    `late` is a function of rank and step. `groups` has the process group of each rank.
+    `late` is a function of rank and step. `groups` has the process group of each rank. With `waits`
+    all leave a collective together, so that nobody is late to the next one.
     """
     rng = Random(3)
     samples = {}
@@ -29,6 +32,7 @@ def sampled(late=None, *, steps=12, jitter=0.0, nodes=NODES, each=3, apart=0.02,
             for step in range(steps):
                 behind = late(rank, step) if late else 0.0
                 for i in range(each):
+                    behind = 0.0 if waits and i else behind
                     at = step * PACE + i * apart + behind + rng.uniform(0.0, jitter)
                     times[step * each + i] = int(1e9 * (50.0 + at))
             traces[rank] = {(groups or {}).get(rank, "0"): times}
@@ -85,6 +89,24 @@ def test_lateness_that_carries_over_counts_once():
     """Collectives that a rank begins one after the other, without waiting for any."""
     assert find(sampled(one(3, 0.06), each=20)).late is None
     assert find(sampled(one(3, 0.3), each=20)).late.seconds == pytest.approx(0.3, abs=0.01)
+
+
+@pytest.mark.parametrize("each", [1, 3, 4, 8, 20, 50])
+@pytest.mark.parametrize("steps", [12, 100])
+def test_lateness_that_only_the_first_collective_of_a_step_shows(each, steps):
+    """Of many collectives, agents tell of some only; but not of each second one, for instance."""
+    apart = 0.5 / each
+    late = find(sampled(one(3, 0.3), steps=steps, each=each, apart=apart, waits=True)).late
+    assert late is not None
+    assert (late.agent, late.rank) == (1, 3)
+    assert find(sampled(one(3, 0.05), steps=steps, each=each, apart=apart, waits=True)).late is None
+
+
+@pytest.mark.parametrize("steps", [12, 100])
+def test_lateness_that_carries_over_counts_once_among_many(steps):
+    assert find(sampled(one(3, 0.06), steps=steps, each=20)).late is None
+    late = find(sampled(one(3, 0.3), steps=steps, each=20)).late
+    assert late.seconds == pytest.approx(0.3, abs=0.1)
 
 
 def test_clocks_that_are_known_to_some_extent():
@@ -161,7 +183,7 @@ def test_of_two_clocks_neither_is_known_better_than_the_other():
 
 
 def test_what_hosts_of_gpus_tell_is_marked():
-    groups = dict.fromkeys(range(6), "nccl:0")
+    groups = dict.fromkeys(range(6), "gpu:steps")
     assert find(sampled(one(3, 0.3), groups=groups)).late.on_gpus
     assert not find(sampled(one(3, 0.3))).late.on_gpus
 

@@ -1,9 +1,12 @@
-"""Measure what it costs, and try whether it is safe, to dump NCCL's flight recorder beside fast
-collectives, as the launcher does now and then.
+"""Measure what it costs to dump the flight recorder beside fast collectives, and try whether it is
+safe. The launcher dumps NCCL's only when it suspects a hang, gloo's every 10 s.
+
+    recorder.py [--backend nccl]
 
 Ten thousand small all_reduces of one rank, alone and beside a thread that dumps without a pause.
 """
 
+import argparse
 import os
 import threading
 import time
@@ -18,30 +21,35 @@ from torch._C import _distributed_c10d as c10d
 ALL = 10_000
 
 
-def seconds() -> float:
-    total = torch.ones(1024, device="cuda")
-    torch.cuda.synchronize()
+def seconds(device: str) -> float:
+    total = torch.ones(1024, device=device)
+    total[0].item()
     began = time.monotonic()
     for _ in range(ALL):
         dist.all_reduce(total)
-    torch.cuda.synchronize()
+    total[0].item()
     return time.monotonic() - began
 
 
 def main() -> None:
-    dist.init_process_group("nccl")
-    seconds()
-    alone, dumps, over = seconds(), [], threading.Event()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--backend", choices=["nccl", "gloo"], default="nccl")
+    on_gpu = parser.parse_args().backend == "nccl"
+    device = "cuda" if on_gpu else "cpu"
+    dump = c10d._dump_nccl_trace_json if on_gpu else c10d._dump_fr_trace_json
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    seconds(device)
+    alone, dumps, over = seconds(device), [], threading.Event()
 
-    def dump() -> None:
+    def dump_again() -> None:
         while not over.is_set():
             began = time.monotonic()
-            size = len(c10d._dump_nccl_trace_json(True, False))
+            size = len(dump(True, False))
             dumps.append((time.monotonic() - began, size))
 
-    thread = threading.Thread(target=dump)
+    thread = threading.Thread(target=dump_again)
     thread.start()
-    beside = seconds()
+    beside = seconds(device)
     over.set()
     thread.join()
     took = sorted(took for took, _ in dumps)

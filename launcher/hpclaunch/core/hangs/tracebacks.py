@@ -15,6 +15,11 @@ _PIPELINES = ("/torch/distributed/pipelining/schedules.py", "_wait_batch_p2p")
 # Where collectives are begun in C++: for gradients, and by DDP as it begins and in forward().
 _BACKWARD = ("/torch/autograd/graph.py", "_engine_run_backward")
 _SYNCHRONIZES = ("/torch/nn/parallel/distributed.py", "/torch/distributed/utils.py")
+# Methods and functions of torch that wait for a GPU: until it is done, or for a value from there.
+_WAITS_FOR_GPUS = {
+    *("synchronize", "_cuda_synchronize", "_accelerator_synchronizeDevice"),
+    *("item", "tolist", "cpu", "cuda", "to"),
+}
 _DEBUGGERS = re.compile(r"/(?:pdb|bdb|ipdb)\.py$|/(?:debugpy|pydevd|IPython)/")
 # What a collective's own function calls on the way to the one that waits.
 _INNER = {"wrapper", "wait", "_wait", "__exit__"}
@@ -66,6 +71,13 @@ def implied_collective(stack: Sequence[Frame]) -> str:
     if stack[0].file.endswith(_BACKWARD[0]) and stack[0].function == _BACKWARD[1]:
         return "backward"
     return "broadcast" if stack[0].file.endswith(_SYNCHRONIZES) else ""
+
+
+def waits_for_gpu(call: str) -> bool:
+    """Whether the main thread waits for a GPU, by the name of the function that it is in. A CUDA
+    program that waits uses a CPU all the time, so that this says nothing of whether it goes on.
+    """
+    return call in _WAITS_FOR_GPUS
 
 
 def is_debugged(stack: Sequence[Frame]) -> bool:

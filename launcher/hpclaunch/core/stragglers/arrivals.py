@@ -11,6 +11,7 @@ from .medians import lower_median
 Trace = Mapping[str, Mapping[int, int]]
 
 IN_ALL, MOST, LEAST = 16384, 256, 64  # collectives of a group that the head compares, by agent
+RUN = LEAST // 4  # at least so many of these follow one another
 
 
 def together(traces: Mapping[int, Trace], agents: int = 1) -> tuple[Arrivals, ...]:
@@ -41,9 +42,11 @@ def _of_group(group: str, traces: Mapping[int, Trace], most: int) -> Iterator[Ar
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Those that can be divided by a power of two, so that all agents choose the same."""
-    every = 1
+    """Runs of them that all agents choose alike. A step has several collectives, and a rank that is
+    late to the first of them is not late to the next ones: each second one might never show it.
+    """
+    every, run = 1, most // 4
     while len(numbers) > most:
         every *= 2
-        numbers = {number for number in numbers if number % every == 0}
+        numbers = {number for number in numbers if number // run % every == 0}
     return sorted(numbers)

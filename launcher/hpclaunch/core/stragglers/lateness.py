@@ -8,17 +8,18 @@ there: in a step, lateness carries over from one collective to the next, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..protocol.model import NO_RANK, Arrivals, Sample
+from .arrivals import RUN
 from .medians import lower_median
 
 LEAST = 0.1  # of the time, that is lost
 MOSTLY = 0.7  # of the lost time, that one agent costs
 PARTS = 5  # of a sample
 SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
-GPU = "nccl:"  # groups whose collectives a host only hands over
+GPU = "gpu:"  # groups of those that only hand their collectives over to a GPU
 LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
 
 
@@ -43,6 +44,7 @@ class LastArrival:
 
     at: float  # on the head's clock
     group: str
+    number: int  # of the collective in its group
     agent: int  # of the last one
     rank: int  # NO_RANK: half of this agent's are about as late
     late: float  # seconds after half of the ranks
@@ -74,33 +76,47 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
         number = int((each.at - begun) / pace + 0.5)  # what comes together counts as one
         if number not in worst or each.late > worst[number].late:
             worst[number] = each
-    last = max(worst)
-    if last:
+    if last := max(worst):
         del worst[last]  # it was not looked at as a whole
-    steps = max(1, last)
+    steps = max(1, len(worst), int(_watched(last_arrivals) / pace + 0.5))
     costs: dict[int, float] = {}
     for each in worst.values():
         costs[each.agent] = costs.get(each.agent, 0.0) + each.late
     agent = max(costs, key=lambda agent: costs[agent])
     cost = costs[agent]
-    own = {number: step for number, step in worst.items() if step.agent == agent}
     enough = cost >= LEAST * pace * steps and cost >= MOSTLY * sum(costs.values())
-    rank = _mostly(own.values())
+    own = [step for step in worst.values() if step.agent == agent]
+    rank = _mostly(own)
     nobody = rank is None or (rank == NO_RANK and len(samples) == 1)
-    if not enough or nobody or not _is_spread(own, steps, pace):
+    late = [step.late if step.agent == agent else 0.0 for _, step in sorted(worst.items())]
+    if not enough or nobody or not _is_spread(late, steps, pace):
         return Lateness(steps, None)
     assert rank is not None, "else it is nobody"
-    groups = {step.group for step in own.values() if step.late}
+    groups = {step.group for step in own if step.late}
     on_gpus = any(group.startswith(GPU) for group in groups)
     return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
 
 
-def _is_spread(own: Mapping[int, LastArrival], steps: int, pace: float) -> bool:
-    """Whether it is late again and again: not once, for a save or an evaluation."""
-    parts = min(PARTS, steps)
+def _watched(last_arrivals: Iterable[LastArrival]) -> float:
+    """The seconds of which all collectives are known, in the group of which that is the longest.
+    Agents tell of runs of them.
+    """
+    last: dict[str, LastArrival] = {}
+    seconds: dict[str, float] = {}
+    for each in last_arrivals:
+        before = last.get(each.group)
+        if before is not None and each.number - before.number <= RUN:
+            seconds[each.group] = seconds.get(each.group, 0.0) + each.at - before.at
+        last[each.group] = each
+    return max(seconds.values(), default=0.0)
+
+
+def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
+    """Whether it is late again and again: not once, for a save or an evaluation. `late` by step."""
+    parts = min(PARTS, len(late))
     costs = [0.0] * parts
-    for number, step in own.items():
-        costs[number * parts // steps] += step.late
+    for i, seconds in enumerate(late):
+        costs[i * parts // len(late)] += seconds
     hit = sum(cost >= LEAST / 2 * pace * steps / parts for cost in costs)
     return hit >= SPREAD * parts
 
@@ -142,7 +158,7 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
             error = errors[agent] + lower_median(others) if others else 0.0
             alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
             rank = NO_RANK if alike else arrivals.last[i]
-            yield LastArrival(at, group, agent, rank, late if late > error else 0.0)
+            yield LastArrival(at, group, number, agent, rank, late if late > error else 0.0)
 
 
 def _places(arrivals: Arrivals) -> dict[int, int]:

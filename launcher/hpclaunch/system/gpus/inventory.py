@@ -34,7 +34,13 @@ class GpuSurvey:
 
 
 def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
-    """`nvml` is the module `pynvml`, which the caller imports only when it needs this."""
+    """`nvml` is the module `pynvml`, which the caller imports only when it needs this.
+
+    NVML stays open as long as this process lives. Without persistence mode the driver initialises
+    a GPU when the first process opens it, and gives it up when the last one closes it
+    (https://docs.nvidia.com/deploy/driver-persistence): 1 to 3 s, which the process that watches
+    the GPUs, the first worker, and the workers of the next round would wait for again.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as e:
@@ -44,8 +50,6 @@ def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
         return _survey(environ.get("CUDA_VISIBLE_DEVICES"), nvml)
     except nvml.NVMLError as e:
         return GpuSurvey(broken=f"NVML does not tell which GPUs there are: {e}")
-    finally:
-        nvml.nvmlShutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ which step notice is given (`step_notices.py`).
 
 A thread of the worker, the hearer, waits for bytes from REQUESTS, and answers each: into STACKS
 faulthandler writes the stacks of all threads, and into RECORDS goes torch's flight recorder, as a
-line of JSON. The hearer has Python's lock while it does so, and thus all others stand still; a rank
-that is in a collective has let go of it.
+line of JSON, with the name of the function that the main thread waits in. The hearer has Python's
+lock while it does so, and thus all others stand still; a rank that is in a collective has let go of
+it.
 
 Where nobody answers, SIGNAL has faulthandler write the same in C, without the lock. If another
 thread runs Python at that moment, the worker may die of it: who sends SIGNAL sees to that
@@ -20,6 +21,7 @@ thread runs Python at that moment, the worker may die of it: who sends SIGNAL se
 import os
 import sys
 import time
+from _collections import deque  # type: ignore[import-not-found]  # the module in C
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
@@ -29,7 +31,7 @@ VARIABLE = "HPCLAUNCH_PROGRESS"
 # Not one of those that C libraries and MPI use. Signal 64 and the ones below it are debuggers'.
 SIGNAL = 58
 
-SLOT = 200  # bytes
+SLOT = 208  # bytes
 # The fields of a slot, 8 bytes each.
 STEP = 0  # steps so far: of the optimizer that leads (see `stepped`), or as the script says so
 TIME = 1  # of the last one, on the monotonic clock; a double
@@ -57,6 +59,7 @@ SPENT = 17  # five doubles, in the order of SPENDING: in earlier phases
 ASKED_AT = 22  # the fork server's descriptor that requests are written to
 HEARER = 23  # the thread of ANSWERER that answers them
 MAKES = 24  # whether there is an optimizer of torch that is seen, or the script counts its steps
+ALLOCATED = 25  # how often memory of GPUs was allocated, as the hearer was asked last; 0: unknown
 NEVER = 1 << 62
 NOTICE_SIGNALS = (10, 12, 15)  # SIGUSR1, SIGUSR2, SIGTERM
 IN_A_ROW = 16  # steps of others without one of the optimizer that has made the most
@@ -75,12 +78,14 @@ IMPORTS, MEETING, LOADING, TRAINING, SAVING = range(len(SPENDING))
 UNCOUNTED = len(SPENDING)
 COUNTED = (IMPORTS, MEETING, LOADING, TRAINING, TRAINING, SAVING, UNCOUNTED, TRAINING)
 
-# What a byte in REQUESTS asks for: the stacks; these and the flight recorder; or only when its
-# collectives began.
-STACKS_ONLY, ENTRIES, ARRIVALS = b"s", b"e", b"a"
+# What a byte in REQUESTS asks for: the stacks; these and the flight recorder; only when its
+# collectives began; or ALLOCATED.
+STACKS_ONLY, ENTRIES, ARRIVALS, ALLOCATIONS = b"s", b"e", b"a", b"g"
+HELD = 0.02  # seconds for which the hearer keeps Python's lock; who waits for it asks after 5 ms
 BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
-MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder
+MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
+STEPS_ON_GPUS = "gpu:steps"  # in the place of a process group
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
@@ -108,6 +113,7 @@ class ProgressSlot:
         self._listeners: Any = []  # to be called after each step, once there is an optimizer
         self._listens = False
         self._answering = 0  # the process that has begun to answer requests
+        self.entered: Any = deque(maxlen=MOST_ARRIVALS)  # (step, when it was begun, in ns)
 
     def names(self):
         """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
@@ -172,7 +178,7 @@ class ProgressSlot:
                 if not claimed(fd, slot, WRITER):
                     return
                 os.pwrite(fd, bytes(8 * WRITER), slot * SLOT)  # what another program has left
-                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES):
+                for field in (NUMBER, ASKS, ENTERED, HEARER, MAKES, ALLOCATED):
                     os.pwrite(fd, bytes(8), slot * SLOT + 8 * field)
                 memory = _mapped(fd)[slot * SLOT : (slot + 1) * SLOT]
             self._steps, self._times = memory.cast("q"), memory.cast("d")
@@ -266,6 +272,7 @@ class ProgressSlot:
         number = self._counts.get(id(optimizer), 0) + 1
         if number > self._most:
             steps[ENTERED] = number
+            self.entered.append((number, time.monotonic_ns()))
             if number >= steps[STEP_OF_NOTICE]:
                 self._take_notice(number)
 
@@ -573,6 +580,9 @@ def _answer(server, _page, _slot, stacks, requests, records, faulthandler, field
                 text, since = arrived(since), time.monotonic_ns()
                 _append(server, records, text)
                 continue
+            if asked == ALLOCATIONS:
+                fields[ALLOCATED] = allocations()
+                continue
             with Opened(server, stacks, os.O_WRONLY | os.O_APPEND) as to:
                 os.write(to, BEGUN)
                 faulthandler.dump_traceback(to, all_threads=True)
@@ -605,24 +615,87 @@ def _append(server, file, text):
             text = text[os.write(to, text) :]
 
 
+def allocations():
+    """How often this process has allocated memory of GPUs, as torch's allocator counts; 0 if it has
+    none, or another allocator. This asks no GPU.
+    """
+    cuda = sys.modules.get("torch.cuda")
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return 0
+        stats = map(cuda.memory_stats_as_nested_dict, range(cuda.device_count()))
+        return sum(each["allocation"]["all"]["allocated"] for each in stats)
+    except (AttributeError, KeyError, RuntimeError):
+        return 0
+
+
+def called():
+    """Return the name of the function that the main thread is in, without Python's lock; "" if it
+    runs Python, or the name is not known.
+    """
+    import threading
+
+    try:
+        before, until = _waits(os.getpid()), time.monotonic() + HELD
+        while time.monotonic() < until:
+            pass  # a thread that is about to run Python waits meanwhile
+        frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None or _waits(os.getpid()) > before:
+            return ""
+    except (KeyError, OSError):  # this kernel does not tell
+        return ""
+    return _name_of_call(frame)
+
+
+def _waits(thread):
+    """How often a thread of this process has waited for something."""
+    with open(f"/proc/self/task/{thread}/status", "rb") as f:
+        lines = dict(line.split(b":", 1) for line in f)
+    return int(lines[b"voluntary_ctxt_switches"])
+
+
+def _name_of_call(frame):
+    """The name of the method that a frame has called: its last instructions have loaded it."""
+    import dis
+
+    name = ""
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset >= frame.f_lasti:
+            return name if each.opname.startswith(("CALL", "PRECALL")) else ""
+        if each.opname.startswith(("CALL", "STORE", "POP")):
+            name = ""  # that was of another one
+        elif "ATTR" in each.opname or "METHOD" in each.opname:
+            name = each.argval
+    return ""
+
+
 def recorded():
-    """The last entries of torch's flight recorders: NCCL's, and that of all backends."""
+    """The last entries of torch's flight recorders: NCCL's, and that of all backends. "call": see
+    `called`.
+    """
     kept = [
         {name: value for name, value in entry.items() if not name.startswith(("input", "output"))}
-        for entry in _entries()[-MOST_ENTRIES:]
+        for entry in _entries(on_gpus=True)[-MOST_ENTRIES:]
     ]
-    return _line({"entries": kept})
+    return _line({"entries": kept, "call": called()})
 
 
 def arrived(since):
     """When collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
     monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
     "blind" says that torch records none.
+
+    The recorder of collectives on GPUs is not asked in a training that may be healthy, since it
+    queries CUDA events: those of collectives that have just ended, which are freed
+    (github.com/pytorch/pytorch/pull/192232 mends that), and from a thread whose queries break the
+    capture of a CUDA graph (github.com/pytorch/pytorch/pull/148594). A host only hands such
+    collectives over, and its next step is as late as they are, so its steps stand in for them.
     """
     ahead = time.time_ns() - time.monotonic_ns()
-    entries = [entry for entry in _entries() if entry.keys() >= NEEDED]
+    entries = [entry for entry in _entries(on_gpus=False) if entry.keys() >= NEEDED]
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     meets = c10d is not None and c10d.is_initialized()
+    on_gpus = any(device != "cpu" for _, device in _backends())
     passes = any(name.startswith(PIPELINES) for name in list(sys.modules))
     groups: Any = {}
     if not (passes or any(entry["is_p2p"] for entry in entries)):
@@ -632,21 +705,29 @@ def arrived(since):
                 backend = entry["profiling_name"].partition(":")[0]
                 times = groups.setdefault(f"{backend}:{entry['process_group'][0]}", {})
                 times.setdefault(entry["collective_seq_id"], created)
-    return _line({"arrivals": groups, "blind": meets and not (entries or passes)})
+        if on_gpus:
+            entered = progress.entered.copy()
+            groups[STEPS_ON_GPUS] = {step: when for step, when in entered if when > since}
+    return _line({"arrivals": groups, "blind": meets and not (entries or passes or on_gpus)})
 
 
-def _entries():
-    """The oldest first; none of a recorder that this torch does not have."""
+def _entries(*, on_gpus):
+    """The oldest first; none of a recorder that this torch does not have. Without `on_gpus`, of
+    collectives on CPUs only.
+    """
     import json
 
     torch = sys.modules.get("torch")
     c10d = getattr(getattr(torch, "_C", None), "_distributed_c10d", None)
+    names = {name for name, device in _backends() if on_gpus or device == "cpu"}
+    recorders: Any = [
+        ("_dump_fr_trace_json", {}),  # of gloo, and before torch 2.15 of all backends but NCCL
+        *(("_dump_fr_trace_json", {"backend": name}) for name in names),
+    ]
+    if on_gpus:
+        recorders.append(("_dump_nccl_trace_json", {}))
     entries = []
-    for name, words in (
-        ("_dump_nccl_trace_json", {}),
-        ("_dump_fr_trace_json", {}),  # of gloo, and before torch 2.15 of all backends
-        *(("_dump_fr_trace_json", {"backend": each}) for each in _backends()),
-    ):
+    for name, words in recorders:
         try:
             entries += json.loads(getattr(c10d, name)(True, False, **words)).get("entries", ())
         except (AttributeError, RuntimeError, TypeError, ValueError):
@@ -656,15 +737,15 @@ def _entries():
 
 
 def _backends():
-    """Return the names of the backends of all groups, but for gloo."""
+    """Return {(the name of a backend, its kind of device)} of all groups, but for gloo."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
-    names = set()
+    found = set()
     for group in [] if world is None else list(world.pg_map):
         try:
-            names |= {group._get_backend(device).name() for device in group._device_types}
+            found |= {(group._get_backend(d).name(), d.type) for d in group._device_types}
         except (AttributeError, RuntimeError):  # an older torch, or no backend yet
             continue
-    return names - {"gloo"}
+    return {(name, device) for name, device in found if name != "gloo"}
 
 
 def _line(value):

@@ -1,0 +1,111 @@
+"""What is known of a worker that waits for its GPU: it uses a CPU, as one that computes does."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from progress_server import LIMIT
+from test_progress_watch import looks, watch  # noqa: F401 - a fixture
+
+from hpclaunch.system.processes.fork_server_client import SITE
+from surroundings import environment
+
+pytestmark = pytest.mark.starts
+
+# A function that keeps the caller waiting without Python's lock, as torch does where it waits for a
+# GPU, stands in for methods of a tensor.
+CALLS = """
+import ctypes, os, sys, threading
+sys.path.append({site!r})
+import _hpclaunch_progress as progress
+
+libc = ctypes.CDLL(None)
+
+class Tensor:
+    item, to, quick = libc.pause, libc.pause, libc.getpid
+
+    def detach(self):
+        return self
+
+    def __format__(self, form):
+        return self.item()
+
+def main():
+    x, wait, compute = Tensor(), libc.pause, libc.pause
+    {body}
+
+def hear():
+    print(progress.called(), flush=True)
+    os._exit(0)
+
+threading.Timer(0.2, hear).start()
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        pytest.param("x.item()", "item", id="a value from the GPU"),
+        pytest.param("x.detach().item()", "item", id="at the end of a chain"),
+        pytest.param("print(f'loss {x}')", "item", id="formatted"),
+        pytest.param("x.to('cpu')", "to", id="with an argument"),
+        pytest.param("x.quick(); compute()", "", id="after another call"),
+        pytest.param("y = x.item; compute()", "", id="a name that is only kept"),
+        pytest.param("while True: x.quick()", "", id="again and again: it runs Python"),
+        pytest.param("while True: pass", "", id="no call at all"),
+    ],
+)
+def test_the_name_of_what_the_main_thread_waits_in(body, name):
+    text = CALLS.format(site=SITE, body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.stdout.strip() == name, done.stderr
+
+
+ALLOCATES = """
+import sys, time, types
+sys.path.append({site!r})
+import _hpclaunch_progress as progress
+
+stats = lambda device: {{"allocation": {{"all": {{"allocated": {count}}}}}}}
+sys.modules["torch.cuda"] = types.SimpleNamespace(
+    is_initialized=lambda: True, device_count=lambda: 1, memory_stats_as_nested_dict=stats
+)
+progress.progress.begin()
+progress.progress.answer()
+print(flush=True)
+while True:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "moves"),
+    [("time.monotonic_ns()", True), ("4711", False), ("0", False), ("time.absent", False)],
+)
+def test_who_allocates_memory_of_a_gpu_does_something(watch, count, moves):  # noqa: F811
+    """Whenever it is looked at, it may wait for the GPU."""
+    request = {"rank": 0, "env": {}}
+    watch.begin([request], told=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", ALLOCATES.format(site=SITE, count=count)],
+        env=environment(**request["env"]),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    worker.stdout.readline()
+    try:
+        stills = [told["still"] for told in looks(watch, worker, number=12)]
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.communicate()
+    # Not at every look: on a busy machine it may not have answered since the last one.
+    assert (0 in stills[2:]) == moves, stills
