@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 import hpclaunch
+import surroundings
 import timed
 
 from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
@@ -120,6 +121,12 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
             for process in left:
                 process.kill()
             raise AssertionError(f"{e}: {left}") from None
+
+
+@pytest.fixture
+def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs find a torch that imports in milliseconds, and takes no second of each node for it."""
+    monkeypatch.setitem(cluster.env, "PYTHONPATH", surroundings.LIGHT_TORCH)
 
 
 class Launch(Protocol):

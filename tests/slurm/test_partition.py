@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,8 +13,6 @@ from .cluster import Cluster
 from .conftest import Launch
 from .hosts import why_no_firewall
 from .training import ENOUGH, finish, progress, saves, train, writers
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
 class PartedTraining:
@@ -47,6 +44,7 @@ class PartedTraining:
         assert self.job.codes == dict.fromkeys(range(4), 0), str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.timeout(400)
 def test_only_one_side_trains(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     training = PartedTraining(launch, tmp_path, "--nnodes", "1:4")
@@ -73,6 +71,7 @@ def refusing_all(cluster: Cluster, ways: Sequence[Way]) -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.timeout(400)
 def test_of_two_halves_the_one_with_the_head_trains(
     cluster: Cluster, launch: Launch, tmp_path: Path
@@ -91,6 +90,7 @@ def test_of_two_halves_the_one_with_the_head_trains(
     training.finish()
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
