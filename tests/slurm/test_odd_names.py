@@ -3,7 +3,6 @@ others have put into a shared directory is in nobody's way."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pwd
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from .cluster import Cluster, Job, eventually
 from .conftest import AGENT, SCRIPTS, WORKER, Launch
+from .scripts import resume
 
 USER = "nobody"
 NAME = b"gr\xf6\xdfe \xff"  # in Latin-1, and in no encoding
@@ -41,17 +41,14 @@ def all_have_them(job: Job, workers: int, point: bytes) -> None:
         path.unlink()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C"])
 def test_they_outlive_a_restart_and_the_head(
     cluster: Cluster, launch: Launch, tmp_path: Path, locale: str
 ) -> None:
-    import torch
-
     directory = tmp_path / os.fsdecode(NAME)
     directory.mkdir()
     point = os.fsencode(directory) + b"/step-1-" + NAME + b".pt"
-    torch.save({"step": 1}, os.fsdecode(point))
+    resume.save(1, Path(os.fsdecode(point)))
     (tmp_path / "tell.py").write_text(TELL)
     options = f'--nproc 1 --nnodes 2:3 --cold --checkpoint-dir "$ODD" --log-dir "$ODD"/logs-{SHELL}'
     srun = f"export ODD={SHELL}\nsrun {SCRIPTS}/agent.sh {options} tell.py {SHELL} "

@@ -19,8 +19,6 @@ from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
 from .hosts import Process
 from .training import finish, progress, train
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
 TELL = SCRIPTS / "tell.py"
 STALL = 5.5  # seconds; longer than any lease
@@ -80,6 +78,7 @@ def assert_no_line_is_lost(job: Job, output: str) -> None:
 
 
 @needs_fuse
+@pytest.mark.usefixtures("light_torch")
 def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Reading stalls for the head and for another node, and then writing as well: the third node
     waits for their workers. No line is lost, here or in the files."""
@@ -103,6 +102,7 @@ def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path:
 
 
 @needs_fuse
+@pytest.mark.usefixtures("light_torch")
 def test_a_checkpoint_directory_that_stalls(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
@@ -118,6 +118,7 @@ def test_a_checkpoint_directory_that_stalls(
     assert_nobody_waited(logs)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
     and before the last one. No line or round is lost."""
@@ -178,6 +179,7 @@ SILENT = (
 )
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_name_server_that_does_not_answer(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:

@@ -15,9 +15,8 @@ from .conftest import AGENT, SCRIPTS, Launch
 from .hosts import Process
 from .training import ENOUGH, finish, progress, result, train
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
-
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Workers that have met may need it again, and would wait for it in vain."""
     saved = tmp_path / "saved"
@@ -34,6 +33,7 @@ def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path:
     assert ended.code == 0, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     logs.mkdir()
@@ -57,6 +57,7 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
     assert ended.code == 0, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """A node is lost while slurmctld is down, and nobody needs it for what follows."""
     saved = tmp_path / "saved"
@@ -75,6 +76,7 @@ def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path)
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """With --no-kill twice the others go on; the node is there for other jobs afterwards."""
     srun = f"srun --no-kill {SCRIPTS}/agent.sh"
@@ -92,6 +94,7 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_srun_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """As with the node of the job script. The tasks of its step go on, with nobody to show their
     output to; it is in the files."""

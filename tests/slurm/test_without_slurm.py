@@ -65,6 +65,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_the_first_of_three_machines_is_lost_and_comes_back(
     cluster: Cluster, tmp_path: Path
 ) -> None:
