@@ -29,6 +29,7 @@ NODES = 4
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.fork_server"
 WORKER = r"^\S*python\S* -u "
+LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # for jobs without one that takes a second
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -125,8 +126,9 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs find a torch that imports in milliseconds, and takes no second of each node for it."""
-    monkeypatch.setitem(cluster.env, "PYTHONPATH", surroundings.LIGHT_TORCH)
+    """All jobs of this test have it."""
+    for name, value in LIGHT_TORCH.items():
+        monkeypatch.setitem(cluster.env, name, value)
 
 
 class Launch(Protocol):
