@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from .asking import PORT, Metrics, logs, report, running, scraped, told
+from .asking import PAUSE, PORT, Metrics, logs, report, running, scraped, told
 from .cluster import Cluster, Job, eventually
 from .conftest import SCRIPTS, own_jobs
 
@@ -55,7 +55,7 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
         answers.before.update(scraped(cluster, "n1"))
         return all(answers.before.get((name,), 0) > 0 for name in ("round_steps", "goodput_ratio"))
 
-    eventually("its steps", trains, timeout=90)
+    eventually("its steps", trains, timeout=90, pause=PAUSE)
     answers.beside.update(scraped(cluster, "n2"))
     answers.remote.update(scraped(cluster, "n1", at="n2"))
     eventually("a checkpoint", (directory / "saved" / "step-30.pt").exists)
@@ -70,13 +70,13 @@ def ask_until_the_end(cluster: Cluster, answers: Traces) -> None:
         goes_on = answers.after.get(("nodes", "running")) == 2
         return goes_on and trained >= answers.before["seat_seconds", "training"]
 
-    eventually("the metrics of the job on the other node", leads)
+    eventually("the metrics of the job on the other node", leads, pause=PAUSE)
     answers.at_lost_head.update(scraped(cluster, "n1"))
 
     def led_by_another() -> bool:
         return any(each["job"]["head"] == "n2" for each in told(cluster, str(answers.job.id)))
 
-    eventually("another head", led_by_another)
+    eventually("another head", led_by_another, pause=PAUSE)
     for _ in range(10):
         answers.launches.append(told(cluster, str(answers.job.id)))  # of all nodes at once
     (directory / "enough").touch()
