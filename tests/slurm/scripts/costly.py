@@ -39,7 +39,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         if (step + 1) % args.save == 0 and dist.get_rank() == 0:
-            state = {"step": step + 1, "ballast": torch.zeros(20_000_000)}
+            state = {"step": step + 1, "ballast": torch.zeros(5_000_000)}
             torch.save(state, args.dir / "draft")
             (args.dir / "draft").rename(args.dir / f"step-{step + 1}.pt")
         over.fill_(step + 1 >= args.steps and (args.until is None or args.until.exists()))
