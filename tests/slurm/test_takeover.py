@@ -17,9 +17,9 @@ from hpclaunch.system.hosts import job_end
 
 from .asking import PAUSE, PORT, Metrics, logs, report, running, scraped, told
 from .cluster import Cluster, Job, eventually
-from .conftest import SCRIPTS, own_jobs
+from .conftest import LIGHT_TORCH, SCRIPTS, own_jobs
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 COSTLY = SCRIPTS / "costly.py"
 
@@ -45,7 +45,7 @@ def traces(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Traces
     script = f"{COSTLY} --dir saved --steps 90 --until enough --save 30 --fail 1000"
     body = f"srun --no-kill {SCRIPTS}/agent.sh {options} --checkpoint-dir saved {script}"
     with own_jobs(cluster):
-        answers = Traces(cluster.sbatch(body, directory=directory, env={"OMP_NUM_THREADS": "1"}))
+        answers = Traces(cluster.sbatch(body, directory=directory, env=LIGHT_TORCH))
         ask_until_the_end(cluster, answers)
     return answers
 
