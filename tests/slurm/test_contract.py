@@ -104,19 +104,19 @@ def test_a_good_job_says_nothing_but_what_its_workers_say(good: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "srun", "hosts"),
+    ("nodes", "tasks", "srun", "hosts"),
     [
-        (1, "srun --nodes=2 --ntasks=2 --nodelist=n2,n3", ["n2", "n3"]),
-        (2, "srun", ["n1", "n1", "n2", "n2", "n3", "n3"]),
-        (2, "srun --nodes=2 --ntasks=3 --ntasks-per-node=2", ["n1", "n1", "n2"]),
+        (3, 1, "srun --nodes=2 --ntasks=2 --nodelist=n2,n3", ["n2", "n3"]),
+        (2, 2, "srun", ["n1", "n1", "n2", "n2"]),
+        (3, 2, "srun --nodes=2 --ntasks=3 --ntasks-per-node=2", ["n1", "n1", "n2"]),
     ],
     ids=["part of the job's nodes", "two tasks on every node", "fewer tasks on the last node"],
 )
 def test_the_step_counts_and_not_the_job(
-    launch: Launch, tasks: int, srun: str, hosts: list[str]
+    launch: Launch, nodes: int, tasks: int, srun: str, hosts: list[str]
 ) -> None:
     options = [f"--ntasks-per-node={tasks}"]
-    job = launch("--nproc", 1, TELL, srun=f"{srun} hpclaunch", options=options)
+    job = launch("--nproc", 1, TELL, srun=f"{srun} hpclaunch", nodes=nodes, options=options)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     told = job.told()

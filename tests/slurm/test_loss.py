@@ -171,6 +171,7 @@ def test_a_disk_that_is_full_costs_no_node(
     assert names == ["index-agent-1.txt", "rank-1.err", "rank-1.out"]
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """It does not learn of it. What is lost is counted where there is room again."""
     logs = tmp_path / "logs"
@@ -205,7 +206,7 @@ def test_a_script_prints_on_a_full_disk(cluster: Cluster, launch: Launch, tmp_pa
     [("srun", True), ("srun --no-kill", False), ("env SLURM_NO_KILL= srun", False)],
 )
 def test_whoever_forgets_no_kill_is_told(launch: Launch, srun: str, warned: bool) -> None:
-    job = launch("--nproc", 1, "--nnodes", "2:3", TELL, srun=f"{srun} hpclaunch")
+    job = launch("--nproc", 1, "--nnodes", "1:2", TELL, srun=f"{srun} hpclaunch", nodes=2)
     ended = job.wait()
     assert ended.code == 0, str(ended)
     assert ("--no-kill" in ended.output) is warned
