@@ -11,6 +11,8 @@ import pytest
 from .cluster import Cluster, Job, eventually
 from .conftest import SCRIPTS, Launch
 
+pytestmark = pytest.mark.usefixtures("light_torch")  # programs that are no Python may use torch
+
 TELL = SCRIPTS / "tell.py"
 RANKS = {  # Slurm's names for what torchrun's names say
     "SLURM_PROCID": "RANK",
