@@ -13,13 +13,12 @@ from .cluster import Cluster, Ended, Job
 from .conftest import SCRIPTS, Launch, own_jobs
 from .test_stalls import needs_fuse, stalling
 
+pytestmark = pytest.mark.timeout(500)
+
 HANGING = SCRIPTS / "hanging.py"
 LIMIT = ("--hang-timeout", 4)
-
-
 FIRST = "stopped:1:12 asleep:3:8 locked:2:8 skipped:2:8 end:0:0"  # n2 is at fault twice in a row
 THEN = "cut:2:8 swapped:1:9 unsent:3:8 pipeline:0:8 left:2:9"
-pytestmark = pytest.mark.timeout(500)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     assert ended.code == 0, str(ended)
     who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
     lines = re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M)
-    assert (len(who), len(lines)) == (10, 7), str(ended)
+    assert len(who) == 10, str(ended)
+    assert len(lines) == 7, str(ended)
     return Hung(job, ended, who, lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -109,6 +110,7 @@ def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
     assert job.codes[3] != 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_cut_and_healed_within_the_time(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Make the workers wait a little longer for one another: nothing else happens."""
     saved, logs = tmp_path / "saved", tmp_path / "logs"
