@@ -12,10 +12,6 @@ import pytest
 from .cluster import Cluster
 from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="ranks that meet need torch"
-)
-
 MEET = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -49,36 +45,31 @@ def met(launch: Launch, *args: object, **options: object) -> list[str]:
     return sorted(line for line in ended.output.splitlines() if " of 2 " in line)
 
 
-# In one case of each kind it is torch that meets there.
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize(
-    ("options", "env"),
-    [
-        ([], {}),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:29500"], LIGHT_TORCH),
-    ],
+    "options",
+    [[], ["--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:29500"]],
     ids=["Slurm knows the addresses", "the user gives one"],
 )
 def test_names_that_only_their_own_node_resolves(
-    cluster: Cluster, launch: Launch, script: Path, options: list[str], env: dict[str, str]
+    cluster: Cluster, launch: Launch, script: Path, options: list[str]
 ) -> None:
     with cluster.without_names():
-        said = met(launch, *options, script, env=env)
+        said = met(launch, *options, script)
     assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
-@pytest.mark.parametrize(
-    ("names", "env"), [(firewall, {}), (nullcontext, LIGHT_TORCH)], ids=["alone", "first"]
-)
+@pytest.mark.usefixtures("light_torch")
+@pytest.mark.parametrize("names", [firewall, nullcontext], ids=["alone", "first"])
 def test_a_network_that_is_not_that_of_the_names(
     cluster: Cluster,
     launch: Launch,
     script: Path,
     names: Callable[[Cluster], AbstractContextManager[None]],
-    env: dict[str, str],
 ) -> None:
     """The user's choice comes before the names, where both lead to the first node."""
     with cluster.with_second_network(), names(cluster):
-        said = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script, env=env)
+        said = met(launch, "--rdzv-backend=c10d", "--rdzv-endpoint=n1i:29500", script)
     assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
 
 
@@ -107,13 +98,14 @@ def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch:
     assert "the head on n1 was lost: n2 leads now" in ended.output
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 @pytest.mark.parametrize(
     ("address", "env"), [("ib0", {}), ("$(hostname)i", LIGHT_TORCH)], ids=["ib0", "$(hostname)i"]
 )
 def test_an_address_of_every_node(
     cluster: Cluster, launch: Launch, script: Path, address: str, env: dict[str, str]
 ) -> None:
-    """The agents meet in the network of the names, the workers in the other one."""
+    """The agents meet in the network of the names, the workers in the other one: torch's too."""
     srun = f"srun bash -c 'exec hpclaunch --local-addr={address} \"$@\"' -"
     with cluster.with_second_network():
         said = met(launch, script, srun=srun, env=env)

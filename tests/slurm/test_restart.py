@@ -52,9 +52,9 @@ def hashes(directory: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("undisturbed")
-    command = f"srun hpclaunch --nproc 1 {TRAIN} --epochs {EPOCHS} --dir saved"
+    command = f"srun hpclaunch --nproc 2 {TRAIN} --epochs {EPOCHS} --dir saved"
     with own_jobs(cluster):
-        ended = cluster.sbatch(command, directory=directory, nodes=2, env=ONE_THREAD).wait()
+        ended = cluster.sbatch(command, directory=directory, nodes=1, env=ONE_THREAD).wait()
         assert ended.code == 0, str(ended)
     return Run(directory / "saved", final(ended))
 
@@ -101,8 +101,8 @@ def test_damaged_checkpoints_are_passed_over(
     cut_short(saved / "epoch-2.pt")
     before = hashes(saved)
     arguments = (TRAIN, "--epochs", EPOCHS, "--dir", "new")
-    options = ("--nproc", 1, "--checkpoint-dir", saved)
-    ended = launch(*options, *arguments, nodes=2, env=ONE_THREAD).wait()
+    options = ("--nproc", 2, "--checkpoint-dir", saved)
+    ended = launch(*options, *arguments, nodes=1, env=ONE_THREAD).wait()
     assert ended.code == 0, str(ended)
     assert "passing over checkpoint epoch-3.pt: damaged" in ended.output
     assert "passing over checkpoint epoch-2.pt: cut short or still being written" in ended.output
