@@ -86,7 +86,7 @@ def test_a_read_from_a_file_system_that_stalls(
 ) -> None:
     env = {"HANGS": "storage:0:8", "STALLING": str(tmp_path)}
     with stalling(cluster, tmp_path / "n1", "n1"):
-        job = launch("--nproc", 1, *LIMIT, "--max-restarts", 1, HANGING, nodes=2, env=env)
+        job = launch("--nproc", 2, *LIMIT, "--max-restarts", 1, HANGING, nodes=1, env=env)
         job.says("the workers hang")
         (tmp_path / "n1.stalls").unlink()  # what waits there cannot be killed
         ended = job.wait()
