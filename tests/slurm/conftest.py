@@ -29,7 +29,7 @@ NODES = 4
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.fork_server"
 WORKER = r"^\S*python\S* -u "
-LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # for jobs without one that takes a second
+LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # of jobs in which torch weighs nothing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -126,7 +126,7 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All jobs of this test have it."""
+    """Let all jobs of a test find the torch that weighs nothing."""
     for name, value in LIGHT_TORCH.items():
         monkeypatch.setitem(cluster.env, name, value)
 

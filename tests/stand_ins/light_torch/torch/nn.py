@@ -1,4 +1,4 @@
-"""What an optimizer optimizes."""
+"""The parameters of an optimizer."""
 
 from .tensors import Tensor
 

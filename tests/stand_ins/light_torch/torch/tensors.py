@@ -1,4 +1,4 @@
-"""Numbers, with the names of what our scripts do with them."""
+"""Lists of numbers, with the few operations that our scripts need."""
 
 
 class Tensor:

@@ -61,6 +61,10 @@ def init_process_group(backend):
     barrier()
 
 
+def is_initialized():
+    return _group is not None
+
+
 def get_rank():
     return int(os.environ["RANK"])
 
