@@ -15,6 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from .cluster import Cluster, Job, eventually
 
 PORT = 9400
+PAUSE = 0.5  # seconds between two questions, each of which is a program
 SCRAPE = """\
 import sys, urllib.request
 accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -45,7 +46,7 @@ def running(cluster: Cluster, job: int, each: int = 2, **more: Any) -> Any:
         made = [worker["steps"] for agent in agents for worker in agent["workers"]]
         return bool(agents) and len(made) == each * len(agents) and all(made)
 
-    eventually("its steps", look)
+    eventually("its steps", look, pause=PAUSE)
     return found[0]
 
 

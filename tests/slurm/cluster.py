@@ -193,7 +193,7 @@ class Cluster:
     def processes(self, pattern: str = "", host: str = "") -> list[Process]:
         """The living ones of jobs on the nodes, or on one node; no zombies."""
         where = [self.nodes[host]] if host else list(self.nodes.values())
-        return [p for h in where for p in h.processes(rf"^(?!{NOT_OF_JOBS}).*(?:{pattern})")]
+        return hosts.processes(where, rf"^(?!{NOT_OF_JOBS}).*(?:{pattern})")
 
     @contextmanager
     def parted(self, names: Collection[str]) -> Iterator[None]:

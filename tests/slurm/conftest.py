@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pytest
 
 import hpclaunch
+import surroundings
 import timed
 
 from .cluster import TOOLS, Cluster, Job, eventually, remove_stale
@@ -28,6 +29,7 @@ NODES = 4
 AGENT = r"^\S*python\S* \S*/hpclaunch "
 FORK_SERVER = r"hpclaunch\.worker\.fork_server"
 WORKER = r"^\S*python\S* -u "
+LIGHT_TORCH = {"PYTHONPATH": surroundings.LIGHT_TORCH}  # of jobs in which torch weighs nothing
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -120,6 +122,13 @@ def own_jobs(cluster: Cluster) -> Iterator[None]:
             for process in left:
                 process.kill()
             raise AssertionError(f"{e}: {left}") from None
+
+
+@pytest.fixture
+def light_torch(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all jobs of a test find the torch that weighs nothing."""
+    for name, value in LIGHT_TORCH.items():
+        monkeypatch.setitem(cluster.env, name, value)
 
 
 class Launch(Protocol):

@@ -93,7 +93,7 @@ class Host:
             self._parent.wait()
             raise RuntimeError(f"no host {name}: {said}")
         self.pid = children[0].pid  # process 1 of the host
-        self._space = os.readlink(f"/proc/{self.pid}/ns/pid")
+        self.space = os.readlink(f"/proc/{self.pid}/ns/pid")
 
     def _wait_until_ready(self) -> str:
         assert self._parent.stdout is not None, "a pipe was asked for"
@@ -209,27 +209,29 @@ class Host:
         assert done.returncode == 0, said
         return done.stdout
 
-    def processes(self, pattern: str = "") -> Iterator[Process]:
-        """The living ones whose command line matches. A zombie holds nothing and does nothing."""
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
+
+def processes(where: Sequence[Host], pattern: str = "") -> list[Process]:
+    """Return the living ones on these hosts whose command line matches, host by host. A zombie
+    holds nothing and does nothing.
+    """
+    spaces = {host.space: host for host in where}
+    found: dict[str, list[Process]] = {host.name: [] for host in where}
+    for number in filter(str.isdigit, os.listdir("/proc")):
+        entry = Path("/proc", number)
+        try:
+            host = spaces.get(os.readlink(f"/proc/{number}/ns/pid"))
+            if host is None or int(number) == host.pid:
                 continue
-            try:
-                if os.readlink(entry / "ns/pid") != self._space:
-                    continue
-                state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()
-                command = os.fsdecode((entry / "cmdline").read_bytes()).replace("\0", " ").strip()
-                if (entry / "comm").read_bytes() == b"hpclaunch-torch\n":
-                    command = f"(template) {command}"  # it shares the workers' command line
-                uid = entry.stat().st_uid
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # it ended meanwhile, or is one that even root may not look into
-            if (
-                state not in "ZX"
-                and int(entry.name) != self.pid
-                and re.search(pattern, command, re.DOTALL)
-            ):
-                yield Process(int(entry.name), self.name, uid, command)
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+            command = os.fsdecode((entry / "cmdline").read_bytes()).replace("\0", " ").strip()
+            if (entry / "comm").read_bytes() == b"hpclaunch-torch\n":
+                command = f"(template) {command}"  # it shares the workers' command line
+            uid = entry.stat().st_uid
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or is one that even root may not look into
+        if state not in "ZX" and re.search(pattern, command, re.DOTALL):
+            found[host.name].append(Process(int(number), host.name, uid, command))
+    return [process for each in found.values() for process in each]
 
 
 def opening(paths: Sequence[Path], aside: Path) -> list[str]:

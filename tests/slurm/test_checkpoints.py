@@ -51,7 +51,7 @@ def test_a_node_sees_it_later(cluster: Cluster, launch: Launch, saved: Path) -> 
     journals = saved.parent / "logs"
     options = ("--nproc", 1, "--checkpoint-dir", saved, "--log-dir", journals)
     with disk(cluster, saved, "n2"):
-        job = launch(*options, RESUME, "--dir", saved, "--steps", 4)
+        job = launch(*options, RESUME, "--dir", saved, "--steps", 4, nodes=2)
 
         def missed() -> bool:
             texts = [path.read_text() for path in journals.glob("journal*.jsonl")]
@@ -66,7 +66,7 @@ def test_a_node_never_sees_any(cluster: Cluster, launch: Launch, saved: Path) ->
     options = ("--nproc", 1, "--checkpoint-dir", saved)
     with disk(cluster, saved, "n2"):
         script = (RESUME, "--dir", saved, "--steps", 4)
-        ended = launch(*options, *script, timing={"visible": 3.0}).wait()
+        ended = launch(*options, *script, timing={"visible": 3.0}, nodes=2).wait()
     assert ended.code == 1, str(ended)
     assert f"n2 does not see {saved}/step-3.pt: there is no such file" in ended.output
     assert "--checkpoint-local is for one on each node" in ended.output
@@ -80,19 +80,20 @@ def test_a_disk_of_each_node(cluster: Cluster, launch: Launch, tmp_path: Path) -
     options = ("--nproc", 1, "--checkpoint-dir", saved, "--checkpoint-local")
     script = (RESUME, "--dir", saved, "--each", "--steps")
     with disk(cluster, saved, "n1", "n2"):
-        all_go_on_from(launch(*options, *script, 3).wait(), "nothing")
+        all_go_on_from(launch(*options, *script, 3, nodes=2).wait(), "nothing")
         cluster.on("n2", ["rm", f"{saved}/step-3.pt"])
-        ended = launch(*options, *script, 3).wait()
+        ended = launch(*options, *script, 3, nodes=2).wait()
         all_go_on_from(ended, "step-2.pt")
         assert "passing over checkpoint step-3.pt: n2 does not see it" in ended.output
         cluster.on("n1", ["sh", "-c", f"rm '{saved}'/*"])
-        ended = launch(*options, *script, 1).wait()
+        ended = launch(*options, *script, 1, nodes=2).wait()
         all_go_on_from(ended, "nothing")
 
 
 def test_one_that_brings_the_job_down(launch: Launch, saved: Path) -> None:
     options = ("--nproc", 1, "--checkpoint-dir", saved)
-    ended = launch(*options, RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt").wait()
+    script = (RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt")
+    ended = launch(*options, *script, nodes=2).wait()
     all_go_on_from(ended, "step-2.pt")
     assert ended.output.count("hpclaunch: resuming from") == 3
     assert "passing over checkpoint step-3.pt: the job failed twice while" in ended.output
@@ -104,7 +105,8 @@ def test_without_an_older_one_it_ends(launch: Launch, saved: Path) -> None:
         (saved / f"step-{step}.pt").unlink()
     shutil.copy(saved / "step-3.pt", saved / "other.txt")
     options = ("--nproc", 1, "--checkpoint-dir", saved)
-    ended = launch(*options, RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt").wait()
+    script = (RESUME, "--dir", saved, "--steps", 4, "--breaks", "step-3.pt")
+    ended = launch(*options, *script, nodes=2).wait()
     assert ended.code == 1, str(ended)
     assert "goes on from" not in ended.output
 

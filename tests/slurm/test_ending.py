@@ -1,4 +1,8 @@
-"""The end of a job on a real cluster: all ranks have notice of it at one step."""
+"""The end of a job on a real cluster: all ranks have notice of it at one step.
+
+Where handlers of signals save before a time limit, it is a model that is trained; elsewhere a
+number takes its place.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from .cluster import CONTROLLER, Cluster, Job, eventually
-from .conftest import AGENT, SCRIPTS, Launch
+from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
 ENDING = SCRIPTS / "ending.py"
+lightly = pytest.mark.usefixtures("light_torch")
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
 AMPLE = ("--notice", 30)  # for ranks that leave once they have saved, on a busy machine too
@@ -34,7 +39,7 @@ def until_it_trains(job: Job) -> None:
     eventually("the training", lambda: all(name.exists() for name in names))
 
 
-def limited(launch: Launch, directory: Path, how: str) -> Job:
+def limited(launch: Launch, directory: Path, how: str, *light: str, **more: object) -> Job:
     """Submit a job with a time limit, which `limit` brings near once it trains."""
     directory.mkdir()
     settings, options = (*SETTINGS, *AMPLE), ["--time=5"]
@@ -43,11 +48,13 @@ def limited(launch: Launch, directory: Path, how: str) -> Job:
         *settings,
         ENDING,
         how,
+        *light,
         nodes=2,
         srun=SRUN,
         options=options,
         directory=directory,
         timing=timing,
+        **more,
     )
 
 
@@ -75,19 +82,23 @@ def assert_saved_alike(job: Job, how: str) -> None:
 def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) -> None:
     """Set limits for two jobs and for a step, which has a minute from its beginning."""
     srun = "srun --time=1 hpclaunch"
-    of_step = launch(*SETTINGS, *AMPLE, ENDING, "due", nodes=2, srun=srun)
+    of_step = launch(*SETTINGS, *AMPLE, ENDING, "due", "light", nodes=2, srun=srun, env=LIGHT_TORCH)
     until_it_trains(of_step)  # with no other beside it that would cost it the time
-    jobs = {how: limited(launch, tmp_path / how, how) for how in ("signal", "due")}
+    jobs = {
+        "signal": limited(launch, tmp_path / "signal", "signal"),
+        "due": limited(launch, tmp_path / "due", "due", "light", env=LIGHT_TORCH),
+    }
     for job in jobs.values():
-        limit(job, 45)
+        limit(job, 40)
     for how, job in jobs.items():
         assert_saved_alike(job, how)
     assert_saved_alike(of_step, "due")
 
 
+@lightly
 def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
-    reads, unaware = (limited(launch, tmp_path / how, how) for how in ("file", "unaware"))
-    limit(reads, 45)
+    reads, unaware = (limited(launch, tmp_path / how, how, "light") for how in ("file", "unaware"))
+    limit(reads, 40)
     limit(unaware, 25)
     assert_saved_alike(reads, "file")
     ended = unaware.wait(timeout=150)
@@ -96,8 +107,9 @@ def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path
     assert "DUE TO TIME LIMIT" not in ended.output
 
 
+@lightly
 def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    job = launch(*SETTINGS, ENDING, "signal", "stays", nodes=2, srun=SRUN)
+    job = launch(*SETTINGS, ENDING, "signal", "stays", "light", nodes=2, srun=SRUN)
     until_it_trains(job)
     urgent = cluster.sbatch(
         "true", directory=tmp_path, nodes=4, options=["--partition=urgent", "--exclusive"]
@@ -115,10 +127,11 @@ def signal_one_agent(cluster: Cluster) -> None:
     os.kill(agent.pid, signal.SIGUSR1)
 
 
+@lightly
 def test_a_signal_reaches_all_ranks_at_one_step(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    job = launch(*SETTINGS, ENDING, "signal", "stays", nodes=2, srun=SRUN)
+    job = launch(*SETTINGS, ENDING, "signal", "stays", "light", nodes=2, srun=SRUN)
     until_it_trains(job)
     for _ in range(2):
         signal_one_agent(cluster)
@@ -133,10 +146,11 @@ def test_a_signal_reaches_all_ranks_at_one_step(
     assert "hpclaunch: ended by SIGTERM on n" in ended.output, str(ended)
 
 
+@lightly
 def test_workers_that_leave_after_a_signal(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
-    job = launch(*SETTINGS, ENDING, "signal", nodes=2, srun=SRUN)
+    job = launch(*SETTINGS, ENDING, "signal", "light", nodes=2, srun=SRUN)
     until_it_trains(job)
     signal_one_agent(cluster)
     ended = job.wait()
@@ -145,12 +159,13 @@ def test_workers_that_leave_after_a_signal(
     assert "given notice" not in ended.output
 
 
+@lightly
 @pytest.mark.parametrize(("how", "name"), [("agreed", "SIGUSR1"), ("alone", "SIGUSR2")])
 def test_workers_that_leave_where_slurms_own_signal_finds_them(
     launch: Launch, tmp_path: Path, how: str, name: str
 ) -> None:
     """Before they come to the step of the notice."""
-    job = launch(*SETTINGS, ENDING, how, nodes=2, srun=SRUN)
+    job = launch(*SETTINGS, ENDING, how, "light", nodes=2, srun=SRUN)
     until_it_trains(job)
     job.cancel(f"--signal={name}")
     ended = job.wait()

@@ -44,7 +44,8 @@ def test_where_one_bad_exit_kills_the_step(launch: Launch, tmp_path: Path) -> No
     """
     (tmp_path / "now").touch()
     arguments = ("--until", "never", "--fail", "1:now:3")
-    job = launch("--nproc", 1, "--max-restarts", 0, TELL, *arguments, srun="srun -K hpclaunch")
+    options = ("--nproc", 1, "--max-restarts", 0)
+    job = launch(*options, TELL, *arguments, srun="srun -K hpclaunch", nodes=2)
     ended = job.wait()
     assert ended.code == 3, str(ended)
     assert "  the last lines of rank 1:\n    | last words of rank 1\n" in ended.output

@@ -3,58 +3,80 @@
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
 
-from .cluster import Cluster
-from .conftest import SCRIPTS, Launch
+import pytest
+
+from .cluster import Cluster, Ended, Job
+from .conftest import SCRIPTS, Launch, own_jobs
 from .test_stalls import needs_fuse, stalling
+
+pytestmark = pytest.mark.timeout(500)
 
 HANGING = SCRIPTS / "hanging.py"
 LIMIT = ("--hang-timeout", 4)
+FIRST = "stopped:1:12 asleep:3:8 locked:2:8 skipped:2:8 end:0:0"  # n2 is at fault twice in a row
+THEN = "cut:2:8 swapped:1:9 unsent:3:8 pipeline:0:8 left:2:9"
 
 
-def test_a_rank_that_hangs_is_named_and_the_training_goes_on(
-    cluster: Cluster, launch: Launch
-) -> None:
-    hangs = "asleep:3:8 stopped:1:12 skipped:2:8 end:0:0"
-    job = launch("--nproc", 2, *LIMIT, "--max-restarts", 4, HANGING, nodes=2, env={"HANGS": hangs})
-    ended = job.wait(timeout=180)
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A training that hung in many ways, one after the other."""
+
+    job: Job
+    ended: Ended
+    who: list[str]  # hung, in each round
+    lines: list[str]  # in which the ranks at fault were, of those that were in one
+
+
+@pytest.fixture(scope="module")
+def hung(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Hung:
+    hangs = f"{FIRST} {THEN}"
+    options = f"--nproc 2 --nnodes 2 {shlex.join(map(str, LIMIT))} --max-restarts 10"
+    with own_jobs(cluster):
+        job = cluster.sbatch(
+            f"srun hpclaunch {options} {HANGING}",
+            directory=tmp_path_factory.mktemp("hung"),
+            env={"HANGS": hangs},
+        )
+        ended = job.wait(timeout=400)
     assert ended.code == 0, str(ended)
-    named = re.findall(r"^hpclaunch: rank (\d) on (n\d) hung; restart", ended.output, re.M)
-    assert named == [("3", "n2"), ("1", "n1"), ("2", "n2"), ("0", "n1")]
+    who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
     lines = re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M)
-    for line in lines:
+    assert len(who) == 10, str(ended)
+    assert len(lines) == 7, str(ended)
+    return Hung(job, ended, who, lines)
+
+
+def test_a_rank_that_hangs_is_named_and_the_training_goes_on(hung: Hung) -> None:
+    job, ended = hung.job, hung.ended
+    ranks = ["rank 1 on n1", "rank 3 on n2", "rank 2 on n2", "rank 2 on n3", "rank 0 on n1"]
+    assert hung.who[:5] == ranks, str(ended)
+    for line in hung.lines[:4]:
         assert re.search(
             rf"is in hanging\.py:{line}, |in hanging\.py:{line}, skipped", ended.output
         )
     assert len(re.findall(r"^rank \d is done", ended.output, re.M)) == 4 + 3
     evidence = job.directory / "hpclaunch-logs"
-    (stacks,) = evidence.glob("*/round-0/evidence/rank-3.txt")
+    (stacks,) = evidence.glob("*/round-1/evidence/rank-3.txt")
     assert "hanging.py" in stacks.read_text()
     assert stacks.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(
-    cluster: Cluster, launch: Launch
-) -> None:
-    env = {"HANGS": "asleep:3:8 locked:2:8"}
-    job = launch("--nproc", 2, "--nnodes", 2, *LIMIT, HANGING, nodes=3, env=env)
-    ended = job.wait(timeout=120)
-    assert ended.code == 0, str(ended)
-    assert "n2 is cordoned: its workers have failed again, and there is a spare" in ended.output
+def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(hung: Hung) -> None:
+    said = "n2 is cordoned: its workers have failed again, and there is a spare"
+    assert said in hung.ended.output
 
 
-def test_ranks_that_wait_for_one_another_in_many_ways(cluster: Cluster, launch: Launch) -> None:
-    env = {"HANGS": "cut:2:8 swapped:1:9 unsent:3:8 pipeline:0:8 left:2:9"}
-    job = launch("--nproc", 2, *LIMIT, "--max-restarts", 5, HANGING, nodes=2, env=env)
-    ended = job.wait(timeout=180)
-    assert ended.code == 0, str(ended)
-    who = re.findall(r"^hpclaunch: (.*) hung; restart", ended.output, re.M)
-    ranks = ["rank 1 on n1", "rank 3 on n2", "rank 0 on n1", "rank 2 on n2"]
-    assert who == ["the workers", *ranks], str(ended)
+def test_ranks_that_wait_for_one_another_in_many_ways(hung: Hung) -> None:
+    ended = hung.ended
+    ranks = ["rank 1 on n1", "rank 3 on n3", "rank 0 on n1", "rank 2 on n3"]
+    assert hung.who[5:] == ["the workers", *ranks], str(ended)
     assert "all have begun it: a network that loses data" in ended.output
-    assert "rank 2 on n2 has ended" in ended.output
-    for line in re.findall(r"^hangs in line ([1-9]\d*)", ended.output, re.M):
+    assert "rank 2 on n3 has ended" in ended.output
+    for line in hung.lines[4:]:
         assert f" hanging.py:{line}, " in ended.output, str(ended)
 
 
@@ -64,7 +86,7 @@ def test_a_read_from_a_file_system_that_stalls(
 ) -> None:
     env = {"HANGS": "storage:0:8", "STALLING": str(tmp_path)}
     with stalling(cluster, tmp_path / "n1", "n1"):
-        job = launch("--nproc", 1, *LIMIT, "--max-restarts", 1, HANGING, nodes=2, env=env)
+        job = launch("--nproc", 2, *LIMIT, "--max-restarts", 1, HANGING, nodes=1, env=env)
         job.says("the workers hang")
         (tmp_path / "n1.stalls").unlink()  # what waits there cannot be killed
         ended = job.wait()

@@ -77,9 +77,10 @@ def test_an_option_without_another_that_it_needs(launch: Launch) -> None:
     assert ended.output.count(said) == 2
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_tasks_without_slurms_variables(launch: Launch) -> None:
     """As in a container with --cleanenv: each of them trains on its own."""
-    srun = 'srun env --ignore-environment "PATH=$PATH" hpclaunch'
+    srun = 'srun env --ignore-environment "PATH=$PATH" "PYTHONPATH=$PYTHONPATH" hpclaunch'
     args = ["--nproc", 1, "--no-python", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]
     job = launch(*args, srun=srun, nodes=2)
     ended = job.wait()

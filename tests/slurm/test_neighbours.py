@@ -53,7 +53,11 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
     environment = {secret.VARIABLE: str(key)}
     jobs = [
         launch(
-            "--nproc", 1, TELL, "--until", "enough", directory=d, env=environment, options=["-H"]
+            *("--nproc", 1, TELL, "--until", "enough"),
+            directory=d,
+            nodes=2,
+            env=environment,
+            options=["-H"],
         )
         for d in ours
     ]
@@ -62,14 +66,14 @@ def test_two_jobs_on_the_same_nodes(cluster: Cluster, launch: Launch, tmp_path: 
         for job in jobs:
             cluster.on("ctl", ["scontrol", "release", str(job.id)])
         for job in jobs:
-            job.until_all_run(3)
+            job.until_all_run(2)
         for directory in ours:
             (directory / "enough").touch()
         for job in jobs:
             ended = job.wait()
             assert ended.code == 0, str(ended)
             assert "hpclaunch:" not in ended.output
-            assert {env["WORLD_SIZE"] for env in job.told().values()} == {"3"}
+            assert {env["WORLD_SIZE"] for env in job.told().values()} == {"2"}
             assert {env["TORCHELASTIC_RUN_ID"] for env in job.told().values()} == {f"{job.id}.0"}
     ports = {job.told()[0]["MASTER_PORT"] for job in jobs}
     assert len(ports) == 2
@@ -146,10 +150,10 @@ def test_strangers_crowd_at_the_heads_port(
 ) -> None:
     """The last agent joins all the same, and there is a restart."""
     key = tmp_path / "secret"
-    late = """srun bash -c 'while [ "$SLURM_NODEID" = 2 ] && [ ! -e come ]; do sleep 0.1; done
+    late = """srun bash -c 'while [ "$SLURM_NODEID" = 1 ] && [ ! -e come ]; do sleep 0.1; done
         exec hpclaunch "$@"' bash"""
     arguments = ("--nproc", 1, TELL, "--fail", "1:restart?:kill", "--until", "enough")
-    job = launch(*arguments, srun=late, env={secret.VARIABLE: str(key)})
+    job = launch(*arguments, srun=late, nodes=2, env={secret.VARIABLE: str(key)})
     port = zmq_channel.derive(secret.load_or_create(key), f"{job.id}.0").ports[0]
     with crowd(cluster, program, "n1", port, word) as strangers:
         if program == "half_open.py":
@@ -159,10 +163,10 @@ def test_strangers_crowd_at_the_heads_port(
                 "a full queue", lambda: cluster.on("n1", begun).count("\n") >= full, timeout=60
             )
         (tmp_path / "come").touch()
-        job.until_all_run(3)
+        job.until_all_run(2)
         job.forget()
         (tmp_path / "restart").touch()
-        job.until_all_run(3)
+        job.until_all_run(2)
         assert strangers.poll() is None
         (tmp_path / "enough").touch()
         ended = job.wait()

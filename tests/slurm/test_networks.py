@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 
 from .cluster import Cluster
-from .conftest import AGENT, SCRIPTS, Launch
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="ranks that meet need torch"
-)
+from .conftest import AGENT, LIGHT_TORCH, SCRIPTS, Launch
 
 MEET = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-total = torch.ones(1)
+total = torch.tensor([1])
 dist.all_reduce(total)
 rank, host = os.environ["RANK"], os.uname().nodename
-print(rank, "of", int(total), host, os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"])
+print(rank, "of", int(total[0]), host, os.environ["MASTER_ADDR"], os.environ["GLOO_SOCKET_IFNAME"])
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -49,6 +45,7 @@ def met(launch: Launch, *args: object, **options: object) -> list[str]:
     return sorted(line for line in ended.output.splitlines() if " of 2 " in line)
 
 
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize(
     "options",
     [[], ["--rdzv-backend=c10d", "--rdzv-endpoint=10.78.0.11:29500"]],
@@ -62,6 +59,7 @@ def test_names_that_only_their_own_node_resolves(
     assert said == ["0 of 2 n1 10.78.0.11 eth0", "1 of 2 n2 10.78.0.11 eth0"]
 
 
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize("names", [firewall, nullcontext], ids=["alone", "first"])
 def test_a_network_that_is_not_that_of_the_names(
     cluster: Cluster,
@@ -75,6 +73,7 @@ def test_a_network_that_is_not_that_of_the_names(
     assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_firewall_that_lets_the_port_of_the_user_through(
     cluster: Cluster, launch: Launch, script: Path
 ) -> None:
@@ -99,12 +98,15 @@ def test_another_head_is_found_at_the_port_of_the_user(cluster: Cluster, launch:
     assert "the head on n1 was lost: n2 leads now" in ended.output
 
 
-@pytest.mark.parametrize("address", ["ib0", "$(hostname)i"])
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.parametrize(
+    ("address", "env"), [("ib0", {}), ("$(hostname)i", LIGHT_TORCH)], ids=["ib0", "$(hostname)i"]
+)
 def test_an_address_of_every_node(
-    cluster: Cluster, launch: Launch, script: Path, address: str
+    cluster: Cluster, launch: Launch, script: Path, address: str, env: dict[str, str]
 ) -> None:
-    """The agents meet in the network of the names, the workers in the other one."""
+    """The agents meet in the network of the names, the workers in the other one: torch's too."""
     srun = f"srun bash -c 'exec hpclaunch --local-addr={address} \"$@\"' -"
     with cluster.with_second_network():
-        said = met(launch, script, srun=srun)
+        said = met(launch, script, srun=srun, env=env)
     assert said == ["0 of 2 n1 10.79.0.11 ib0", "1 of 2 n2 10.79.0.11 ib0"]

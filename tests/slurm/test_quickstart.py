@@ -11,6 +11,7 @@ from console import follow, sections
 
 from .cluster import Cluster
 from .conftest import ROOT
+from .recipes.jobs import ONE_THREAD
 
 SECTIONS = sections(ROOT / "docs" / "quickstart.md")
 NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
@@ -21,7 +22,7 @@ NAMES = ["On a node with GPUs", "On several nodes", "When a node is lost"]
 def test_on_a_cluster(title: str, cluster: Cluster, tmp_path: Path) -> None:
     """Its GPUs are none: one worker on each node. Nor has it names for addresses, as c10d says."""
     shutil.copytree(ROOT / "workers", tmp_path / "workers")
-    env = cluster.environment(tmp_path) | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env = cluster.environment(tmp_path) | ONE_THREAD | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def run(command: str) -> str:
         words = ["bash", "-c", command]

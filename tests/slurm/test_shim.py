@@ -106,6 +106,7 @@ def test_a_launcher_within_a_worker(cluster: Cluster, tmp_path: Path) -> None:
     assert not stores & {found[name]["HPCLAUNCH_STORE"] for name in ("outer-n1-0", "outer-n2-1")}
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_job_that_a_worker_submits(cluster: Cluster, tmp_path: Path) -> None:
     """It inherits the worker's environment, and is a job of its own all the same."""
     script = tmp_path / "next.sh"

@@ -13,8 +13,8 @@ SRUN = "srun hpclaunch"  # a shell between would die of the signals
 
 
 def test_usr1_reaches_the_workers_and_they_go_on(launch: Launch, tmp_path: Path) -> None:
-    job = launch("--nproc", 2, TELL, "--until", "enough", srun=SRUN)
-    job.until_all_run(6)
+    job = launch("--nproc", 2, TELL, "--until", "enough", srun=SRUN, nodes=2)
+    job.until_all_run(4)
     job.cancel("--signal=USR1")
     # Slurm has signalled the workers as well. The file says that the launcher has, too.
     for rank, environment in job.told().items():
@@ -29,12 +29,12 @@ def test_usr1_reaches_the_workers_and_they_go_on(launch: Launch, tmp_path: Path)
 
 
 def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
-    job.until_all_run(3)
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN, nodes=2)
+    job.until_all_run(2)
     job.cancel()
     ended = job.wait()
     assert ended.state == "CANCELLED", str(ended)
-    for rank in range(3):
+    for rank in range(2):
         assert (tmp_path / f"asked-{rank}").exists()
         assert (tmp_path / f"saved-{rank}").exists()
     assert "hpclaunch: ended by SIGTERM on n" in ended.output
@@ -44,12 +44,12 @@ def test_scancel_lets_the_workers_save(cluster: Cluster, launch: Launch, tmp_pat
 
 def test_an_interrupt_by_slurm_comes_once(launch: Launch, tmp_path: Path) -> None:
     """Slurm sends it to every process of the step here, so the workers need none from us."""
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN)
-    job.until_all_run(3)
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=SRUN, nodes=2)
+    job.until_all_run(2)
     job.cancel("--signal=INT")
     ended = job.wait()
     assert ended.code == 128 + signal.SIGINT, str(ended)
-    for rank in range(3):
+    for rank in range(2):
         assert (tmp_path / f"asked-{rank}").read_text() == "SIGINT"
         assert (tmp_path / f"saved-{rank}").exists()
 
@@ -85,17 +85,18 @@ def test_after_nohup_a_hangup_ends_nothing(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
     """On no node: neither the agents nor their workers are told."""
-    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun="srun nohup hpclaunch")
-    job.until_all_run(3)
+    srun = "srun nohup hpclaunch"
+    job = launch("--nproc", 1, TELL, "--save", "--until", "never", srun=srun, nodes=2)
+    job.until_all_run(2)
     workers = cluster.processes(WORKER)
-    assert len(workers) == 3, workers
+    assert len(workers) == 2, workers
     for process in workers:
         status = Path(f"/proc/{process.pid}/status").read_text()
         ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
         assert ignored & 1 << signal.SIGHUP - 1, status
     job.cancel("--signal=HUP")
     job.cancel("--signal=USR1")
-    for rank in range(3):
+    for rank in range(2):
         eventually(f"SIGUSR1 at rank {rank}", (tmp_path / f"usr1-{rank}").exists)
     job.cancel()
     ended = job.wait()

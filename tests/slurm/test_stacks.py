@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from .asking import PAUSE
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
@@ -78,7 +79,7 @@ def test_from_the_login_node_and_within_the_job(
     os.mkfifo(tmp_path / "over")
     job = cluster.sbatch(body, directory=tmp_path, nodes=2, options=OPTIONS)
     look = ["sh", "-c", f"hpclaunch stacks {job.id} || true"]
-    eventually("its stacks", lambda: TOLD.search(cluster.on("ctl", look)))
+    eventually("its stacks", lambda: TOLD.search(cluster.on("ctl", look)), pause=PAUSE)
 
     whole = cluster.on("ctl", ["hpclaunch", "stacks", str(job.id), "--rank", "2"])
     assert whole.startswith("rank 2 on n2 ")
@@ -119,7 +120,9 @@ def test_long_stacks_of_several_nodes_are_not_mixed(cluster: Cluster) -> None:
     look = ["sh", "-c", f"hpclaunch stacks {job.id} --full || true"]
     lines = 4 * 4 * 30 * 81
     eventually(
-        "all stacks", lambda: cluster.on("ctl", look, user=USER).count(" in deep\n") == lines
+        "all stacks",
+        lambda: cluster.on("ctl", look, user=USER).count(" in deep\n") == lines,
+        pause=PAUSE,
     )
     (directory / "over").touch()
     ended = job.wait()

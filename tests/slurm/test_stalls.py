@@ -19,8 +19,6 @@ from .conftest import AGENT, FORK_SERVER, SCRIPTS, Launch
 from .hosts import Process
 from .training import finish, progress, train
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-
 HELPER = r"'main'.* hpclaunch\.(?!worker\.fork_server)"
 TELL = SCRIPTS / "tell.py"
 STALL = 5.5  # seconds; longer than any lease
@@ -74,12 +72,13 @@ def lines(job: Job, rank: int) -> list[str]:
     return [f"rank {rank} step {step}\n" for step in range(steps)]
 
 
-def assert_no_line_is_lost(job: Job, output: str) -> None:
-    for rank in range(3):
+def assert_no_line_is_lost(job: Job, output: str, world: int) -> None:
+    for rank in range(world):
         assert re.findall(rf"^rank {rank} .*\n", output, re.MULTILINE) == lines(job, rank)
 
 
 @needs_fuse
+@pytest.mark.usefixtures("light_torch")
 def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Reading stalls for the head and for another node, and then writing as well: the third node
     waits for their workers. No line is lost, here or in the files."""
@@ -98,11 +97,12 @@ def test_a_log_directory_that_stalls(cluster: Cluster, launch: Launch, tmp_path:
     assert [len(list(d.glob("round-*"))) for d in directories] == [1, 1, 1]
     written = [(d / f"round-0/rank-{rank}.out").read_text() for rank, d in enumerate(directories)]
     assert written == ["".join(lines(job, rank)) for rank in range(3)]
-    assert_no_line_is_lost(job, ended.output)
+    assert_no_line_is_lost(job, ended.output, 3)
     assert_nobody_waited(*directories)
 
 
 @needs_fuse
+@pytest.mark.usefixtures("light_torch")
 def test_a_checkpoint_directory_that_stalls(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:
@@ -118,13 +118,14 @@ def test_a_checkpoint_directory_that_stalls(
     assert_nobody_waited(logs)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Stop everything beside the agents and the workers, on all nodes: in the first step, later,
     and before the last one. No line or round is lost."""
     logs, saved = tmp_path / "logs", tmp_path / "saved"
     saved.mkdir()
-    options = ("--nnodes", "2:3", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
-    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--until", "enough")
+    options = ("--nnodes", "1:2", "--log-dir", logs, "--checkpoint-dir", saved, "--notify", "true")
+    job = launch("--nproc", 1, *options, SCRIPTS / "chatty.py", "--until", "enough", nodes=2)
 
     def stop() -> list[Process]:
         helpers = [*cluster.processes(HELPER), *cluster.processes(FORK_SERVER)]
@@ -145,7 +146,7 @@ def test_helpers_that_are_stopped(cluster: Cluster, launch: Launch, tmp_path: Pa
     assert ended.code == 0, str(ended)
     assert "was lost" not in ended.output
     assert len(list(logs.glob("round-*"))) == 1, str(ended)
-    assert_no_line_is_lost(job, ended.output)
+    assert_no_line_is_lost(job, ended.output, 2)
 
 
 def test_helpers_that_are_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
@@ -178,6 +179,7 @@ SILENT = (
 )
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_name_server_that_does_not_answer(
     cluster: Cluster, launch: Launch, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ while not os.path.exists("over"):
     time.sleep(0.05)
 """
 USER = "nobody"
+pytestmark = pytest.mark.usefixtures("light_torch")
 
 
 @pytest.fixture

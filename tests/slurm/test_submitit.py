@@ -62,10 +62,10 @@ def python(cluster: Cluster, directory: Path, program: str, *args: object) -> st
     return cluster.on(CONTROLLER, [*there, sys.executable, "-c", program, *map(str, args)])
 
 
-def submit(cluster: Cluster, directory: Path, pause: str) -> Job:
+def submit(cluster: Cluster, directory: Path, pause: str, steps: int = STEPS) -> Job:
     (directory / "training.py").write_text(TRAINING)
     (directory / "pause").write_text(pause)
-    said = python(cluster, directory, SUBMIT, SCRIPTS / "going_on.py", STEPS)
+    said = python(cluster, directory, SUBMIT, SCRIPTS / "going_on.py", steps)
     number = int(said.split()[-1])
     return Job(cluster, number, directory, directory / f"submitit/{number}_0_log.err")
 
@@ -78,12 +78,12 @@ def runs_of(directory: Path) -> list[list[int]]:
 
 def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
     """The tasks of its step are the agents of one job, and its result is that of all."""
-    job = submit(cluster, tmp_path, "0")
+    job = submit(cluster, tmp_path, "0", 30)
     ended = job.wait()
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
     said = python(cluster, tmp_path, RESULT, job.id)
     assert said == f"['{job.id}.0', '{job.id}.0']\n"
-    assert runs_of(tmp_path) == [[0, STEPS]]
+    assert runs_of(tmp_path) == [[0, 30]]
 
 
 @pytest.mark.requeues

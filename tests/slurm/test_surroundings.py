@@ -15,13 +15,12 @@ from .conftest import AGENT, SCRIPTS, Launch
 from .hosts import Process
 from .training import ENOUGH, finish, progress, result, train
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
-
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """Workers that have met may need it again, and would wait for it in vain."""
     saved = tmp_path / "saved"
-    job = train(launch, saved)
+    job = train(launch, saved, nodes=2)
 
     def forked() -> list[Process]:
         """The template, and the store that it has forked."""
@@ -34,6 +33,7 @@ def test_the_store_process_is_killed(cluster: Cluster, launch: Launch, tmp_path:
     assert ended.code == 0, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     saved, logs = tmp_path / "saved", tmp_path / "logs"
     logs.mkdir()
@@ -47,7 +47,8 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
             """Once there is more to write than what is left of its last page."""
             for agent in cluster.processes(AGENT, host="n2"):
                 agent.kill(signal.SIGUSR1)
-            return bool(re.search("cannot write journal.*: No space left", job.output))
+            said = f"No space left on device: {logs}\n"  # of whichever file came first
+            return bool(re.search(rf"cannot write \S+: {re.escape(said)}", job.output))
 
         eventually("a word of the disk", is_missed)
         progress(saved, 4)  # who leaves at once after such a signal has saved, and is not finished
@@ -57,6 +58,7 @@ def test_the_disk_of_the_logs_is_full(cluster: Cluster, launch: Launch, tmp_path
     assert ended.code == 0, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """A node is lost while slurmctld is down, and nobody needs it for what follows."""
     saved = tmp_path / "saved"
@@ -75,6 +77,7 @@ def test_slurm_does_not_answer(cluster: Cluster, launch: Launch, tmp_path: Path)
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """With --no-kill twice the others go on; the node is there for other jobs afterwards."""
     srun = f"srun --no-kill {SCRIPTS}/agent.sh"
@@ -92,6 +95,7 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
     assert {job.codes[task] for task in (0, 1)} == {0}, str(ended)
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_srun_is_killed(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
     """As with the node of the job script. The tasks of its step go on, with nobody to show their
     output to; it is in the files."""

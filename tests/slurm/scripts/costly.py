@@ -1,4 +1,4 @@
-"""Training that costs something: it saves a large checkpoint now and then, and fails once.
+"""Training that costs something: it saves a checkpoint now and then, and fails once.
 
     costly.py --dir DIR --steps N [--until FILE] --save EVERY --fail STEP
 
@@ -27,19 +27,18 @@ def main() -> None:
     first, over = 0, torch.zeros(1)
     if checkpoint := os.environ["HPCLAUNCH_CHECKPOINT"]:
         first = torch.load(checkpoint)["step"]
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weights = torch.nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([weights], lr=0.1)
     args.dir.mkdir(exist_ok=True)
     for step in itertools.count(first):
         time.sleep(0.1)
         if step == args.fail and not first and dist.get_rank() == 1:
             raise ValueError("a bad batch")
-        loss = model(torch.ones(4, 8)).sum()
-        dist.all_reduce(loss.detach())
-        loss.backward()
+        weights.grad = torch.zeros(8).fill_(float(step))
+        dist.all_reduce(weights.grad)
         optimizer.step()
         if (step + 1) % args.save == 0 and dist.get_rank() == 0:
-            state = {"step": step + 1, "ballast": torch.zeros(20_000_000)}
+            state = {"step": step + 1, "ballast": torch.zeros(500_000)}
             torch.save(state, args.dir / "draft")
             (args.dir / "draft").rename(args.dir / f"step-{step + 1}.pt")
         over.fill_(step + 1 >= args.steps and (args.until is None or args.until.exists()))

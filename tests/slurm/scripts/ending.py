@@ -1,9 +1,9 @@
-"""Trains for ever, and saves when notice is given: ending.py HOW [stays]
+"""Trains for ever, and saves when notice is given: ending.py HOW [stays] [light]
 
 HOW is `signal` (a handler of SIGUSR1), `agreed` (the same, and all ranks save after the step in
 which one of them had it), `alone` (each trains by itself, and saves wherever SIGUSR2 comes), `due`,
 `file`, or `unaware`. Each rank writes at which step it has saved what to saved-RANK.json, and
-leaves, unless it `stays`.
+leaves, unless it `stays`. Where it is `light`, a number takes the place of the model.
 """
 
 import hashlib
@@ -20,28 +20,74 @@ import torch.distributed as dist
 from hpclaunch.notice import due
 
 how, stays = sys.argv[1], "stays" in sys.argv
+
+
+class Model:
+    """A model with all that users give it."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(8, 2)
+        if how != "alone":
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
+        self.batches = torch.Generator().manual_seed(1)
+        self.drawn = 0
+
+    def train(self):
+        batch = torch.rand(4, 8, generator=self.batches)
+        self.drawn += 1
+        self.optimizer.zero_grad()
+        self.model(batch + rank).square().sum().backward()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    @property
+    def steps(self):
+        return self.scheduler.last_epoch
+
+    def state(self):
+        averages = [state["exp_avg"] for state in self.optimizer.state.values()]
+        tensors = [*self.model.state_dict().values(), *averages]
+        return b"".join(t.numpy().tobytes() for t in tensors)
+
+
+class Number:
+    """A number and its optimizer, for the torch that weighs nothing."""
+
+    def __init__(self):
+        self.number = torch.nn.Parameter(torch.tensor([0.0]))
+        self.optimizer = torch.optim.SGD([self.number], lr=0.01)
+        self.drawn = self.steps = 0
+
+    def train(self):
+        self.drawn += 1
+        self.number.grad = torch.tensor([float(self.drawn + rank)])
+        if how != "alone":
+            dist.all_reduce(self.number.grad)
+        self.optimizer.step()
+        self.steps += 1
+
+    def state(self):
+        return repr(float(self.number[0])).encode()
+
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 2)
-if how != "alone":
-    model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-batches = torch.Generator().manual_seed(1)
-drawn = 0
+training = Number() if "light" in sys.argv else Model()
 
 
 def save(*_):
     """With collectives, as most scripts do: all ranks must be here at the same step."""
-    state = [*model.state_dict().values(), *(s["exp_avg"] for s in optimizer.state.values())]
-    digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in state)).hexdigest()
-    saved = {"step": scheduler.last_epoch, "drawn": drawn, "digest": digest}
+    state = training.state()
+    digest = hashlib.sha256(state).hexdigest()
+    saved = {"step": training.steps, "drawn": training.drawn, "digest": digest}
     if how != "alone":
         dist.barrier()
     if rank == 0:
         Path("checkpoints").mkdir(exist_ok=True)
-        torch.save({"step": saved["step"], "model": model.state_dict()}, "checkpoints/partial")
+        torch.save({"step": saved["step"], "state": state}, "checkpoints/partial")
         os.replace("checkpoints/partial", f"checkpoints/step-{saved['step']}.pt")
     if how != "alone":
         dist.barrier()
@@ -60,23 +106,20 @@ if how == "agreed":
     signal.signal(signal.SIGUSR1, lambda *_: heard.fill_(1))
 asked = False
 while True:
-    batch = torch.rand(4, 8, generator=batches)
-    drawn += 1
-    optimizer.zero_grad()
-    model(batch + rank).square().sum().backward()
-    optimizer.step()
-    scheduler.step()
+    training.train()
     time.sleep(0.05)
-    if drawn == 20:
+    if training.drawn == 20:
         Path(f"trains-{rank}").touch()
     wanted = how == "due" and due()
     if how == "agreed":
         dist.all_reduce(some := heard.clone())
         wanted = bool(some)
-    if how == "file":  # rank 0 decides, and tells the others
-        found = [os.path.exists(os.environ["HPCLAUNCH_NOTICE_FILE"])]
-        dist.broadcast_object_list(found)
-        wanted = found[0]
+    if how == "file":  # rank 0 decides
+        found = torch.zeros(1)
+        if rank == 0:
+            found.fill_(os.path.exists(os.environ["HPCLAUNCH_NOTICE_FILE"]))
+        dist.all_reduce(found)
+        wanted = bool(found)
     if wanted and not asked:
         asked = True
         save()

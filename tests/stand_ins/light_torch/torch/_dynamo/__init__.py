@@ -1,0 +1,1 @@
+"""The compiler, which torch imports with the first optimizer."""

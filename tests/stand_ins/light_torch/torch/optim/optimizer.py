@@ -1,0 +1,34 @@
+"""An optimizer, whose steps can be followed as those of torch."""
+
+before, after = [], []  # each step of any optimizer
+register_optimizer_step_pre_hook = before.append
+register_optimizer_step_post_hook = after.append
+
+
+class Optimizer:
+    def __init__(self, parameters):
+        self.parameters = [*parameters]
+        self._patch_step_function()
+        self.state = {}
+
+    def _patch_step_function(self):
+        """The last thing that torch does before there is an optimizer."""
+
+    def step(self):
+        for hook in before:
+            hook(self, (), {})
+        self.update()
+        for hook in after:
+            hook(self, (), {})
+
+
+class SGD(Optimizer):
+    def __init__(self, parameters, lr):
+        super().__init__(parameters)
+        self.lr = lr
+
+    def update(self):
+        for each in self.parameters:
+            if each.grad is not None:
+                pairs = zip(each.values, each.grad.values, strict=True)
+                each.values = [value - self.lr * slope for value, slope in pairs]
