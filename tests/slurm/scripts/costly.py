@@ -35,7 +35,11 @@ def main() -> None:
         if step == args.fail and not first and dist.get_rank() == 1:
             raise ValueError("a bad batch")
         weights.grad = torch.zeros(8).fill_(float(step))
-        dist.all_reduce(weights.grad)
+        try:
+            dist.all_reduce(weights.grad)
+        except RuntimeError:  # the other one has failed, and ends first
+            time.sleep(30.0)
+            raise
         optimizer.step()
         if (step + 1) % args.save == 0 and dist.get_rank() == 0:
             state = {"step": step + 1, "ballast": torch.zeros(500_000)}

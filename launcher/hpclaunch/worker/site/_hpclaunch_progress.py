@@ -21,7 +21,6 @@ thread runs Python at that moment, the worker may die of it: who sends SIGNAL se
 import os
 import sys
 import time
-from _collections import deque  # type: ignore[import-not-found]  # the module in C
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported here
@@ -113,7 +112,7 @@ class ProgressSlot:
         self._listeners: Any = []  # to be called after each step, once there is an optimizer
         self._listens = False
         self._answering = 0  # the process that has begun to answer requests
-        self.entered: Any = deque(maxlen=MOST_ARRIVALS)  # (step, when it was begun, in ns)
+        self.entered: list[tuple[int, int]] = []  # the last steps: (number, when begun, in ns)
 
     def names(self):
         """(the fork server's pid, PAGE, SLOT, STACKS, REQUESTS, RECORDS); None without them."""
@@ -273,6 +272,7 @@ class ProgressSlot:
         if number > self._most:
             steps[ENTERED] = number
             self.entered.append((number, time.monotonic_ns()))
+            del self.entered[:-MOST_ARRIVALS]
             if number >= steps[STEP_OF_NOTICE]:
                 self._take_notice(number)
 
