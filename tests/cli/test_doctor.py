@@ -182,7 +182,12 @@ def test_colours_on_a_terminal(tmp_path, env):
 
 
 def step(cwd, env, *, tasks, timeout=30, **changes):
-    """Start all tasks of a step on this host; returns (exit code, output) of each."""
+    """Run all tasks of a step on this host; returns (output, exit code) of each."""
+    started = start_step(cwd, env, tasks=tasks, timeout=timeout, **changes)
+    return [(p.communicate(timeout=2 * LIMIT)[0], p.returncode) for p in started]
+
+
+def start_step(cwd, env, *, tasks, timeout=30, **changes):
     slurm = {
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_ID": "0",
@@ -204,7 +209,7 @@ def step(cwd, env, *, tasks, timeout=30, **changes):
                 text=True,
             )
         )
-    return [(p.communicate(timeout=2 * LIMIT)[0], p.returncode) for p in started]
+    return started
 
 
 def test_the_tasks_of_a_step_meet_and_one_speaks(tmp_path, env):
@@ -213,6 +218,19 @@ def test_the_tasks_of_a_step_meet_and_one_speaks(tmp_path, env):
     assert "all 3 tasks met at localhost, port " in words(said)
     assert "within 0." in said.split("clocks")[1]
     assert others == [("", 0), ("", 0)]
+
+
+def test_the_first_host_may_take_longest(tmp_path, env):
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\nuntil [ -e over ]; do sleep 0.1; done; exec {env['PYTHON_EXEC']}")
+    slow.chmod(0o755)
+    first, other = start_step(tmp_path, env, tasks=2, t0={"PYTHON_EXEC": str(slow)})
+    said, _ = other.communicate(timeout=2 * LIMIT)
+    (tmp_path / "over").touch()
+    assert (said, other.returncode) == ("", 0)
+    said, _ = first.communicate(timeout=2 * LIMIT)
+    assert first.returncode == 0, said
+    assert "all 2 tasks met at localhost, port " in words(said)
 
 
 def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):

@@ -71,17 +71,21 @@ def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     here = doctor_host.surroundings(environ)
     where, shared = here.where, here.secret
     logs = options.log_dir or log_directory.of_all_launches()
-    reports = [TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))]
+
+    def examine() -> TaskReport:
+        return TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))
+
     more: list[Finding] = []
     if shared is not None and where.index == HEAD:
-        others, more = doctor_reports.collect(where, shared, options.timeout)
-        reports += others
+        reports, more = doctor_reports.collect(where, shared, examine, options.timeout)
         more += differences(reports)
-    elif shared is not None:
-        missed = doctor_reports.send(where, shared, reports[0], options.timeout)
-        if missed is None:
-            return 0  # the first task prints it, and has the exit code
-        more = [missed]
+    else:
+        reports = [examine()]
+        if shared is not None:
+            missed = doctor_reports.send(where, shared, reports[0], options.timeout)
+            if missed is None:
+                return 0  # the first task prints it, and has the exit code
+            more = [missed]
     reports.append(TaskReport(here.host, tuple(more)))
     _show(rows(reports))
     return EXIT_FAIL if any(failed(report.findings) for report in reports) else 0
