@@ -212,10 +212,10 @@ def start_step(cwd, env, *, tasks, timeout=30, **changes):
     return started
 
 
-def test_the_tasks_of_a_step_meet_and_one_speaks(tmp_path, env):
+def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
     (said, code), *others = step(tmp_path, env, tasks=3)
     assert code == 0, said
-    assert "all 3 tasks met at localhost, port " in words(said)
+    assert "all 3 tasks connected to localhost, port " in words(said)
     assert "within 0." in said.split("clocks")[1]
     assert others == [("", 0), ("", 0)]
 
@@ -230,7 +230,7 @@ def test_the_first_host_may_take_longest(tmp_path, env):
     assert (said, other.returncode) == ("", 0)
     said, _ = first.communicate(timeout=2 * LIMIT)
     assert first.returncode == 0, said
-    assert "all 2 tasks met at localhost, port " in words(said)
+    assert "all 2 tasks connected to localhost, port " in words(said)
 
 
 def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
@@ -238,7 +238,7 @@ def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
     (said, code), *others = step(tmp_path, env, tasks=3, **wrong)
     assert code == 1, said
     assert "GLOO_SOCKET_IFNAME=nope0 names none of this host" in words(said)
-    assert "all 3 tasks met" in said
+    assert "all 3 tasks connected" in said
     assert others == [("", 0), ("", 0)]
 
 
@@ -246,7 +246,7 @@ def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
     wrong = {"t1": {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "other")}}
     (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
     assert (code, other) == (1, 1)
-    assert "nobody came from localhost" in words(head)
+    assert "no connection from localhost" in words(head)
     assert "another secret file or --rdzv-id, from which the ports derive" in words(member)
     assert "Traceback" not in head + member
 

@@ -24,6 +24,7 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
 
+RENDEZVOUS = "rendezvous"  # the name of the check
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
 TICK = 0.1  # seconds between two looks whether this host is examined
@@ -40,7 +41,7 @@ def collect(
     where: Allocation, shared: bytes, examine: Callable[[], TaskReport], timeout: float
 ) -> tuple[list[TaskReport], list[Finding]]:
     """Run `examine` on the first task's host, and return its report, then those of the other tasks,
-    and the findings about who came and about the clocks.
+    and the findings about who connected and about the clocks.
 
     `examine` runs in a thread, so that tasks that are done earlier need not wait for it. The others
     have `timeout` seconds more.
@@ -49,7 +50,7 @@ def collect(
     try:
         channel = zmq_channel.HeadChannel(keys_of(where, shared), len(places), MAX_BYTES)
     except UsageError as e:  # there is no port for it
-        return [examine()], [Finding("meeting", str(e), Grade.FAIL)]
+        return [examine()], [Finding(RENDEZVOUS, str(e), Grade.FAIL)]
     own = _in_a_thread(examine)
     reports: dict[int, TaskReport] = {}
     skews: list[tuple[str, float]] = []
@@ -77,19 +78,19 @@ def collect(
                     channel.send(item.sender, RECEIVED)
     missing = dict.fromkeys(places[i].host for i in sorted(awaited - reports.keys()))
     here = f"{places[HEAD].host}, port {channel.port}"
-    meeting = Finding("meeting", f"all {len(places)} tasks met at {here}")
+    rendezvous = Finding(RENDEZVOUS, f"all {len(places)} tasks connected to {here}")
     if missing:
-        found = f"nobody came from {folded(missing)} to {here}, within {timeout:.0f} s"
+        found = f"no connection from {folded(missing)} to {here} within {timeout:.0f} s"
         if channel.refused:
             found += f"; {channel.refused} connections without our secret were refused"
         advice = (
             "look at what the doctor says there: another secret file, a firewall, an address in "
             "the wrong network, or a host that is cut off"
         )
-        meeting = Finding("meeting", found, Grade.FAIL, advice)
+        rendezvous = Finding(RENDEZVOUS, found, Grade.FAIL, advice)
     channel.close()
     in_order = [own.result(), *(report for _, report in sorted(reports.items()))]
-    return in_order, [meeting, *([clocks(skews)] if skews else [])]
+    return in_order, [rendezvous, *([clocks(skews)] if skews else [])]
 
 
 def _in_a_thread(examine: Callable[[], TaskReport]) -> Future[TaskReport]:
@@ -116,7 +117,7 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         addresses = [route.LOOPBACK] if near else route.resolve_patiently(head.host, ATTEMPTS)
     except OSError:
         found = f"not tried: {head.host} has no address here"
-        return Finding("meeting", found, Grade.FAIL, "see the route")
+        return Finding(RENDEZVOUS, found, Grade.FAIL, "see the route")
     keys = keys_of(where, shared)
     channel = zmq_channel.MemberChannel(keys, where.index, addresses, MAX_BYTES)
     try:
@@ -132,7 +133,7 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         channel.close()
     mine = secret.fingerprint(shared)
     advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
-    return Finding("meeting", why, Grade.FAIL, advice)
+    return Finding(RENDEZVOUS, why, Grade.FAIL, advice)
 
 
 def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout: float) -> bool:
