@@ -4,9 +4,11 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,7 @@ def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env
         (("--nope",), "no option --nope (see hpclaunch doctor --help)"),
         (("--timout=3",), "no option --timout: did you mean --timeout? (see hpclaunch doctor"),
         (("--timeout", "soon"), "argument --timeout: 'soon' is not a number of seconds"),
+        (("--measure", "--log-dir=logs"), "--log-dir has no effect with --measure"),
         (("train.py",), "unrecognized arguments: train.py (see hpclaunch doctor --help)"),
     ],
 )
@@ -274,6 +277,22 @@ def test_workers_that_cannot_measure_are_named(tmp_path, env):
     assert "    | no torch here" in done.stderr
     (logs,) = tmp_path.glob("hpclaunch-doctor-*/logs")
     assert f"logs: {logs}" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_measurements_that_the_user_stops_leave_nothing(tmp_path, env, signum):
+    (tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep {LIMIT}\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    more = {"PYTHON_EXEC": str(tmp_path / "python"), "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen([HPCLAUNCH, "doctor", "--measure"], cwd=tmp_path, env=env | more) as done:
+        deadline = time.monotonic() + LIMIT
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        done.send_signal(signum)
+        assert done.wait(LIMIT) == 128 + signum
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # GPUs

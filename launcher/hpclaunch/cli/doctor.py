@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade, failed
 from hpclaunch.core.health.task_reports import Row, TaskReport, differences, rows
+from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
@@ -55,11 +56,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.measure:
+        if options.log_dir is not None:
+            raise UsageError(
+                "--log-dir has no effect with --measure, whose logs are temporary: omit one"
+            )
         from . import doctor_measurement
 
         found, code = doctor_measurement.measure(environ, options.timeout)
         if found:
             _show(found)
+        if code > 128:  # ended by a signal
+            return code
         slow = any(row.finding.grade is not Grade.OK for row in found)
         return EXIT_FAIL if slow or code else 0
     return _check(options, environ)
