@@ -4,9 +4,11 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,7 @@ def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env
         (("--nope",), "no option --nope (see hpclaunch doctor --help)"),
         (("--timout=3",), "no option --timout: did you mean --timeout? (see hpclaunch doctor"),
         (("--timeout", "soon"), "argument --timeout: 'soon' is not a number of seconds"),
+        (("--measure", "--log-dir=logs"), "--log-dir has no effect with --measure"),
         (("train.py",), "unrecognized arguments: train.py (see hpclaunch doctor --help)"),
     ],
 )
@@ -182,7 +185,12 @@ def test_colours_on_a_terminal(tmp_path, env):
 
 
 def step(cwd, env, *, tasks, timeout=30, **changes):
-    """Start all tasks of a step on this host; returns (exit code, output) of each."""
+    """Run all tasks of a step on this host; returns (output, exit code) of each."""
+    started = start_step(cwd, env, tasks=tasks, timeout=timeout, **changes)
+    return [(p.communicate(timeout=2 * LIMIT)[0], p.returncode) for p in started]
+
+
+def start_step(cwd, env, *, tasks, timeout=30, **changes):
     slurm = {
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_STEP_ID": "0",
@@ -204,15 +212,28 @@ def step(cwd, env, *, tasks, timeout=30, **changes):
                 text=True,
             )
         )
-    return [(p.communicate(timeout=2 * LIMIT)[0], p.returncode) for p in started]
+    return started
 
 
-def test_the_tasks_of_a_step_meet_and_one_speaks(tmp_path, env):
+def test_the_tasks_of_a_step_connect_and_one_speaks(tmp_path, env):
     (said, code), *others = step(tmp_path, env, tasks=3)
     assert code == 0, said
-    assert "all 3 tasks met at localhost, port " in words(said)
+    assert "all 3 tasks connected to localhost, port " in words(said)
     assert "within 0." in said.split("clocks")[1]
     assert others == [("", 0), ("", 0)]
+
+
+def test_the_first_host_may_take_longest(tmp_path, env):
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\nuntil [ -e over ]; do sleep 0.1; done; exec {env['PYTHON_EXEC']}")
+    slow.chmod(0o755)
+    first, other = start_step(tmp_path, env, tasks=2, t0={"PYTHON_EXEC": str(slow)})
+    said, _ = other.communicate(timeout=2 * LIMIT)
+    (tmp_path / "over").touch()
+    assert (said, other.returncode) == ("", 0)
+    said, _ = first.communicate(timeout=2 * LIMIT)
+    assert first.returncode == 0, said
+    assert "all 2 tasks connected to localhost, port " in words(said)
 
 
 def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
@@ -220,7 +241,7 @@ def test_what_one_task_finds_is_the_first_ones_exit_code(tmp_path, env):
     (said, code), *others = step(tmp_path, env, tasks=3, **wrong)
     assert code == 1, said
     assert "GLOO_SOCKET_IFNAME=nope0 names none of this host" in words(said)
-    assert "all 3 tasks met" in said
+    assert "all 3 tasks connected" in said
     assert others == [("", 0), ("", 0)]
 
 
@@ -228,7 +249,7 @@ def test_a_task_with_another_secret_is_told_by_both_sides(tmp_path, env):
     wrong = {"t1": {"HPCLAUNCH_SECRET_FILE": str(tmp_path / "other")}}
     (head, code), (member, other) = step(tmp_path, env, tasks=2, timeout=5, **wrong)
     assert (code, other) == (1, 1)
-    assert "nobody came from localhost" in words(head)
+    assert "no connection from localhost" in words(head)
     assert "another secret file or --rdzv-id, from which the ports derive" in words(member)
     assert "Traceback" not in head + member
 
@@ -256,6 +277,22 @@ def test_workers_that_cannot_measure_are_named(tmp_path, env):
     assert "    | no torch here" in done.stderr
     (logs,) = tmp_path.glob("hpclaunch-doctor-*/logs")
     assert f"logs: {logs}" in done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_measurements_that_the_user_stops_leave_nothing(tmp_path, env, signum):
+    (tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexec sleep {LIMIT}\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "temporary").mkdir()
+    more = {"PYTHON_EXEC": str(tmp_path / "python"), "TMPDIR": str(tmp_path / "temporary")}
+    with subprocess.Popen([HPCLAUNCH, "doctor", "--measure"], cwd=tmp_path, env=env | more) as done:
+        deadline = time.monotonic() + LIMIT
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        done.send_signal(signum)
+        assert done.wait(LIMIT) == 128 + signum
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # GPUs

@@ -14,13 +14,13 @@ from .conftest import Launch
 DOCTOR = "srun hpclaunch doctor"
 
 
-def test_nodes_in_order_meet_in_one_table(launch: Launch) -> None:
+def test_nodes_in_order_are_in_one_table(launch: Launch) -> None:
     ended = launch(srun=DOCTOR).wait()
     assert ended.code == 0, str(ended)
     lines = ended.output.splitlines()
     assert lines[0] == "hpclaunch doctor on n[1-3]"
     assert sum("hpclaunch doctor on" in line for line in lines) == 1
-    assert any("ok    meeting" in x and "all 3 tasks met at n1, port " in x for x in lines)
+    assert any("ok    rendezvous" in x and "all 3 tasks connected to n1, port " in x for x in lines)
     assert any("ok    clocks" in x and "within 0." in x for x in lines)
     assert any("ok    Slurm" in x and "3 hosts, 3 tasks" in x for x in lines)
     assert "FAIL" not in ended.output
@@ -50,8 +50,8 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     tables = {text.split()[0]: text for text in ended.output.split("hpclaunch doctor on ")[1:]}
     assert set(tables) == {"n1", "n2", "n3"}, str(ended)
     said = ended.output  # srun passes pieces on: the tables may be interleaved
-    assert "nobody came from n[2-3] to n1, port " in said
-    assert "FAIL  meeting" in said
+    assert "no connection from n[2-3] to n1, port " in said
+    assert "FAIL  rendezvous" in said
     assert "another secret file or --rdzv-id, from which the ports derive" in _words(said)
     assert said.count("fingerprint") >= 2
     assert "FAIL  route" in said
@@ -69,7 +69,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) ->
     cluster.nodes["n3"].cut()
     try:
         (job.directory / "cut").touch()
-        job.says("nobody came from n3 to n1, port ")
+        job.says("no connection from n3 to n1, port ")
     finally:
         cluster.nodes["n3"].heal()
         job.cancel()

@@ -275,6 +275,38 @@ def test_a_server_that_takes_no_clients(agents, base, monkeypatch, traits, why):
     assert not of_mps()
 
 
+def test_a_daemon_with_other_agents_clients_stays_if_an_agents_daemon_is_not_ready(
+    agents, base, clients, monkeypatch
+):
+    set_limits(monkeypatch, "mps_keeper.OTHERS_LIMIT = 2.0")
+    first, second = agents(), agents()
+    first.keeper.prepare(0, [ONE, Group(("GPU-2",), 2, owned=False)])
+    until_ready(base)
+    client = clients(second.prepare(0, OTHERS)["GPU-1"])
+    assert client.says == "client"
+    assert first.until("ready", "failed")["why"] == (
+        "the MPS daemon for GPU-2, which another agent has, is not ready"
+    )
+    client.stdin.write("synchronize\n")
+    client.stdin.close()
+    assert client.stdout.read().strip() == "done"
+
+
+def until_ready(base):
+    deadline = time.monotonic() + LIMIT
+    while not list(base.glob("*/*/ready")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_daemons_are_ready_for_others_once_all_of_their_agent_are(agents, base, monkeypatch):
+    set_limits(monkeypatch, "mps_keeper.OTHERS_LIMIT = 2.0; mps_daemon.LISTED_LIMIT = 0.3")
+    monkeypatch.setenv("MPS_STAND_IN", "broken@GPU-2")
+    assert agents().fails(0, ONE, TWO) == "the MPS server for GPU-2 does not start: there is none"
+    assert not of_mps()
+    assert agents().fails(0, OTHERS).endswith("another agent has, is not ready")
+
+
 @pytest.mark.parametrize(
     ("how", "traits"),
     [
@@ -309,17 +341,25 @@ def test_the_next_round_has_a_daemon_of_its_own(agents, base, clients, monkeypat
     assert clients(pipes).says == "client"
 
 
-@pytest.fixture
-def _impatient(monkeypatch):
-    """The keepers of this test give up on a server at once."""
+def set_limits(monkeypatch, statements):
+    """Have the keepers of this test run `statements` first."""
     monkeypatch.setattr(
         helper, "_PROGRAM",
         "import sys, json; sys.path += json.loads(sys.argv[1]); "
         "from hpclaunch.worker import mps_daemon, mps_keeper; "
+        f"{statements}; mps_keeper.main(*sys.argv[3:])",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def _impatient(monkeypatch):
+    """The keepers of this test give up on a server at once."""
+    set_limits(
+        monkeypatch,
         "mps_daemon.SERVER_LIMIT = mps_daemon.LISTED_LIMIT = mps_keeper.LAST_CLIENTS_LIMIT = 0.3; "
         "mps_daemon.ANSWER_LIMIT = 2.5; mps_keeper.ANOTHER_USER_LIMIT = 0.3; "
-        "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,); mps_keeper.main(*sys.argv[3:])",
-    )  # fmt: skip
+        "mps_daemon.FrontEnd.ask.__defaults__ = (2.5,)",
+    )
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
-script, result, world, faults, limit = sys.argv[1:]
+script, result, world, faults, limit, per_node = sys.argv[1:]
 world, faults, sys.argv[1:] = int(world), json.loads(faults), [result]
 multiply, reduce = torch.mm, dist.all_reduce
 
@@ -40,6 +40,8 @@ def miscount(a, b, out=None):
 def garble(tensor, *args):
     tensor[7] += 1
     return reduce(tensor, *args)
+
+spoil = garble
 
 def stop(a, b, out=None):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -59,6 +61,9 @@ def run():
     assert "\\nLINK_LIMIT = 20.0" in text
     if "pause" in faults.values():
         text = text.replace("\\nLINK_LIMIT = 20.0", "\\nLINK_LIMIT = 3.0")
+    assert 'fault and backend == "nccl"' in text
+    if "spoil" in faults.values():  # like a pair that fails with NCCL
+        text = text.replace('fault and backend == "nccl"', "fault")
     exec(compile(text, script, "exec"), globals)
 
 pids = []
@@ -66,9 +71,9 @@ for rank in range(world):
     pid = os.fork()
     if not pid:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
-        os.environ.update(GROUP_RANK=str(rank // 4))
+        os.environ.update(GROUP_RANK=str(rank // int(per_node)))
         fault = faults.get(str(rank))
-        if fault in ("garble", "pause"):
+        if fault in ("garble", "spoil", "pause"):
             dist.all_reduce = vars()[fault]
         elif fault:
             torch.mm = vars()[fault]
@@ -91,20 +96,27 @@ print(json.dumps(codes))
 
 @pytest.fixture
 def measured(processes, store, tmp_path):
-    """Run it among `world` ranks, four per node: (exit codes, standard error, findings)."""
+    """Run it among `world` ranks: (exit codes, standard error, findings)."""
 
-    def run(world, faults=(), limit=60.0):
+    def run(world, faults=(), limit=60.0, per_node=4):
         result = tmp_path / "rows.json"
-        codes, err = run_ranks(processes, store, tmp_path, world, faults, limit)
+        codes, err = run_ranks(processes, store, tmp_path, world, faults, limit, per_node)
         assert sorted(os.listdir(tmp_path)) == ["ranks.py", "rows.json"]
         return codes, err, [row["finding"] for row in json.loads(result.read_text())]
 
     return run
 
 
-def run_ranks(processes, store, directory, world, faults, limit):
+def run_ranks(processes, store, directory, world, faults, limit, per_node=4):
     (directory / "ranks.py").write_text(RANKS)
-    words = (str(SCRIPT), "rows.json", str(world), json.dumps(dict(faults)), str(limit))
+    words = (
+        str(SCRIPT),
+        "rows.json",
+        str(world),
+        json.dumps(dict(faults)),
+        str(limit),
+        str(per_node),
+    )
     env = worker_environment(store.port())
     process = start(processes, [sys.executable, "ranks.py", *words], directory, env)
     out, err = process.communicate(timeout=LIMIT)
@@ -162,6 +174,15 @@ def test_a_link_that_hangs_ends_by_a_limit_and_is_named(measured):
     assert "does not answer any more" in rank
     assert link.startswith("all-reduce between rank 0 on ")
     assert ": failed: " in link
+
+
+def test_a_pair_that_fails_for_good_costs_only_the_other_pairs_of_its_ranks(measured):
+    codes, err, rows = measured(3, {0: "spoil"}, per_node=1)
+    assert (codes, err) == ([0, 0, 0], "")
+    (link,) = wrong(rows)
+    assert link.startswith("all-reduce between rank 0 on ")
+    (missing,) = [row["found"] for row in rows if row["grade"] == "warn"]
+    assert missing.startswith("1 of 3 pairs not measured: ")
 
 
 def test_a_first_rank_that_hangs_is_named_by_the_others(processes, store, tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpclaunch.core.health.findings import Finding, Grade, failed
 from hpclaunch.core.health.task_reports import Row, TaskReport, differences, rows
+from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import HEAD
 from hpclaunch.core.protocol.wording import as_bytes, harmless
 from hpclaunch.system.logs import log_directory
@@ -55,11 +56,17 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if options.measure:
+        if options.log_dir is not None:
+            raise UsageError(
+                "--log-dir has no effect with --measure, whose logs are temporary: omit one"
+            )
         from . import doctor_measurement
 
         found, code = doctor_measurement.measure(environ, options.timeout)
         if found:
             _show(found)
+        if code > 128:  # ended by a signal
+            return code
         slow = any(row.finding.grade is not Grade.OK for row in found)
         return EXIT_FAIL if slow or code else 0
     return _check(options, environ)
@@ -71,17 +78,21 @@ def _check(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     here = doctor_host.surroundings(environ)
     where, shared = here.where, here.secret
     logs = options.log_dir or log_directory.of_all_launches()
-    reports = [TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))]
+
+    def examine() -> TaskReport:
+        return TaskReport(here.host, tuple(doctor_host.examine(here, logs, options.timeout)))
+
     more: list[Finding] = []
     if shared is not None and where.index == HEAD:
-        others, more = doctor_reports.collect(where, shared, options.timeout)
-        reports += others
+        reports, more = doctor_reports.collect(where, shared, examine, options.timeout)
         more += differences(reports)
-    elif shared is not None:
-        missed = doctor_reports.send(where, shared, reports[0], options.timeout)
-        if missed is None:
-            return 0  # the first task prints it, and has the exit code
-        more = [missed]
+    else:
+        reports = [examine()]
+        if shared is not None:
+            missed = doctor_reports.send(where, shared, reports[0], options.timeout)
+            if missed is None:
+                return 0  # the first task prints it, and has the exit code
+            more = [missed]
     reports.append(TaskReport(here.host, tuple(more)))
     _show(rows(reports))
     return EXIT_FAIL if any(failed(report.findings) for report in reports) else 0

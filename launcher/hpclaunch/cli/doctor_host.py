@@ -103,7 +103,7 @@ def _unneeded_secret(environ: Mapping[str, str]) -> Finding:
 
 
 def examine(here: Surroundings, log_dir: Path, limit: float) -> list[Finding]:
-    """All checks but the meeting; `limit` seconds for the workers' torch."""
+    """Make all checks of this host; `limit`: seconds for the workers' torch."""
     findings = list(here.findings)
     for check in _checks(here, log_dir, limit):
         try:

@@ -15,11 +15,13 @@ import msgspec
 
 from hpclaunch.core.health.task_reports import Row
 from hpclaunch.core.protocol.errors import UsageError
+from hpclaunch.core.protocol.model import ENDING
 from hpclaunch.system.logs.log_directory import make_temporary
 
 from . import options, run
 
 SCRIPT = Path(__file__).parent.parent / "worker" / "measurement.py"
+STOPPED = tuple(128 + signum for signum in ENDING)  # codes of a launch that a user has stopped
 LOSS = 30  # seconds of silence after which a node counts as lost
 
 
@@ -40,14 +42,14 @@ def measure(environ: Mapping[str, str], timeout: float) -> tuple[list[Row], int]
         *(f"--log-dir={own / 'logs'}", "--", str(SCRIPT), str(result)),
     ]
     chosen = options.build_parser({}).parse_args(words)  # no PET_ variables
-    run.check(chosen)
     rows: list[Row] = []
     code = 0
     try:
+        run.check(chosen)
         code = run.run(chosen, environ)
         with contextlib.suppress(FileNotFoundError):
             rows = msgspec.json.decode(result.read_bytes(), type=list[Row])
     finally:
-        if not code:  # otherwise the launch has named the logs that are there
+        if not code or code in STOPPED:  # otherwise the launch has named the logs that are there
             shutil.rmtree(own, ignore_errors=True)
     return rows, code

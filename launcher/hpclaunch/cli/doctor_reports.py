@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import msgspec
@@ -22,8 +24,10 @@ from hpclaunch.core.protocol.model import HEAD, Allocation
 from hpclaunch.system.network import reachability, route, secret, zmq_channel
 from hpclaunch.system.shared import packing
 
+RENDEZVOUS = "rendezvous"  # the name of the check
 MAX_BYTES = 1 << 16
 REPEAT = 1.0  # seconds between two attempts to report
+TICK = 0.1  # seconds between two looks whether this host is examined
 PARTING = 5.0  # seconds for the last tasks to leave
 ATTEMPTS = 2  # to resolve a name
 RECEIVED = b"received"  # the first task's answer to a report
@@ -34,25 +38,33 @@ def keys_of(where: Allocation, shared: bytes) -> zmq_channel.Keys:
 
 
 def collect(
-    where: Allocation, shared: bytes, timeout: float
+    where: Allocation, shared: bytes, examine: Callable[[], TaskReport], timeout: float
 ) -> tuple[list[TaskReport], list[Finding]]:
-    """Return the reports of the other tasks, and the findings about who came and about the clocks.
+    """Run `examine` on the first task's host, and return its report, then those of the other tasks,
+    and the findings about who connected and about the clocks.
 
-    The first task calls this once it has examined its own host. Until then nobody can send, so
-    every clock is read just before it is compared.
+    `examine` runs in a thread, so that tasks that are done earlier need not wait for it. The others
+    have `timeout` seconds more.
     """
     places = where.places
     try:
         channel = zmq_channel.HeadChannel(keys_of(where, shared), len(places), MAX_BYTES)
     except UsageError as e:  # there is no port for it
-        return [], [Finding("meeting", str(e), Grade.FAIL)]
+        return [examine()], [Finding(RENDEZVOUS, str(e), Grade.FAIL)]
+    own = _in_a_thread(examine)
     reports: dict[int, TaskReport] = {}
     skews: list[tuple[str, float]] = []
     present: set[int] = set()  # tasks that have reported, and may not have the answer yet
     awaited = set(range(len(places))) - {HEAD}
-    deadline = time.monotonic() + timeout
-    while (reports.keys() < awaited or present) and (left := deadline - time.monotonic()) > 0:
-        _wait(channel, left)
+    deadline = math.inf
+    while not (examined := own.done()) or reports.keys() < awaited or present:
+        now = time.monotonic()
+        if examined:
+            more = PARTING if reports.keys() == awaited else timeout
+            deadline = min(deadline, now + more)
+            if now >= deadline:
+                break
+        _wait(channel, deadline - now if examined else TICK)
         for item in channel.receive():
             if isinstance(item, zmq_channel.Closed):
                 present.discard(item.index)
@@ -64,23 +76,35 @@ def collect(
                         skews.append((report.host, report.clock - time.time()))
                     present.add(item.sender)
                     channel.send(item.sender, RECEIVED)
-        if reports.keys() == awaited:
-            deadline = min(deadline, time.monotonic() + PARTING)
     missing = dict.fromkeys(places[i].host for i in sorted(awaited - reports.keys()))
     here = f"{places[HEAD].host}, port {channel.port}"
-    meeting = Finding("meeting", f"all {len(places)} tasks met at {here}")
+    rendezvous = Finding(RENDEZVOUS, f"all {len(places)} tasks connected to {here}")
     if missing:
-        found = f"nobody came from {folded(missing)} to {here}, within {timeout:.0f} s"
+        found = f"no connection from {folded(missing)} to {here} within {timeout:.0f} s"
         if channel.refused:
             found += f"; {channel.refused} connections without our secret were refused"
         advice = (
             "look at what the doctor says there: another secret file, a firewall, an address in "
             "the wrong network, or a host that is cut off"
         )
-        meeting = Finding("meeting", found, Grade.FAIL, advice)
+        rendezvous = Finding(RENDEZVOUS, found, Grade.FAIL, advice)
     channel.close()
-    in_order = [report for _, report in sorted(reports.items())]
-    return in_order, [meeting, *([clocks(skews)] if skews else [])]
+    in_order = [own.result(), *(report for _, report in sorted(reports.items()))]
+    return in_order, [rendezvous, *([clocks(skews)] if skews else [])]
+
+
+def _in_a_thread(examine: Callable[[], TaskReport]) -> Future[TaskReport]:
+    """Run `examine` in a thread that does not keep this process from ending."""
+    future: Future[TaskReport] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(examine())
+        except BaseException as e:
+            future.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -> Finding | None:
@@ -93,7 +117,7 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         addresses = [route.LOOPBACK] if near else route.resolve_patiently(head.host, ATTEMPTS)
     except OSError:
         found = f"not tried: {head.host} has no address here"
-        return Finding("meeting", found, Grade.FAIL, "see the route")
+        return Finding(RENDEZVOUS, found, Grade.FAIL, "see the route")
     keys = keys_of(where, shared)
     channel = zmq_channel.MemberChannel(keys, where.index, addresses, MAX_BYTES)
     try:
@@ -109,7 +133,7 @@ def send(where: Allocation, shared: bytes, report: TaskReport, timeout: float) -
         channel.close()
     mine = secret.fingerprint(shared)
     advice = f"compare the secret's fingerprint, here {mine}, with that on {head.host}"
-    return Finding("meeting", why, Grade.FAIL, advice)
+    return Finding(RENDEZVOUS, why, Grade.FAIL, advice)
 
 
 def _is_received(channel: zmq_channel.MemberChannel, report: TaskReport, timeout: float) -> bool:

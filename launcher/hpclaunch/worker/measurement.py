@@ -39,8 +39,10 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]  # noqa: E402
 
 from hpclaunch.core.health.measurement_rules import (  # noqa: E402
+    Fault,
+    FaultKind,
     Link,
-    Measured,
+    RankMeasurement,
     Speed,
     judge,
     report,
@@ -54,7 +56,8 @@ LINK_LIMIT = 20.0  # seconds in which a pair must be done with what takes millis
 SPAN = 0.3  # seconds of each measurement, long compared to a time slice of the scheduler
 WINDOWS = 5  # of time, at least, so that there is a best one
 MANY = 200  # windows at most
-SILENT = "does not answer any more: it hangs, or its node does"
+NO_ANSWER = "does not answer any more: it hangs, or its node does"
+SILENT = Fault(FaultKind.SILENT, NO_ANSWER)
 BLOCK = 64  # rows after which the exact matrices repeat
 
 
@@ -91,7 +94,7 @@ class Device:
                 raise RuntimeError(f"the GPU is not done after {limit:.0f} s")
 
     def speed(self, run, amount):
-        """The speed of `run`, in `amount` per second."""
+        """Return the speed of `run`, in `amount` per second."""
         windows: list[float] = []
         end = time.monotonic() + SPAN
         run()
@@ -104,7 +107,7 @@ class Device:
         return of_windows(amount, windows)
 
     def compute(self):
-        """TFLOP/s with random numbers, as in a training: zeros need less power and so less time."""
+        """Return TFLOP/s with random numbers, as in a training: zeros need less power and time."""
         a, b = (torch.randn(self.size, self.size, device=self.place).to(self.type) for _ in "ab")
         c = torch.empty_like(a)
 
@@ -115,7 +118,7 @@ class Device:
         return self.speed(multiply, 2 * self.size**3 * self.times / 1e12)
 
     def is_exact(self):
-        """With small whole numbers, whose sums are exact in bfloat16 too."""
+        """Return whether products are right: small whole numbers are exact in bfloat16 too."""
         terms = self.size // BLOCK
         rows, columns = torch.arange(self.size)[:, None], torch.arange(self.size)[None, :]
         a = (rows % BLOCK == columns % BLOCK).to(self.place, self.type)
@@ -126,7 +129,7 @@ class Device:
         return all(torch.equal(result.cpu().to(expected.dtype), expected) for result in results)
 
     def memory(self):
-        """GB/s, each byte read and written."""
+        """Return GB/s; each byte is read and written."""
         source = torch.ones(self.bytes, dtype=torch.uint8, device=self.place)
         target = torch.empty_like(source)
         return self.speed(lambda: target.copy_(source), 2 * self.bytes / 1e9)
@@ -170,7 +173,7 @@ class StoreChannel:
         """Return what rank 0 posts, perhaps only after it has waited for others."""
         value = self.read(key, limit + LIMIT)
         if value is None:
-            raise SystemExit(f"rank 0, at {os.environ['MASTER_ADDR']}, {SILENT}")
+            raise SystemExit(f"rank 0, at {os.environ['MASTER_ADDR']}, {NO_ANSWER}")
         return value
 
     def read_of_all(self, what, ranks):
@@ -186,7 +189,7 @@ def identity():
 
 
 def measure(facts):
-    """The facts about this rank, and what it measures on its own."""
+    """Measure this rank on its own: (device, None if there is none; measurement)."""
     device = None
     try:
         device = Device()
@@ -199,40 +202,52 @@ def measure(facts):
             could = (time.monotonic() - wall) * torch.get_num_threads()
             facts["cpu"] = min((time.process_time() - cpu) / could, 1.0)
         if not device.is_exact():
-            facts["wrong"] = "a product of matrices is wrong"
+            facts["fault"] = Fault(FaultKind.WRONG, "a product of matrices is wrong")
     except (RuntimeError, AssertionError) as e:
-        facts["wrong"] = "cannot compute: " + str(e).strip().partition("\n")[0]
-    return device, Measured(**facts)
+        facts["fault"] = Fault(FaultKind.FAILED, f"cannot compute: {first_line(e)}")
+    return device, RankMeasurement(**facts)
+
+
+def first_line(error):
+    return str(error).strip().partition("\n")[0]
 
 
 def exchange(channel, device, backend, partners):
-    """Exchange data with each partner; returns the links of pairs in which this rank is first."""
-    links = []
+    """Exchange data with each partner; returns the links of pairs in which this rank is first.
+
+    After a failure that rules out other pairs, leave them out, and say so to the partners.
+    """
+    links, is_able = [], True
     for partner in partners:
         first, second = sorted((channel.rank, partner))
         key = f"pair/{first}-{second}"
-        channel.post(f"{key}/{channel.rank}", True)
+        channel.post(f"{key}/{channel.rank}", is_able)
+        if not is_able:
+            continue
         # A partner may be late for reasons other than this link.
-        if channel.read(f"{key}/{partner}", channel.left()) is None:
-            break
-        speed, wrong = None, ""
+        partner_is_able = channel.read(f"{key}/{partner}", channel.left())
+        if not partner_is_able:
+            is_able = partner_is_able is not None  # else the time is over
+            continue
+        speed = fault = None
         try:
             store = PrefixStore(key, channel.store)
             speed = all_reduce(store, device, backend, channel.rank == second)
-        except Wrong as e:
-            wrong = str(e)
+        except WrongSumError as e:
+            fault = Fault(FaultKind.WRONG, str(e))
         except RuntimeError as e:
-            wrong = "failed: " + str(e).strip().partition("\n")[0]
+            fault = Fault(FaultKind.FAILED, f"failed: {first_line(e)}")
         if channel.rank == first:
-            links.append(Link((first, second), speed, wrong))
-        if wrong and backend == "nccl":
-            break  # what it has left on the GPU may never end
+            links.append(Link((first, second), speed, fault))
+        if fault and backend == "nccl":
+            is_able = False  # what it has left on the GPU may never end
+            continue
         if dist.is_initialized():
             dist.destroy_process_group()
     return links
 
 
-class Wrong(Exception):  # noqa: N818
+class WrongSumError(Exception):
     """A sum is not what it should be."""
 
 
@@ -251,7 +266,7 @@ def all_reduce(store, device, backend, second):
 
     timed()  # connects
     if not bool((tensor == 3).all()):
-        raise Wrong("a wrong sum: data was corrupted")
+        raise WrongSumError("a wrong sum: data was corrupted")
     # Both ranks have to agree on the number of times.
     longest = torch.tensor([timed()], device=place)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
@@ -260,8 +275,8 @@ def all_reduce(store, device, backend, second):
 
 
 def plan_of(measured):
-    """Rank 0's plan for all: the backend, and the partners of each rank in order."""
-    fit = [m for m in measured if not m.wrong]
+    """Return rank 0's plan for all: the backend, and the partners of each rank in order."""
+    fit = [m for m in measured if m.fault is None]
     own = all(m.gpu and m.sharers == 1 for m in fit) and dist.is_nccl_available()
     partners: dict[int, list[int]] = {m.rank: [] for m in fit}
     for pairs in schedule([m.node for m in fit], within=own):
@@ -272,10 +287,11 @@ def plan_of(measured):
     return {"backend": "nccl" if own else "gloo", "partners": partners}
 
 
-def conclude(backend, measured, links, path):
+def conclude(plan, measured, links, path):
     """Write the rows of the doctor's table to the file `path`."""
     found = judge(measured, links)
-    rows = report(measured, links, found, backend)
+    planned = sum(map(len, plan["partners"].values())) // 2
+    rows = report(measured, links, found, plan["backend"], planned)
     draft = f"{path}.tmp"
     with open(draft, "w") as f:
         json.dump([asdict(row) for row in rows], f)
@@ -283,16 +299,21 @@ def conclude(backend, measured, links, path):
 
 
 def measured_of(known, posted):
-    """From what is known of a rank, and what it has posted (None: nothing)."""
+    """Return the measurement of a rank that has posted it. Otherwise (None) it is silent."""
     if posted is None:
-        return Measured(**known, wrong=SILENT)
+        return RankMeasurement(**known, fault=SILENT)
     speeds = {name: Speed(**posted[name]) for name in ("compute", "memory") if posted[name]}
-    return Measured(**{**posted, **speeds})
+    return RankMeasurement(**{**posted, **speeds, "fault": fault_of(posted)})
+
+
+def fault_of(posted):
+    fault = posted["fault"]
+    return fault and Fault(FaultKind(fault["kind"]), fault["text"])
 
 
 def link_of(posted):
     speed = posted["speed"] and Speed(**posted["speed"])
-    return Link(tuple(posted["ends"]), speed, posted["wrong"])
+    return Link(tuple(posted["ends"]), speed, fault_of(posted))
 
 
 def main():
@@ -326,12 +347,12 @@ def main():
     posted = channel.read_of_all("links", map(int, plan["partners"]))
     links = [link_of(link) for its in posted.values() for link in its or ()]
     measured = [
-        m if posted.get(m.rank, ()) is not None else replace(m, wrong=SILENT) for m in measured
+        m if posted.get(m.rank, ()) is not None else replace(m, fault=SILENT) for m in measured
     ]
-    conclude(plan["backend"], measured, links, sys.argv[1])
+    conclude(plan, measured, links, sys.argv[1])
     channel.post("done", True)
-    if silent := [m.name for m in measured if m.wrong == SILENT]:
-        raise SystemExit(f"{', '.join(silent)} {SILENT}")  # or the round would wait for them
+    if silent := [m.name for m in measured if m.fault and m.fault.kind is FaultKind.SILENT]:
+        raise SystemExit(f"{', '.join(silent)} {NO_ANSWER}")  # or the round would wait for them
 
 
 if __name__ == "__main__":

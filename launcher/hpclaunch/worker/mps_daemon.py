@@ -211,7 +211,7 @@ class FrontEnd:
         return None if answer is None else [line for line in answer if line.isdecimal()]
 
     def state(self, server):
-        """The state of a server; "" if this driver cannot tell, as those up to 535."""
+        """Return the state of a server; "" if the driver does not report it, as those up to 535."""
         state = "".join(self.ask(f"get_server_status {server}") or ["unknown"])
         return "" if state.startswith("Unknown command") else state
 
@@ -310,7 +310,7 @@ class MpsDaemon:
             pause(TICK)
 
     def stamp(self, number):
-        """Tell other keepers that it is ready for a round."""
+        """Leave a file by which other keepers see that it is ready for a round."""
         with open(f"{self.directory}/ready.new", "w") as f:
             f.write(str(number))
         os.replace(f"{self.directory}/ready.new", f"{self.directory}/ready")

@@ -9,7 +9,7 @@ that uses CUDA has open, and FIRST the seconds until the first look at the worke
                                                    {"event": "swept", "names": [...]}
     {"op": "prepare", "number": ROUND,             {"event": "ready", "number": ROUND,
         "groups": [{"uuids": [...],                    "directories": {UUIDS: PIPES},
-                    "owned": BOOL}, ...],              "replaced": {UUIDS: WHY}, "present": N}
+                    "owned": BOOL}, ...],              "present": N}
         "foreign": PIPES}                          {"event": "failed", "number": ROUND, "why": W}
                                                    {"event": "waiting", "number": ROUND, "why": W}
                                                    {"event": "occupied", "number": ROUND, "why": W}
@@ -18,12 +18,13 @@ that uses CUDA has open, and FIRST the seconds until the first look at the worke
                                                    {"event": "unmapped"}
 
 UUIDS are those of a group, separated by commas, or "" for a foreign daemon. A group that is not
-owned is ready when the keeper of the agent that owns it has said so, in a file. The next prepare
-ends a watch. "present" counts the clients that a foreign daemon has already. While it serves
-another user it is waited for: "waiting" says so once, and "occupied" ends the wait if that takes
-too long. "clients" comes once, when all workers are clients; "outside" comes once, when some use
-CUDA without being clients, as CUDA does where it cannot reach MPS. "unmapped" comes instead where
-the pids that the daemon tells are not those of processes here, so that nobody can know.
+owned is ready when the keeper of the agent that owns it has said so, in a file. It does so once
+all daemons of its agent take clients. The next prepare ends a watch. "present" counts the clients
+that a foreign daemon has already. While it serves another user it is waited for: "waiting" says so
+once, and "occupied" ends the wait if that takes too long. "clients" comes once, when all workers
+are clients; "outside" comes once, when some use CUDA without being clients, as CUDA does where it
+cannot reach MPS. "unmapped" comes instead where the pids that the daemon reports are not those of
+processes here, so that nobody can know.
 
 A daemon serves one round. When a round has ended, some of its clients were killed, or have died by
 themselves, and NVIDIA says that a client that dies with work on the GPU may leave the server and
@@ -49,6 +50,11 @@ from typing import Any
 
 from .json_lines import AgentChannel, AgentGoneError
 from .mps_daemon import (
+    ANSWER_LIMIT,
+    KILL_LIMIT,
+    QUIT,
+    SERVER_LIMIT,
+    START_LIMIT,
     TICK,
     FrontEnd,
     MpsDaemon,
@@ -62,7 +68,8 @@ from .mps_daemon import (
 )
 from .processes import PR_SET_CHILD_SUBREAPER, SPARED, Spawner, numbers, prctl
 
-OTHERS_LIMIT = 30.0  # seconds for another agent's daemon to be ready
+# Seconds for another agent's daemon to be ready: it ends an old one, starts one, and its server.
+OTHERS_LIMIT = QUIT + ANSWER_LIMIT + KILL_LIMIT + START_LIMIT + SERVER_LIMIT
 ANOTHER_USER_LIMIT = 300.0  # seconds for a foreign daemon to be done with another user
 ANOTHER_USER_TICK = 1.0
 LAST_CLIENTS_LIMIT = 5.0  # seconds at the end for the clients, which are being killed
@@ -127,7 +134,6 @@ class MpsKeeper:
                 self.await_other_user(number, FrontEnd(self.control, foreign))
             self.prepare(number, groups, foreign)
         except (MpsError, OSError) as e:
-            stop(self.daemons.values())
             self.channel.tell("failed", number=number, why=str(e))
         except OccupiedError as e:
             self.channel.tell("occupied", number=number, why=str(e))
@@ -161,22 +167,31 @@ class MpsKeeper:
             self.fronts = {"": FrontEnd(self.control, foreign)}
             if self.fronts[""].servers() is None:
                 raise MpsError(f"the MPS daemon at {foreign} does not answer any more")
-        others = []
+        self.start_daemons(number, [group["uuids"] for group in groups if group["owned"]])
         for group in groups:
-            key = ",".join(group["uuids"])
             if not group["owned"]:
-                others.append(key)
-                continue
-            daemon = MpsDaemon(self.control, self.directory(key), group["uuids"], self.spawner)
-            self.daemons[key] = daemon
-            daemon.start(self.pause)
-            daemon.start_server()
+                key = ",".join(group["uuids"])
+                self.fronts[key] = self.other(key, number)
+
+    def start_daemons(self, number, groups):
+        """Start a daemon for each group. If one fails, stop all of them: until all are ready, they
+        have no clients. Afterwards workers of other agents may be clients.
+        """
+        try:
+            for uuids in groups:
+                key = ",".join(uuids)
+                daemon = MpsDaemon(self.control, self.directory(key), uuids, self.spawner)
+                self.daemons[key] = daemon
+                daemon.start(self.pause)
+                daemon.start_server()
+            for daemon in self.daemons.values():
+                daemon.await_server(self.pause)
+        except (MpsError, OSError):
+            stop(self.daemons.values())
+            raise
         for key, daemon in self.daemons.items():
-            daemon.await_server(self.pause)
             daemon.stamp(number)
             self.fronts[key] = daemon.front
-        for key in others:
-            self.fronts[key] = self.other(key, number)
 
     def directory(self, key):
         if self.home is None:

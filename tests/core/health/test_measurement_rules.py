@@ -10,8 +10,10 @@ import pytest
 
 from hpclaunch.core.health.findings import Grade
 from hpclaunch.core.health.measurement_rules import (
+    Fault,
+    FaultKind,
     Link,
-    Measured,
+    RankMeasurement,
     Speed,
     judge,
     report,
@@ -21,6 +23,7 @@ from hpclaunch.core.health.measurement_rules import (
 from hpclaunch.core.health.problems import Problem
 
 PER_NODE = [1, 2, 3, 5, 8]
+WRONG = Fault(FaultKind.WRONG, "a product is wrong")
 
 
 @pytest.mark.parametrize("count", range(40))
@@ -70,7 +73,7 @@ def same(figure):
 
 def gpus(nodes, per_node=4, **changes):
     return [
-        Measured(
+        RankMeasurement(
             rank=node * per_node + local,
             node=node,
             host=f"n{node + 1}",
@@ -182,8 +185,8 @@ def test_two_nodes_that_reach_each_other_badly():
 def test_what_is_wrong_comes_first():
     ranks = gpus(1)
     ranks[1] = replace(ranks[1], compute=same(10.0))
-    ranks[3] = replace(ranks[3], compute=None, memory=None, wrong="a product is wrong")
-    its = [*links(ranks[:3], usual), Link((0, 2), None, "a wrong sum")]
+    ranks[3] = replace(ranks[3], compute=None, memory=None, fault=WRONG)
+    its = [*links(ranks[:3], usual), Link((0, 2), None, Fault(FaultKind.WRONG, "a wrong sum"))]
     findings = judge(ranks, its)
     assert [(f.problem, f.ranks) for f in findings] == [
         (Problem.WRONG_RESULTS, (3,)),
@@ -195,7 +198,8 @@ def test_what_is_wrong_comes_first():
 
 def on_cpus(count, **changes):
     return [
-        Measured(r, r // 4, f"n{r // 4 + 1}", compute=same(0.1), **changes) for r in range(count)
+        RankMeasurement(r, r // 4, f"n{r // 4 + 1}", compute=same(0.1), **changes)
+        for r in range(count)
     ]
 
 
@@ -236,7 +240,8 @@ def test_noise_is_not_taken_for_a_fault_and_hides_none(seed):
 
 def test_the_table_is_short_whatever_the_size():
     ranks = gpus(64)
-    rows = report(ranks, links(ranks, usual), [], "nccl")
+    its = links(ranks, usual)
+    rows = report(ranks, its, [], "nccl", len(its))
     assert [row.finding.check for row in rows] == ["compute", "memory speed", "links", "links"]
     assert all(row.finding.grade is Grade.OK and len(row.hosts) == 64 for row in rows)
     assert rows[0].finding.found.startswith("256 x NVIDIA H200, bfloat16: median 700 TFLOP/s")
@@ -245,10 +250,36 @@ def test_the_table_is_short_whatever_the_size():
 
 def test_a_fault_has_its_host_and_advice():
     ranks = gpus(2)
-    ranks[5] = replace(ranks[5], compute=None, wrong="a product is wrong")
+    ranks[5] = replace(ranks[5], compute=None, fault=WRONG)
     ranks[0] = replace(ranks[0], compute=same(10.0))
-    *_, wrong, slow = report(ranks, [], judge(ranks, []), "nccl")
+    *_, wrong, slow = report(ranks, [], judge(ranks, []), "nccl", 0)
     assert (wrong.finding.grade, wrong.hosts) == (Grade.FAIL, ("n2",))
     assert (slow.finding.grade, slow.hosts) == (Grade.WARN, ("n1",))
     assert wrong.finding.advice
     assert slow.finding.advice
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_rank", "of_link"),
+    [
+        (FaultKind.WRONG, Problem.WRONG_RESULTS, Problem.WRONG_RESULTS),
+        (FaultKind.FAILED, Problem.FAILED_COMPUTE, Problem.FAILED_LINK),
+        (FaultKind.SILENT, Problem.SILENT_RANK, Problem.FAILED_LINK),
+    ],
+)
+def test_each_kind_of_fault_has_its_own_problem(kind, of_rank, of_link):
+    ranks = gpus(1)
+    ranks[3] = replace(ranks[3], compute=None, memory=None, fault=Fault(kind, "why"))
+    its = [Link((0, 1), None, Fault(kind, "why"))]
+    found = judge(ranks, its)
+    assert [(f.problem, f.ranks) for f in found] == [(of_rank, (3,)), (of_link, (0, 1))]
+    rows = report(ranks, its, found, "nccl", 1)
+    assert [row.finding.grade for row in rows[-2:]] == [Grade.FAIL, Grade.FAIL]
+
+
+def test_pairs_that_were_not_measured_are_counted():
+    ranks = gpus(2)
+    its = links(ranks, usual)
+    *_, row = report(ranks, its[:-3], [], "nccl", len(its))
+    assert row.finding.grade is Grade.WARN
+    assert row.finding.found.startswith(f"3 of {len(its)} pairs not measured: ")

@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from ..protocol.wording import some
 from .findings import Finding, Grade
@@ -42,8 +43,22 @@ class Speed:
     usual: float
 
 
+class FaultKind(str, Enum):
+    WRONG = "wrong"  # results, or data that arrived, were wrong
+    FAILED = "failed"  # an error
+    SILENT = "silent"  # no answer in time
+
+
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Fault:
+    """The reason why something could not be measured, with a text for the user."""
+
+    kind: FaultKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeasurement:
     """A rank, and what was measured on it alone."""
 
     rank: int
@@ -55,7 +70,7 @@ class Measured:
     compute: Speed | None = None  # TFLOP/s
     memory: Speed | None = None  # GB/s, read and written; of a GPU
     cpu: float = 1.0  # the share that it got of the CPU time that it could have had
-    wrong: str = ""  # why it cannot compute correctly; "" if it can
+    fault: Fault | None = None
 
     @property
     def name(self) -> str:
@@ -68,7 +83,7 @@ class Link:
 
     ends: Ends
     speed: Speed | None = None  # GB/s in each direction
-    wrong: str = ""  # why there is no speed
+    fault: Fault | None = None
 
 
 Figure = tuple[Ends, Speed]
@@ -83,7 +98,7 @@ class MeasuredProblem:
     text: str
 
 
-# Which ranks exchange data
+# The schedule
 
 
 def schedule(nodes: Sequence[int], *, within: bool) -> list[Pairs]:
@@ -130,13 +145,24 @@ def tournament(count: int) -> list[Pairs]:
     return rounds
 
 
-# What is slow
+# The judgement
 
 
-def judge(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
+_OF_RANK = {
+    FaultKind.WRONG: Problem.WRONG_RESULTS,
+    FaultKind.FAILED: Problem.FAILED_COMPUTE,
+    FaultKind.SILENT: Problem.SILENT_RANK,
+}
+_SLOW = (Problem.SLOW_COMPUTE, Problem.SLOW_MEMORY, Problem.SLOW_LINK)
+
+
+def judge(ranks: Sequence[RankMeasurement], links: Sequence[Link]) -> list[MeasuredProblem]:
     """Return what is wrong or slow, with what is wrong first."""
-    wrong = Problem.WRONG_RESULTS
-    found = [MeasuredProblem(wrong, (r.rank,), f"{r.name}: {r.wrong}") for r in ranks if r.wrong]
+    found = [
+        MeasuredProblem(_OF_RANK[r.fault.kind], (r.rank,), f"{r.name}: {r.fault.text}")
+        for r in ranks
+        if r.fault is not None
+    ]
     slow = Problem.SLOW_COMPUTE
     found += slow_devices(ranks, slow, "computes", "TFLOP/s", lambda r: r.compute)
     slow = Problem.SLOW_MEMORY
@@ -145,17 +171,17 @@ def judge(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProb
 
 
 def slow_devices(
-    ranks: Sequence[Measured],
+    ranks: Sequence[RankMeasurement],
     problem: Problem,
     verb: str,
     unit: str,
-    figure: Callable[[Measured], Speed | None],
+    figure: Callable[[RankMeasurement], Speed | None],
 ) -> list[MeasuredProblem]:
     """Return a finding for each rank that is much slower than others on the same kind of device.
 
     `figure` gives the speed to compare; `verb` and `unit` describe it in the findings.
     """
-    same_kind: dict[Hashable, list[tuple[Measured, Speed]]] = defaultdict(list)
+    same_kind: dict[Hashable, list[tuple[RankMeasurement, Speed]]] = defaultdict(list)
     for rank in ranks:
         speed = figure(rank)
         if speed is not None:
@@ -183,14 +209,16 @@ def compared(figure: float, usual: float, unit: str) -> str:
     return f"{figure:.3g} {unit}, others {usual:.3g} ({figure / usual:.0%})"
 
 
-def _links(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredProblem]:
+def _links(ranks: Sequence[RankMeasurement], links: Sequence[Link]) -> list[MeasuredProblem]:
     by_rank = {rank.rank: rank for rank in ranks}
     found = []
     for link in links:
-        if link.wrong:
+        if link.fault is not None:
             names = " and ".join(by_rank[end].name for end in link.ends)
-            text = f"all-reduce between {names}: {link.wrong}"
-            found.append(MeasuredProblem(Problem.WRONG_RESULTS, link.ends, text))
+            text = f"all-reduce between {names}: {link.fault.text}"
+            is_wrong = link.fault.kind is FaultKind.WRONG
+            problem = Problem.WRONG_RESULTS if is_wrong else Problem.FAILED_LINK
+            found.append(MeasuredProblem(problem, link.ends, text))
     for across in (False, True):
         ours = [
             (link.ends, link.speed)
@@ -202,13 +230,13 @@ def _links(ranks: Sequence[Measured], links: Sequence[Link]) -> list[MeasuredPro
     return found
 
 
-def is_across(ends: Ends, by_rank: dict[int, Measured]) -> bool:
+def is_across(ends: Ends, by_rank: dict[int, RankMeasurement]) -> bool:
     a, b = (by_rank[end].node for end in ends)
     return a != b
 
 
 def _slow_links(
-    by_rank: dict[int, Measured], links: Sequence[Figure], *, across: bool
+    by_rank: dict[int, RankMeasurement], links: Sequence[Figure], *, across: bool
 ) -> list[MeasuredProblem]:
     """Return a finding for each slow link, or one for a node or rank whose links are all slow.
 
@@ -265,14 +293,18 @@ def guilty(
     ]
 
 
-# What the user is shown
+# The report
 
 
 def report(
-    ranks: Sequence[Measured], links: Sequence[Link], found: Sequence[MeasuredProblem], backend: str
+    ranks: Sequence[RankMeasurement],
+    links: Sequence[Link],
+    found: Sequence[MeasuredProblem],
+    backend: str,
+    planned: int,
 ) -> list[Row]:
     """Return the rows of the doctor's table: the figures of each kind of device and link, however
-    many there are of it, then what is wrong or slow.
+    many there are of it, then what is wrong or slow. `planned` pairs should have been measured.
     """
     by_rank = {rank.rank: rank for rank in ranks}
     figures: dict[tuple[str, str, str], list[tuple[float, str]]] = defaultdict(list)
@@ -295,8 +327,13 @@ def report(
         median = reference((figure for figure, _ in those), rank=2)
         text = f"{len(those)} x {like}: median {median:.3g} {unit}, least {least:.3g} ({who})"
         rows.append(Row(Finding(check, text), everywhere))
+    if missing := planned - len(links):
+        why = "one of their ranks had failed or was silent"
+        text = f"{missing} of {planned} pairs not measured: {why}"
+        advice = "mend what failed, and measure again"
+        rows.append(Row(Finding(LINKS, text, Grade.WARN, advice), everywhere))
     for each in found:
-        is_wrong = each.problem is Problem.WRONG_RESULTS
-        finding = each.problem.finding(each.text, Grade.FAIL if is_wrong else Grade.WARN)
+        is_slow = each.problem in _SLOW
+        finding = each.problem.finding(each.text, Grade.WARN if is_slow else Grade.FAIL)
         rows.append(Row(finding, tuple(dict.fromkeys(by_rank[r].host for r in each.ranks))))
     return rows

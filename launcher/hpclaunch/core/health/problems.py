@@ -8,7 +8,7 @@ problems that the driver of a GPU reports are in `gpu_rules.py` and `xids.py`.
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, unique
 
 from .findings import Finding, Grade
 
@@ -23,11 +23,17 @@ RESULTS = "results"
 COMPUTE = "compute"
 MEMORY_SPEED = "memory speed"
 LINKS = "links"
+RANKS = "ranks"
 
 _ROOM = "make room, or give --log-dir"
 _WAITS = "every step of a training waits for the slowest"
+_NETWORK = (
+    "nvidia-smi nvlink --status, ibstat, or ethtool; "
+    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose another network"
+)
 
 
+@unique
 class Problem(Enum):
     """The name of the check, and the advice."""
 
@@ -55,16 +61,19 @@ class Problem(Enum):
     GPU_SILENT = (GPUS, "tell the administrator, with what nvidia-smi and dmesg say on this host")
     # Measured by `hpclaunch doctor --measure`.
     WRONG_RESULTS = (RESULTS, "do not train on it, and tell the administrator")
+    FAILED_COMPUTE = (
+        COMPUTE,
+        "look for other processes on the device (nvidia-smi), and at the rows GPUs and torch of "
+        "hpclaunch doctor",
+    )
+    SILENT_RANK = (RANKS, "look with top, nvidia-smi and dmesg at its host")
     SLOW_COMPUTE = (
         COMPUTE,
         f"look for other processes (top, nvidia-smi) and for throttling: {_WAITS}",
     )
     SLOW_MEMORY = (MEMORY_SPEED, f"look for other processes (top, nvidia-smi): {_WAITS}")
-    SLOW_LINK = (
-        LINKS,
-        "look at its rate and errors: nvidia-smi nvlink --status, ibstat, or ethtool; "
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose another network",
-    )
+    SLOW_LINK = (LINKS, f"look at its rate and errors: {_NETWORK}")
+    FAILED_LINK = (LINKS, f"look for a firewall, and whether the link is up: {_NETWORK}")
 
     def finding(self, found: str, grade: Grade = Grade.WARN) -> Finding:
         check, advice = self.value

@@ -16,9 +16,10 @@ from typing import Any
 
 import psutil
 
+from hpclaunch.core.health import problems
 from hpclaunch.core.health.findings import Finding, Grade
 from hpclaunch.core.health.host_rules import files_needed
-from hpclaunch.core.health.problems import CLOCK, LOGS, MEMORY, SHM, Problem
+from hpclaunch.core.health.problems import Problem
 from hpclaunch.core.protocol.wording import GIB, size
 
 SHM_PATH = Path("/dev/shm")  # noqa: S108 - it is what is checked
@@ -37,7 +38,7 @@ _IN_BYTES = ("locked memory", "core")
 
 
 def own_name(host: str, *, several: bool) -> Finding:
-    """What the host's name resolves to, which is what programs take for their own address."""
+    """Check what the host's name resolves to: programs take it for their own address."""
     check = "host name"
     advice = "mend /etc/hosts on this host, or the name service"
     try:
@@ -58,7 +59,7 @@ def own_name(host: str, *, several: bool) -> Finding:
 
 
 def interfaces(environ: Mapping[str, str]) -> list[Finding]:
-    """The interfaces that the user has told gloo and NCCL to use."""
+    """Check the interfaces that the user has chosen for gloo and NCCL."""
     there = psutil.net_if_addrs()
     findings = []
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -89,10 +90,10 @@ def _nccl(value: str, there: Mapping[str, Any]) -> bool:
 
 def clock(synchronised: bool | None) -> Finding:
     if synchronised is None:
-        return Finding(CLOCK, "the kernel does not tell whether it is synchronised")
+        return Finding(problems.CLOCK, "the kernel does not report whether it is synchronised")
     if not synchronised:
         return Problem.CLOCK_FREE.finding("not synchronised")
-    return Finding(CLOCK, "synchronised")
+    return Finding(problems.CLOCK, "synchronised")
 
 
 def shared_memory() -> Finding:
@@ -108,11 +109,11 @@ def shared_memory() -> Finding:
         return Problem.SHM_SMALL.finding(found)
     if usage.free < SHM_LEAST:
         return Problem.SHM_FULL.finding(found)
-    return Finding(SHM, found)
+    return Finding(problems.SHM, found)
 
 
 def limits(agents: int, workers: int) -> Finding:
-    """For a launcher to which `agents` connect, and which starts so many workers."""
+    """Check the limits of a launcher to which `agents` connect and which starts so many workers."""
     found, wrong, advice, grade = [], [], [], Grade.OK
     for name, number in _LIMITS.items():
         soft = resource.getrlimit(number)[0]
@@ -163,7 +164,7 @@ def memory(workers: int, limit: int | None) -> Finding:
     try:
         machine = psutil.virtual_memory()
     except OSError:
-        return Finding(MEMORY, "/proc/meminfo cannot be read here")
+        return Finding(problems.MEMORY, "/proc/meminfo cannot be read here")
     found = f"{size(machine.available)} available of {size(machine.total)}"
     mine = machine.available
     if limit is not None and limit < machine.total:
@@ -171,7 +172,7 @@ def memory(workers: int, limit: int | None) -> Finding:
         mine = min(mine, limit)
     if mine < workers * MEMORY_LEAST:
         return Problem.MEMORY_SHORT.finding(found)
-    return Finding(MEMORY, found)
+    return Finding(problems.MEMORY, found)
 
 
 def log_directory(path: Path) -> Finding:
@@ -188,7 +189,7 @@ def log_directory(path: Path) -> Finding:
     found = f"{directory} is writable, {size(free)} free, on {file_system(directory)}"
     if free < DISK_LEAST:
         return Problem.LOGS_FULL.finding(found)
-    return Finding(LOGS, found)
+    return Finding(problems.LOGS, found)
 
 
 def file_system(path: Path) -> str:
