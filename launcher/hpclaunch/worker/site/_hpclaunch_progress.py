@@ -87,6 +87,7 @@ PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
 STEPS_ON_GPUS = "gpu:steps"  # in the place of a process group
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
+UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # which change nothing on the stack
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptors are not among the first, which scripts may count on: the first of these that the
@@ -655,18 +656,36 @@ def _waits(thread):
 
 
 def _name_of_call(frame):
-    """The name of the method that a frame has called: its last instructions have loaded it."""
+    """Return the name of the method that a frame has called, or "" if it called something else, or
+    if its arguments have branches.
+    """
     import dis
 
-    name = ""
+    before: Any = []
     for each in dis.get_instructions(frame.f_code):
         if each.offset >= frame.f_lasti:
-            return name if each.opname.startswith(("CALL", "PRECALL")) else ""
-        if each.opname.startswith(("CALL", "STORE", "POP")):
-            name = ""  # that was of another one
-        elif "ATTR" in each.opname or "METHOD" in each.opname:
-            name = each.argval
-    return ""
+            break
+        if each.opname not in UNCOUNTED_CODE:
+            before.append(each)
+    else:
+        return ""
+    if each.opname.startswith("CALL_INTRINSIC") or not each.opname.startswith(("CALL", "PRECALL")):
+        return ""
+    number = each.arg or 0
+    if each.opname == "CALL_FUNCTION_EX":  # a tuple, and perhaps a dictionary
+        above = 2 if sys.version_info >= (3, 14) else 1 + (number & 1)
+    else:
+        above = number + each.opname.endswith("_KW")
+    if before and before[-1].opname == "PRECALL":
+        before.pop()
+    # What was loaded before the first of the arguments that lie above it on the stack.
+    while before and above > 0 and before[-1].opcode not in {*dis.hasjrel, *dis.hasjabs}:
+        last = before.pop()
+        above -= dis.stack_effect(last.opcode, last.arg)
+    if before and before[-1].opname == "PUSH_NULL":
+        before.pop()
+    is_method = before and ("ATTR" in before[-1].opname or "METHOD" in before[-1].opname)
+    return before[-1].argval if is_method and above == 0 else ""
 
 
 def recorded():
