@@ -577,6 +577,7 @@ class Arrivals:
     usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
     late: tuple[int, ...]  # how much later the last of them did, in microseconds
     last: tuple[int, ...]  # the rank of that one
+    on_gpus: bool = False  # steps of workers that only hand their collectives over to GPUs
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,6 @@ HELD = 0.02  # seconds for which the hearer keeps Python's lock; who waits for i
 BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
-STEPS_ON_GPUS = "gpu:steps"  # in the place of a process group
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
 UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # which change nothing on the stack
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
@@ -700,15 +699,14 @@ def recorded():
 
 
 def arrived(since):
-    """When collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
+    """Return when collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
     monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
     "blind" says that torch records none.
 
     The recorder of collectives on GPUs is not asked in a training that may be healthy, since it
-    queries CUDA events: those of collectives that have just ended, which are freed
-    (github.com/pytorch/pytorch/pull/192232 mends that), and from a thread whose queries break the
-    capture of a CUDA graph (github.com/pytorch/pytorch/pull/148594). A host only hands such
-    collectives over, and its next step is as late as they are, so its steps stand in for them.
+    queries CUDA events: those of collectives that have just ended, which are freed, and from a
+    thread whose queries break the capture of a CUDA graph. A host only hands such collectives over,
+    and its next step is as late as they are, so "steps" has when each step began.
     """
     ahead = time.time_ns() - time.monotonic_ns()
     entries = [entry for entry in _entries(on_gpus=False) if entry.keys() >= NEEDED]
@@ -717,6 +715,7 @@ def arrived(since):
     on_gpus = any(device != "cpu" for _, device in _backends())
     passes = any(name.startswith(PIPELINES) for name in list(sys.modules))
     groups: Any = {}
+    steps: Any = {}
     if not (passes or any(entry["is_p2p"] for entry in entries)):
         for entry in entries[-MOST_ARRIVALS:]:
             created = entry["time_created_ns"] - ahead
@@ -726,8 +725,9 @@ def arrived(since):
                 times.setdefault(entry["collective_seq_id"], created)
         if on_gpus:
             entered = progress.entered.copy()
-            groups[STEPS_ON_GPUS] = {step: when for step, when in entered if when > since}
-    return _line({"arrivals": groups, "blind": meets and not (entries or passes or on_gpus)})
+            steps = {step: when for step, when in entered if when > since}
+    blind = meets and not (entries or passes or on_gpus)
+    return _line({"arrivals": groups, "steps": steps, "blind": blind})
 
 
 def _entries(*, on_gpus):
