@@ -7,8 +7,8 @@ import pytest
 from hpclaunch.core.ledger.book import RoundEnd
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
 from hpclaunch.core.ledger.job_report import end_report
+from hpclaunch.core.ledger.last_lines import EndCause as Cause
 from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
-from hpclaunch.core.protocol.model import EndCause as Cause
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""When the workers of one agent began their collectives, in short."""
+"""The times at which the workers of one agent began their collectives, in short."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ def _of_group(
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Runs of them that all agents choose alike. A step has several collectives, and a rank that is
-    late to the first of them is not late to the next ones: each second one might never show it.
+    """Return runs of them that all agents choose alike. A step has several collectives, and a rank
+    that is late to the first of them is not late to the next ones: each second one might never show
+    it.
     """
     every, run = 1, most // 4
     while len(numbers) > most:

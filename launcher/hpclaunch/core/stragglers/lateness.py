@@ -1,4 +1,4 @@
-"""Which rank arrives last at the collectives, and how much time that costs the others.
+"""The rank that arrives last at the collectives, and the time that this costs the others.
 
 All ranks leave a collective at the same time, so all of them take equally long for a step. Who is
 slow shows only in when they begin a collective. What a step loses is how late the last rank is
@@ -51,7 +51,7 @@ class LastArrival:
 
 
 def find(samples: Mapping[int, Sample]) -> Lateness:
-    """`samples` by agent, of all that take part in the round."""
+    """Return who is late. `samples` are by agent, of all that take part in the round."""
     pace = pace_of(samples)
     if not pace:
         return Lateness(0, None)
@@ -61,7 +61,7 @@ def find(samples: Mapping[int, Sample]) -> Lateness:
 
 
 def pace_of(samples: Mapping[int, Sample]) -> float:
-    """Seconds for a step; 0: not known."""
+    """Return the seconds for a step; 0: not known."""
     paces = [sample.pace for sample in samples.values() if sample.pace > 0]
     return lower_median(paces) if paces else 0.0
 
@@ -111,7 +111,7 @@ def _watched(last_arrivals: Iterable[LastArrival]) -> float:
 
 
 def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
-    """Whether it is late again and again: not once, for a save or an evaluation. `late` by step."""
+    """Return whether it is late again and again: not once, for a save. `late` is by step."""
     parts = min(PARTS, len(late))
     costs = [0.0] * parts
     for i, seconds in enumerate(late):
