@@ -59,6 +59,8 @@ def test_the_script_of_a_site(printed, site):
     options = ["--profile", site, "--nodes", 2] if site != "plain" else []
     if site not in ("plain", "arc", "engaging"):
         options += ["--account", "def-you"]
+    if site == "roihu":
+        options += ["--partition", "gpularge"]  # for more than 4 GPUs
     text = printed(*options, "--checkpoint-dir", "saved", "train.py", "--epochs", 3)
     assert text == (GOLDEN / f"{site}.sbatch").read_text()
     assert len(text.splitlines()) < 12
@@ -241,6 +243,10 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (
             ["--profile", "arc", "--gpus-per-node", "3", "train.py"],
             "--gpus-per-node 3: a node of arc has 2; more --nodes have more",
+        ),
+        (
+            ["--profile", "roihu", "--account", "p", "--nodes", "2", "train.py"],
+            "2 x 4 GPUs: a job in gpumedium of roihu has at most 4; name another --partition",
         ),
         (["--profile", "arc", "--gpus-per-node", "a100:2", "train.py"], "a100:2: arc has v100"),
         (["--gpus-per-node", "all", "train.py"], "'all' is not a number of GPUs, as 4 or a100:4"),

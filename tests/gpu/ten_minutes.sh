@@ -62,15 +62,8 @@ machine() {
     done
     nvidia-smi && nvidia-smi -q -d COMPUTE,PAGE_RETIREMENT,ROW_REMAPPER,ECC | head -60
 }
-measure() {
-    if ! hpclaunch doctor --help | grep -q -e --measure; then
-        echo "this hpclaunch has no doctor --measure"
-        return 77
-    fi
-    hpclaunch doctor --measure
-}
 prepare() { PYTHON=${PYTHON:-python3} bash tests/gpu/prepare "$venv" && touch "$venv/complete"; }
-export -f tests figures machine measure prepare
+export -f tests figures machine prepare
 export python out venv
 
 step machine 20 bash -c machine
@@ -83,7 +76,7 @@ if [ -e "$venv/complete" ]; then
     step raw_mps 60 "$python" $scripts/raw_mps.py
     step template 60 bash -c 'tests tests/gpu/test_warm.py'
     step health 80 bash -c 'tests tests/gpu/test_health.py'
-    step measure 40 bash -c measure
+    step measure 40 hpclaunch doctor --measure
     step nccl 80 bash -c 'tests tests/gpu/test_nccl.py'
     step mps 90 bash -c 'tests tests/gpu/test_sharing.py'
     step restart 80 bash -c 'figures restart memory'

@@ -25,6 +25,7 @@ libc = ctypes.CDLL(None)
 
 class Tensor:
     item, to, quick = libc.pause, libc.pause, libc.getpid
+    device = "cuda"
 
     def detach(self):
         return self
@@ -52,6 +53,16 @@ main()
         pytest.param("x.detach().item()", "item", id="at the end of a chain"),
         pytest.param("print(f'loss {x}')", "item", id="formatted"),
         pytest.param("x.to('cpu')", "to", id="with an argument"),
+        pytest.param("x.to(x.device)", "to", id="with an attribute"),
+        pytest.param("x.to(x.detach().device, 1)", "to", id="with two arguments"),
+        pytest.param("x.to(str(x.device))", "to", id="with the value of a function"),
+        pytest.param("x.to(device=x.device)", "to", id="with a keyword"),
+        pytest.param("x.to(1, device=str(x.device))", "to", id="with an argument and a keyword"),
+        pytest.param("x.to(*[x.device], **{'copy': 1})", "to", id="with all of a list"),
+        pytest.param("x.detach().to(x.device)", "to", id="with an attribute, in a chain"),
+        pytest.param("compute(x.to)", "", id="a name that is an argument"),
+        pytest.param("compute(x.quick(), x.to)", "", id="a name that is the second argument"),
+        pytest.param("compute(x and x.to)", "", id="a name in a branch"),
         pytest.param("x.quick(); compute()", "", id="after another call"),
         pytest.param("y = x.item; compute()", "", id="a name that is only kept"),
         pytest.param("while True: x.quick()", "", id="again and again: it runs Python"),

@@ -300,7 +300,7 @@ def test_an_answer_that_nobody_could_pass_on_is_none(watch):
         records.write(f'{{"arrivals": {nested}}}\n{{"entries": {nested}}}\n'.encode())
     (found,) = watch.evidence({0: os.getpid()})
     assert found["records"] is None
-    assert watch.arrivals_of(0) == ({}, False)
+    assert watch.arrivals_of(0) == {"arrivals": {}, "steps": {}, "blind": False}
 
 
 def test_evidence_of_programs_that_are_not_python(watch):

@@ -32,7 +32,7 @@ class Pace:
         self.disregarded += 1
 
     def arrivals_of(self, rank):
-        return {"0": {"1": 5}} if rank else {}, False
+        return {"arrivals": {"0": {"1": 5}} if rank else {}, "steps": {}, "blind": False}
 
     def steps_of(self, rank):
         return self.steps
@@ -75,8 +75,8 @@ def test_two_samples_tell_what_was_done_in_between(program):
     first = sample(taker, 1, pids)
     assert (first["number"], first["ways"]) == (1, {})
     assert first["ranks"] == [
-        {"rank": 0, "arrivals": {}, "blind": False},
-        {"rank": 1, "arrivals": {"0": {"1": 5}}, "blind": False},
+        {"rank": 0, "arrivals": {}, "steps": {}, "blind": False},
+        {"rank": 1, "arrivals": {"0": {"1": 5}}, "steps": {}, "blind": False},
     ]
     assert sample(taker, 2, pids)["ranks"][0]["pace"] == 0.0  # since when, nobody knows
     pace.steps = (8, 2.0)

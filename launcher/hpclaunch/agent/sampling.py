@@ -10,6 +10,7 @@ from ..core.protocol.model import Load, Sample
 from ..core.stragglers import arrivals
 from ..core.stragglers.medians import lower_median
 
+STEPS = "steps"  # in the place of a process group
 LONGEST = 60  # characters of a group's name
 MOST = 1 << 62  # a number, or a time in ns
 USED = ("cpu", "queued", "throttled", "blocked", "clock")
@@ -22,11 +23,15 @@ def sample_of(
     known = [rank for rank in ranks if "pace" in rank]
     paces = [rank["pace"] for rank in known if 0 < rank["pace"] < math.inf]
     traces = {rank["rank"]: _trace(rank["arrivals"]) for rank in ranks}
+    steps = {rank["rank"]: _trace({STEPS: rank["steps"]}) for rank in ranks}
     return Sample(
         number=number,
         pace=round(lower_median(paces), 6) if paces else 0.0,
         blind=bool(ranks) and all(rank["blind"] for rank in ranks),
-        arrivals=arrivals.together(traces, agents),
+        arrivals=(
+            *arrivals.together(traces, agents),
+            *arrivals.together(steps, agents, on_gpus=True),
+        ),
         loads=tuple(
             Load(rank["rank"], **{name: round(rank[name], 3) for name in USED}) for rank in known
         ),

@@ -26,6 +26,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     account: bool = False  # whether a job needs one
     partition: str = ""
+    most_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # of a job in `partition`; 0: no limit
     gpus: str = "--gpus-per-node={gpus}"  # 4, or v100:4
     local_disk: str = ""  # what is appended to `gpus` for a disk of {gb} GB
     memory_per_gpu: Annotated[str, msgspec.Meta(pattern="^([0-9]+[KMGT])?$")] = ""

@@ -216,6 +216,11 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
     if fewest > nodes:
         raise UsageError(f"--nodes {nodes}, but --nnodes wants {fewest} at least")
     count, kind = _gpus(chosen, profile, site)
+    if not chosen.partition and 0 < profile.most_gpus < nodes * count:
+        raise UsageError(
+            f"{nodes} x {count} GPUs: a job in {profile.partition} of {site} has at most "
+            f"{profile.most_gpus}; name another --partition"
+        )
     share = []
     cpus, memory = chosen.cpus_per_task or 0, chosen.mem or ""
     if not cpus and count * kind.cpus:

@@ -51,7 +51,7 @@ def run(_options: argparse.Namespace, _environ: Mapping[str, str]) -> int:
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], added: str) -> argparse.Namespace:
-    """What a call from there asks for; `added` is the user's HPCLAUNCH_OPTIONS."""
+    """Return the options of a call from that directory; `added` is the user's HPCLAUNCH_OPTIONS."""
     program, _, python = words[0].removeprefix(WORD).partition(":")
     parser = _parser_of(program, environ)
     chosen = parser.parse_args([*_options_in(added, program), *words[1:]])

@@ -310,12 +310,13 @@ class ProgressWatch:
                 self._files.request(self._workers[rank].slot, page.ARRIVALS)
 
     def arrivals_of(self, rank):
-        """({process group: {number: when}}, whether torch records none); ({}, False) if it has not
-        answered."""
-        if self._files is None:
-            return {}, False
-        answer = self._answer(rank, "arrivals")
-        return ({}, False) if answer is None else (answer["arrivals"], bool(answer.get("blind")))
+        """Return {"arrivals": {process group: {number: when}}, "steps": {number: when}, on GPUs,
+        "blind": whether torch records none}; all of it is empty if the worker has not answered.
+        """
+        answer = None if self._files is None else self._answer(rank, "arrivals")
+        found: Any = {"arrivals": {}, "steps": {}} if answer is None else answer
+        blind = bool(found.get("blind"))
+        return {"arrivals": found["arrivals"], "steps": found.get("steps", {}), "blind": blind}
 
     def steps_of(self, rank):
         """(steps so far, the time of the last one)"""

@@ -94,8 +94,7 @@ class Sampler:
         before = self._before.get(rank)
         now = Used(pid, self._trees[rank], *self.progress.steps_of(rank))
         self._before[rank] = now
-        arrivals, blind = self.progress.arrivals_of(rank)
-        told = {"rank": rank, "arrivals": arrivals, "blind": blind}
+        told = {"rank": rank, **self.progress.arrivals_of(rank)}
         if before is not None and before.pid == pid:
             told |= now.since(before)
             told["blocked"] = self._blocked[rank] / LOOKS

@@ -9,9 +9,10 @@ from crew import Crew
 
 from hpclaunch.core.ledger.book import Book, Category, LedgerEntry
 from hpclaunch.core.ledger.job_report import report
+from hpclaunch.core.ledger.last_lines import EndCause
 from hpclaunch.core.ledger.summing import Launch
 from hpclaunch.core.protocol.events import Requested, WorkerExited
-from hpclaunch.core.protocol.model import EndCause, Request
+from hpclaunch.core.protocol.model import Request
 from hpclaunch.core.protocol.stages import Stage
 
 

@@ -39,13 +39,13 @@ def make_steps(crew, until=0.0):
         crew.until(min(until, crew.now + 1.0))
 
 
-def sample(agent, late=0.0, *, group="gloo:0", throttled=0.2, **fields):
+def sample(agent, late=0.0, *, on_gpus=False, throttled=0.2, **fields):
     traces = {
-        rank: {group: {step: int(1e9 * (step * PACE + late)) for step in range(20)}}
+        rank: {"0": {step: int(1e9 * (step * PACE + late)) for step in range(20)}}
         for rank in (2 * agent, 2 * agent + 1)
     }
     loads = tuple(Load(rank, 0.5, 0.0, throttled * bool(late), 0.0) for rank in traces)
-    return Sample(1, PACE, arrivals=together(traces), loads=loads, **fields)
+    return Sample(1, PACE, arrivals=together(traces, on_gpus=on_gpus), loads=loads, **fields)
 
 
 def stragglers(crew):
@@ -133,10 +133,10 @@ def test_hosts_of_gpus_may_be_behind_others_and_hold_up_nobody():
     crew = training()
     for agent in crew.agents:
         late = 0.15 * (agent == 1)
-        crew.samples[agent] = sample(agent, late, group="gpu:steps", throttled=0.0)
+        crew.samples[agent] = sample(agent, late, on_gpus=True, throttled=0.0)
     make_steps(crew, 60.0)
     assert not stragglers(crew)
-    crew.samples[1] = sample(1, 0.15, group="gpu:steps")
+    crew.samples[1] = sample(1, 0.15, on_gpus=True)
     make_steps(crew, 120.0)
     assert stragglers(crew) == [NAMED]
 

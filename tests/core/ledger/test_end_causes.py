@@ -7,8 +7,8 @@ import pytest
 from hpclaunch.core.ledger.book import RoundEnd
 from hpclaunch.core.ledger.end_causes import of_failure, of_job, of_round
 from hpclaunch.core.ledger.job_report import end_report
+from hpclaunch.core.ledger.last_lines import EndCause as Cause
 from hpclaunch.core.protocol.model import OUT_OF_MEMORY, Culprit, Ending, Failure, Verdict
-from hpclaunch.core.protocol.model import EndCause as Cause
 
 TRACEBACK = """\
 [rank1]: Traceback (most recent call last):
@@ -49,6 +49,24 @@ def failed(tail="", code=1, signal=0, rank=1, **more):
                 "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
             ),
             id="no GPU memory",
+        ),
+        *(
+            pytest.param(failed(text), Cause.GPU_MEMORY, text, id=text)
+            for text in (
+                "RuntimeError: CUDA error: out of memory",
+                "RuntimeError: CUDA driver error: out of memory",
+                "HIP out of memory. Tried to allocate 2 GiB",
+            )
+        ),
+        pytest.param(
+            failed("ValueError: port 5 is free. Process 3 of 4 fails"),
+            *(Cause.EXCEPTION, "ValueError: port 5 is free. Process 3 of 4 fails"),
+            id="words that are also torch's",
+        ),
+        pytest.param(
+            failed("cc1plus: fatal error: out of memory allocating 65536 bytes"),
+            *(Cause.PROGRAM, "cc1plus: fatal error: out of memory allocating 65536 bytes"),
+            id="a compiler",
         ),
         pytest.param(
             failed("RuntimeError: x\nXid 31 on GPU 0: a page fault; look at the script"),

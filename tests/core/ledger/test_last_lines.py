@@ -356,6 +356,7 @@ def test_every_advice_is_a_short_paragraph():
 @pytest.mark.parametrize(
     ("last_line", "expected"),
     [
+        ("train.py: error: unrecognized arguments: --lrr", None),
         ("OSError: [Errno 5] Input/output error: '/data/shard-3'", True),
         ("RuntimeError: Connection reset by peer", True),
         ("ModuleNotFoundError: No module named 'x'", False),
@@ -364,4 +365,16 @@ def test_every_advice_is_a_short_paragraph():
     ],
 )
 def test_whether_it_may_pass(last_line, expected):
-    assert last_lines.may_pass(last_line) is expected
+    assert last_lines.may_pass(last_line, 1) is expected
+
+
+@pytest.mark.parametrize(
+    ("last_line", "expected"),
+    [
+        ("train.py: error: unrecognized arguments: --lrr", False),
+        ("RuntimeError: Connection reset by peer", True),
+        ("ValueError: a bad batch", None),
+    ],
+)
+def test_whether_it_may_pass_with_the_exit_code_of_wrong_usage(last_line, expected):
+    assert last_lines.may_pass(last_line, 2) is expected

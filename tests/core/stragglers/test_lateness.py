@@ -183,9 +183,13 @@ def test_of_two_clocks_neither_is_known_better_than_the_other():
 
 
 def test_what_hosts_of_gpus_tell_is_marked():
-    groups = dict.fromkeys(range(6), "gpu:steps")
-    assert find(sampled(one(3, 0.3), groups=groups)).late.on_gpus
-    assert not find(sampled(one(3, 0.3))).late.on_gpus
+    samples = sampled(one(3, 0.3))
+    assert not find(samples).late.on_gpus
+    handed_over = {
+        agent: replace(s, arrivals=tuple(replace(each, on_gpus=True) for each in s.arrivals))
+        for agent, s in samples.items()
+    }
+    assert find(handed_over).late.on_gpus
 
 
 def test_nothing_to_go_by():

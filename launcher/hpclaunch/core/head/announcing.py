@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from ..ledger.book import RoundEnd
 from ..ledger.end_causes import has_failed, of_job
 from ..ledger.job_report import OF_NODES, end_report
+from ..ledger.last_lines import EndCause
 from ..protocol.effects import Detail, Notify
-from ..protocol.model import NO_RANK, Culprit, EndCause, Topic
+from ..protocol.model import NO_RANK, Culprit, Topic
 from ..protocol.stages import Stage
 from ..protocol.wording import count
 from .restarts import how

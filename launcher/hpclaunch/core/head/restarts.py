@@ -44,8 +44,6 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 # Two crashes happened after about the same time if that differs by this share, or these seconds.
 SIMILAR_SHARE, SIMILAR_SECONDS = 0.2, 2.0
 UNREACHABLE_STEP = 1 << 62
-USAGE = 2  # the exit code of argparse, and of Python for a script that is not there
-USAGE_WORDS = ("error: ", "can't open file")
 
 
 def failed(e: WorkerExit) -> bool:
@@ -167,10 +165,10 @@ class Budget:
         in_a_row = before.failures_in_a_row + 1 if cause.host == before.host else 1
         self.suspect = cause.host if spares and in_a_row >= SUSPECT_AFTER else ""
         reason = self._exhausted()
-        if self.most and not self.total and _would_fail_again(cause, last_line):
+        if self.most and not self.total and may_pass(last_line, cause.code) is False:
             return _verdict(failures, f"it would fail again: {last_line}", 0)
         same = last_line and checksum(last_line) == before.last_line
-        is_outage = may_pass(last_line) is True
+        is_outage = may_pass(last_line, cause.code) is True
         if self.most and same and not self.suspect and not is_outage:
             repeated = "the round before failed in the same way, with no checkpoint in between"
             reason = reason or f"{repeated}: {last_line}"
@@ -337,11 +335,6 @@ def _last_line(cause: Failure) -> str:
     by_itself = not cause.signal and cause.culprit is not Culprit.FORK_SERVER
     lines = cause.tail.strip().splitlines() if by_itself else []
     return lines[-1].strip() if lines else ""
-
-
-def _would_fail_again(cause: Failure, last_line: str) -> bool:
-    usage = cause.code == USAGE and any(word in last_line for word in USAGE_WORDS)
-    return usage or may_pass(last_line) is False
 
 
 def _verdict(failures: Collection[Failure], reason: str, used: int) -> Verdict:

@@ -9,20 +9,16 @@ import re
 import signal
 from dataclasses import dataclass, replace
 
-from ..protocol.model import EXIT_USAGE, Culprit, EndCause, Ending, Failure, Verdict
+from ..protocol.model import EXIT_USAGE, Culprit, Ending, Failure, Verdict
 from .book import RoundEnd
-from .last_lines import cause_in, names
+from .last_lines import EndCause, cause_in, names
 
 MOST_FRAMES = 3  # of a traceback, the innermost
 PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)  # with which torch begins each line
 FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
-
-
-# With which a round can end; the others are of jobs.
+# A job can end with each cause, a round with the others only.
 _OF_JOBS = (EndCause.PREEMPTED, EndCause.REQUEUED, EndCause.USAGE, EndCause.DONE)
 OF_ROUNDS = tuple(cause for cause in EndCause if cause not in _OF_JOBS)
-
-
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, EndCause, Failure
+from ..protocol.model import EXIT_SAVED, NO_RANK, Culprit, Failure
 from .book import RoundEnd
 from .end_causes import Diagnosis, has_failed, of_job, of_round
+from .last_lines import EndCause
 from .summing import Launch, account, entries_of, round_ends
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""What the last lines of a failed worker mean: the cause, what to do, and whether it may pass.
+"""The meaning of the last lines of a failed worker: the cause, what to do, and whether it may pass.
 
 The words are those of Python, torch 2.13, gloo and NCCL, of the C library and of our own agents.
 """
@@ -9,23 +9,58 @@ import re
 import signal
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum
 
-from ..protocol.model import OUT_OF_MEMORY, EndCause, Failure
+from ..protocol.model import OUT_OF_MEMORY, Failure
+
+
+class EndCause(str, Enum):
+    """Why a round or a job ended."""
+
+    MEMORY = "out of memory"
+    GPU_MEMORY = "out of GPU memory"
+    GPU = "GPU fault"
+    DISK = "disk full"
+    HANG = "hang"
+    TIMEOUT = "time-out"
+    PEER = "connection lost"
+    EXCEPTION = "exception"
+    CRASH = "crash"
+    KILLED = "killed"
+    LOST = "node lost"
+    UNFIT = "node unfit"
+    PREEMPTED = "preemption"
+    REQUEUED = "requeue"  # by somebody else
+    TIME_LIMIT = "time limit"
+    USER = "user"
+    USAGE = "wrong usage"
+    GROWTH = "more nodes"
+    PROGRAM = "exit code"
+    DONE = "done"
+    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What `words` mean among the last lines. Each field is "" or None where they leave it open."""
+    """The meaning of `words` among the last lines. Fields that they leave open are "" or None."""
 
     words: re.Pattern[str]
     advice: str = ""
     cause: EndCause | None = None
     may_pass: bool | None = None  # only if they are in the very last line
+    code: int = 0  # `may_pass` is for this exit code only; 0: for any
 
 
 def _words(*literal: str, pattern: str = "") -> re.Pattern[str]:
     return re.compile("|".join([*map(re.escape, literal), *filter(None, [pattern])]), re.MULTILINE)
 
+
+_GPU_MEMORY = (
+    "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
+    "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
+    "somebody else is on the GPU."
+)
 
 # For each question the first row that answers it counts. So causes come before their consequences,
 # and special cases before general ones.
@@ -85,18 +120,15 @@ MEANINGS = (
         "several workers share this GPU. Start one worker per GPU (--nproc gpu) that calls "
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) first, and load checkpoints with '
         'torch.load(..., map_location="cpu").',
-        EndCause.GPU_MEMORY,
     ),
     Meaning(
         _words(
-            "error: out of memory", "OutOfMemoryError", pattern="(?:CUDA|HIP|XPU) out of memory"
+            "OutOfMemoryError", pattern="(?:CUDA|HIP|XPU)(?: (?:driver )?error:)? out of memory"
         ),
-        "the GPU's memory is full. Lower the batch size per worker, or the memory per sample "
-        "(activation checkpointing, bfloat16, FSDP). If much is reserved but unallocated, export "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. nvidia-smi on that host shows whether "
-        "somebody else is on the GPU.",
+        _GPU_MEMORY,
         EndCause.GPU_MEMORY,
     ),
+    Meaning(_words("error: out of memory"), _GPU_MEMORY),  # of a library, or of the host
     # The memory of the host, and what it is limited to
     Meaning(
         _words(
@@ -253,6 +285,8 @@ MEANINGS = (
         _words(pattern=r"Connection (?:closed by|reset by|refused)|Broken pipe"),
         cause=EndCause.PEER,
     ),
+    # Code 2 is that of argparse, and of Python for a script that is not there.
+    Meaning(_words("error: ", "can't open file"), may_pass=False, code=2),
     Meaning(_words(pattern=r"^(?:Import|ModuleNotFound|Syntax|Indentation)Error:"), may_pass=False),
     # The file system or the network has failed, by the name of an exception. FileNotFoundError and
     # its like are left out: a path that is wrong stays wrong.
@@ -322,14 +356,14 @@ def cause_in(
 
 
 def names(cause: EndCause, line: str) -> bool:
-    """Whether this line is one that names the cause."""
+    """Return whether this line names the cause."""
     return any(m.cause is cause and m.words.search(line) for m in MEANINGS)
 
 
-def may_pass(last_line: str) -> bool | None:
-    """Whether a worker with this last line may succeed when it is started again, because the file
-    system or the network has failed; False if it fails in the same way each time; None if that is
-    not known.
+def may_pass(last_line: str, code: int) -> bool | None:
+    """Return whether a worker with this last line and exit code may succeed when it is started
+    again, because the file system or the network has failed; False if it fails in the same way each
+    time; None if that is not known.
     """
-    known = (m.may_pass for m in MEANINGS if m.may_pass is not None and m.words.search(last_line))
-    return next(known, None)
+    known = [m for m in MEANINGS if m.may_pass is not None and m.code in (0, code)]
+    return next((m.may_pass for m in known if m.words.search(last_line)), None)

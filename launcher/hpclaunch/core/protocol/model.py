@@ -251,32 +251,6 @@ class Seen:
     damage: str = ""  # which bytes are not what was written
 
 
-class EndCause(str, Enum):
-    """Why a round or a job ended."""
-
-    MEMORY = "out of memory"
-    GPU_MEMORY = "out of GPU memory"
-    GPU = "GPU fault"
-    DISK = "disk full"
-    HANG = "hang"
-    TIMEOUT = "time-out"
-    PEER = "connection lost"
-    EXCEPTION = "exception"
-    CRASH = "crash"
-    KILLED = "killed"
-    LOST = "node lost"
-    UNFIT = "node unfit"
-    PREEMPTED = "preemption"
-    REQUEUED = "requeue"  # by somebody else
-    TIME_LIMIT = "time limit"
-    USER = "user"
-    USAGE = "wrong usage"
-    GROWTH = "more nodes"
-    PROGRAM = "exit code"
-    DONE = "done"
-    OTHER = "other"
-
-
 class Culprit(str, Enum):
     """Which kind of process failed."""
 
@@ -577,6 +551,7 @@ class Arrivals:
     usual: tuple[int, ...]  # for each: when half of these workers had, in microseconds after `base`
     late: tuple[int, ...]  # how much later the last of them did, in microseconds
     last: tuple[int, ...]  # the rank of that one
+    on_gpus: bool = False  # steps of workers that only hand their collectives over to GPUs
 
 
 @dataclass(frozen=True, slots=True)

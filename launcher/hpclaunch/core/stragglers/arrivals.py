@@ -1,4 +1,4 @@
-"""When the workers of one agent began their collectives, in short."""
+"""The times at which the workers of one agent began their collectives, in short."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ IN_ALL, MOST, LEAST = 16384, 256, 64  # collectives of a group that the head com
 RUN = LEAST // 4  # at least so many of these follow one another
 
 
-def together(traces: Mapping[int, Trace], agents: int = 1) -> tuple[Arrivals, ...]:
-    """Of those collectives that all of these ranks remember which are in the group. `traces` are
-    by rank; with many agents, each one tells of fewer.
+def together(
+    traces: Mapping[int, Trace], agents: int = 1, *, on_gpus: bool = False
+) -> tuple[Arrivals, ...]:
+    """Return the arrivals in each group, at the collectives that all of its ranks remember.
+    `traces` are by rank; with many agents, each one reports fewer. `on_gpus`: they are steps, which
+    stand in for collectives on GPUs.
     """
     groups = sorted({group for trace in traces.values() for group in trace})
     most = max(LEAST, min(MOST, IN_ALL // agents))
-    return tuple(found for group in groups for found in _of_group(group, traces, most))
+    return tuple(found for group in groups for found in _of_group(group, traces, most, on_gpus))
 
 
-def _of_group(group: str, traces: Mapping[int, Trace], most: int) -> Iterator[Arrivals]:
+def _of_group(
+    group: str, traces: Mapping[int, Trace], most: int, on_gpus: bool
+) -> Iterator[Arrivals]:
     ranks = {rank: trace[group] for rank, trace in traces.items() if group in trace}
     numbers = _thinned(set.intersection(*(set(times) for times in ranks.values())), most)
     if not numbers:
@@ -37,13 +42,21 @@ def _of_group(group: str, traces: Mapping[int, Trace], most: int) -> Iterator[Ar
         late.append((when - half) // 1000)
         last.append(rank)
     yield Arrivals(
-        group, len(ranks), base / 1e9, tuple(numbers), tuple(usual), tuple(late), tuple(last)
+        group=group,
+        members=len(ranks),
+        base=base / 1e9,
+        numbers=tuple(numbers),
+        usual=tuple(usual),
+        late=tuple(late),
+        last=tuple(last),
+        on_gpus=on_gpus,
     )
 
 
 def _thinned(numbers: set[int], most: int) -> list[int]:
-    """Runs of them that all agents choose alike. A step has several collectives, and a rank that is
-    late to the first of them is not late to the next ones: each second one might never show it.
+    """Return runs of them that all agents choose alike. A step has several collectives, and a rank
+    that is late to the first of them is not late to the next ones: each second one might never show
+    it.
     """
     every, run = 1, most // 4
     while len(numbers) > most:

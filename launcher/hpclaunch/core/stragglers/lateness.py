@@ -1,4 +1,4 @@
-"""Which rank arrives last at the collectives, and how much time that costs the others.
+"""The rank that arrives last at the collectives, and the time that this costs the others.
 
 All ranks leave a collective at the same time, so all of them take equally long for a step. Who is
 slow shows only in when they begin a collective. What a step loses is how late the last rank is
@@ -19,7 +19,6 @@ LEAST = 0.1  # of the time, that is lost
 MOSTLY = 0.7  # of the lost time, that one agent costs
 PARTS = 5  # of a sample
 SPREAD = 0.6  # of these, in which there is half of LEAST: the others may be better
-GPU = "gpu:"  # groups of those that only hand their collectives over to a GPU
 LEAST_WANTED = 0.15  # of the time, for which a rank wants a CPU or storage longer than others
 
 
@@ -48,10 +47,11 @@ class LastArrival:
     agent: int  # of the last one
     rank: int  # NO_RANK: half of this agent's are about as late
     late: float  # seconds after half of the ranks
+    on_gpus: bool  # only its host is known to be late
 
 
 def find(samples: Mapping[int, Sample]) -> Lateness:
-    """`samples` by agent, of all that take part in the round."""
+    """Return who is late. `samples` are by agent, of all that take part in the round."""
     pace = pace_of(samples)
     if not pace:
         return Lateness(0, None)
@@ -61,7 +61,7 @@ def find(samples: Mapping[int, Sample]) -> Lateness:
 
 
 def pace_of(samples: Mapping[int, Sample]) -> float:
-    """Seconds for a step; 0: not known."""
+    """Return the seconds for a step; 0: not known."""
     paces = [sample.pace for sample in samples.values() if sample.pace > 0]
     return lower_median(paces) if paces else 0.0
 
@@ -92,14 +92,13 @@ def _by_arrivals(samples: Mapping[int, Sample], pace: float) -> Lateness:
     if not enough or nobody or not _is_spread(late, steps, pace):
         return Lateness(steps, None)
     assert rank is not None, "else it is nobody"
-    groups = {step.group for step in own if step.late}
-    on_gpus = any(group.startswith(GPU) for group in groups)
+    on_gpus = any(step.on_gpus for step in own if step.late)
     return Lateness(steps, Late(agent, rank, cost / steps, pace, on_gpus=on_gpus))
 
 
 def _watched(last_arrivals: Iterable[LastArrival]) -> float:
-    """The seconds of which all collectives are known, in the group of which that is the longest.
-    Agents tell of runs of them.
+    """Return the seconds of which all collectives are known, in the group with the most of them.
+    Agents report runs of collectives.
     """
     last: dict[str, LastArrival] = {}
     seconds: dict[str, float] = {}
@@ -112,7 +111,7 @@ def _watched(last_arrivals: Iterable[LastArrival]) -> float:
 
 
 def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
-    """Whether it is late again and again: not once, for a save or an evaluation. `late` by step."""
+    """Return whether it is late again and again: not once, for a save. `late` is by step."""
     parts = min(PARTS, len(late))
     costs = [0.0] * parts
     for i, seconds in enumerate(late):
@@ -122,7 +121,9 @@ def _is_spread(late: Sequence[float], steps: int, pace: float) -> bool:
 
 
 def _mostly(steps: Iterable[LastArrival]) -> int | None:
-    """Whose most of the lateness is: one rank's, all ranks' of the agent, or neither."""
+    """Return the rank that most of the lateness is from, NO_RANK if it is from all ranks of the
+    agent, or None.
+    """
     costs: dict[int, float] = {}
     for step in steps:
         costs[step.rank] = costs.get(step.rank, 0.0) + step.late
@@ -131,7 +132,7 @@ def _mostly(steps: Iterable[LastArrival]) -> int | None:
 
 
 def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
-    """Of each collective of which all agents tell that have ranks in its group."""
+    """Yield the last arrival at each collective that all agents with ranks in its group report."""
     groups: dict[str, dict[int, Arrivals]] = {}
     for agent, sample in samples.items():
         for arrivals in sample.arrivals:
@@ -158,7 +159,8 @@ def _last_arrivals(samples: Mapping[int, Sample]) -> Iterator[LastArrival]:
             error = errors[agent] + lower_median(others) if others else 0.0
             alike = arrivals.members > 1 and arrivals.late[i] / 1e6 < late / 2
             rank = NO_RANK if alike else arrivals.last[i]
-            yield LastArrival(at, group, number, agent, rank, late if late > error else 0.0)
+            late = late if late > error else 0.0
+            yield LastArrival(at, group, number, agent, rank, late, arrivals.on_gpus)
 
 
 def _places(arrivals: Arrivals) -> dict[int, int]:
@@ -182,7 +184,7 @@ def _by_load(samples: Mapping[int, Sample], pace: float) -> Lateness:
 
 
 def collectives_a_step(samples: Mapping[int, Sample]) -> float:
-    """Of the rank that has most, roughly; 0: not known."""
+    """Return how many the rank with the most of them has, roughly; 0: not known."""
     found = [0.0]
     for sample in samples.values():
         for arrivals in sample.arrivals:

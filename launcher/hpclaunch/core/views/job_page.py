@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ..history.moment import AgentHistory, GpusMoment, SavedMoment, WorkersMoment
 from ..ledger.book import Category, RoundEnd
 from ..ledger.job_report import EndReport, JobOutcome, JobReport
+from ..ledger.last_lines import EndCause
 from ..ledger.summing import Launch, entries_of, job_entries, round_ends
-from ..protocol.model import EndCause
 from ..protocol.wording import GIB, count, harmless, plain, signal_name, some
 from ..snapshot.job_snapshot import AgentState
 from . import page_curves as curves

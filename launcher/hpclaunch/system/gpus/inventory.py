@@ -40,6 +40,8 @@ def survey(environ: Mapping[str, str], nvml: Any) -> GpuSurvey:
     a GPU when the first process opens it, and gives it up when the last one closes it
     (https://docs.nvidia.com/deploy/driver-persistence): 1 to 3 s, which the process that watches
     the GPUs, the first worker, and the workers of the next round would wait for again.
+    The price: as long as the agent lives, its GPUs stay initialised, and nobody can reset them or
+    unload the driver.
     """
     try:
         nvml.nvmlInit()

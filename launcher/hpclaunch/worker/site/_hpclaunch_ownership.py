@@ -1,4 +1,4 @@
-"""Which files of a shared directory are this user's: for the launcher, and workers of any Python.
+"""The owners of files in a shared directory, for the launcher and for workers of any Python.
 
 Root counts as this user, who is at its mercy anyway. Some file systems give all that this user
 makes to somebody else (NFS to nobody, where root is squashed; mounts with one owner for all): what
@@ -9,12 +9,12 @@ import os
 
 
 def is_ours(found, directory):
-    """Whether a file or directory with this os.stat_result, in this directory, is this user's."""
+    """Return whether this user owns a file with this os.stat_result in this directory."""
     return found.st_uid in (0, os.geteuid()) or found.st_uid == owner_of_new(directory)
 
 
 def owner_of_new(directory):
-    """To whom a file belongs that this user makes in a directory; None if none can be made."""
+    """Return who owns a file that this user makes in a directory; None if none can be made."""
     probe = os.path.join(directory, f".hpclaunch-{os.urandom(8).hex()}")
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

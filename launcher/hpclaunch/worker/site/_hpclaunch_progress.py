@@ -84,8 +84,8 @@ HELD = 0.02  # seconds for which the hearer keeps Python's lock; who waits for i
 BEGUN, WRITTEN = b"\2", b"\3"  # before and after stacks that the hearer has written
 PIPELINES = ("torch.distributed.pipelining.", "deepspeed.runtime.pipe.")
 MOST_ENTRIES, MOST_ARRIVALS = 500, 1000  # of a flight recorder, or steps
-STEPS_ON_GPUS = "gpu:steps"  # in the place of a process group
 NEEDED = {"collective_seq_id", "is_p2p", "process_group", "profiling_name", "time_created_ns"}
+UNCOUNTED_CODE = ("EXTENDED_ARG", "KW_NAMES")  # which change nothing on the stack
 NAMES = ("hpclaunch progress", "hpclaunch stacks", "hpclaunch records")  # of the memory files
 KINDS = ("/memfd:hpclaunch ", "pipe:[")
 # Our descriptors are not among the first, which scripts may count on: the first of these that the
@@ -655,18 +655,36 @@ def _waits(thread):
 
 
 def _name_of_call(frame):
-    """The name of the method that a frame has called: its last instructions have loaded it."""
+    """Return the name of the method that a frame has called, or "" if it called something else, or
+    if its arguments have branches.
+    """
     import dis
 
-    name = ""
+    before: Any = []
     for each in dis.get_instructions(frame.f_code):
         if each.offset >= frame.f_lasti:
-            return name if each.opname.startswith(("CALL", "PRECALL")) else ""
-        if each.opname.startswith(("CALL", "STORE", "POP")):
-            name = ""  # that was of another one
-        elif "ATTR" in each.opname or "METHOD" in each.opname:
-            name = each.argval
-    return ""
+            break
+        if each.opname not in UNCOUNTED_CODE:
+            before.append(each)
+    else:
+        return ""
+    if each.opname.startswith("CALL_INTRINSIC") or not each.opname.startswith(("CALL", "PRECALL")):
+        return ""
+    number = each.arg or 0
+    if each.opname == "CALL_FUNCTION_EX":  # a tuple, and perhaps a dictionary
+        above = 2 if sys.version_info >= (3, 14) else 1 + (number & 1)
+    else:
+        above = number + each.opname.endswith("_KW")
+    if before and before[-1].opname == "PRECALL":
+        before.pop()
+    # What was loaded before the first of the arguments that lie above it on the stack.
+    while before and above > 0 and before[-1].opcode not in {*dis.hasjrel, *dis.hasjabs}:
+        last = before.pop()
+        above -= dis.stack_effect(last.opcode, last.arg)
+    if before and before[-1].opname == "PUSH_NULL":
+        before.pop()
+    is_method = before and ("ATTR" in before[-1].opname or "METHOD" in before[-1].opname)
+    return before[-1].argval if is_method and above == 0 else ""
 
 
 def recorded():
@@ -681,15 +699,14 @@ def recorded():
 
 
 def arrived(since):
-    """When collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
+    """Return when collectives began since a time, in ns: {"BACKEND:GROUP": {number: when}}, on the
     monotonic clock. In a pipeline, ranks begin them one after the other: there are none then.
     "blind" says that torch records none.
 
     The recorder of collectives on GPUs is not asked in a training that may be healthy, since it
-    queries CUDA events: those of collectives that have just ended, which are freed
-    (github.com/pytorch/pytorch/pull/192232 mends that), and from a thread whose queries break the
-    capture of a CUDA graph (github.com/pytorch/pytorch/pull/148594). A host only hands such
-    collectives over, and its next step is as late as they are, so its steps stand in for them.
+    queries CUDA events: those of collectives that have just ended, which are freed, and from a
+    thread whose queries break the capture of a CUDA graph. A host only hands such collectives over,
+    and its next step is as late as they are, so "steps" has when each step began.
     """
     ahead = time.time_ns() - time.monotonic_ns()
     entries = [entry for entry in _entries(on_gpus=False) if entry.keys() >= NEEDED]
@@ -698,6 +715,7 @@ def arrived(since):
     on_gpus = any(device != "cpu" for _, device in _backends())
     passes = any(name.startswith(PIPELINES) for name in list(sys.modules))
     groups: Any = {}
+    steps: Any = {}
     if not (passes or any(entry["is_p2p"] for entry in entries)):
         for entry in entries[-MOST_ARRIVALS:]:
             created = entry["time_created_ns"] - ahead
@@ -707,8 +725,9 @@ def arrived(since):
                 times.setdefault(entry["collective_seq_id"], created)
         if on_gpus:
             entered = progress.entered.copy()
-            groups[STEPS_ON_GPUS] = {step: when for step, when in entered if when > since}
-    return _line({"arrivals": groups, "blind": meets and not (entries or passes or on_gpus)})
+            steps = {step: when for step, when in entered if when > since}
+    blind = meets and not (entries or passes or on_gpus)
+    return _line({"arrivals": groups, "steps": steps, "blind": blind})
 
 
 def _entries(*, on_gpus):
