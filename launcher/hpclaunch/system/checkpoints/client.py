@@ -78,6 +78,7 @@ class CheckpointServiceClient(Helper):
     """Requests out, replies in. The descriptor is readable when a reply is there, or the process
     has ended."""
 
+    has_children = True  # confinement.py
     does = "searches for checkpoints"
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
