@@ -103,7 +103,7 @@ class CheckpointServiceClient(Helper):
         self.ask(do="look", id=number, rounds=look.rounds, of=of, share=share)
 
     def suggest(self, number: int, arguments: Iterable[str], since: int) -> None:
-        """What --checkpoint-dir could be. No reply if there is nothing to suggest."""
+        """Ask what --checkpoint-dir could be. No reply if there is nothing to suggest."""
         self.ask(do="suggest", id=number, arguments=list(arguments), since=since)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:

@@ -207,7 +207,8 @@ def _of_first_model(folder: Folder, ask: Callable[[str, Identity], T | None]) ->
 
 
 def _experts(path: str, identity: Identity) -> tuple[int, ...] | None:
-    """How many experts each layer that has some has, as a file with a model says it."""
+    """Return how many experts each layer that has some has, as a file with a model says it; None if
+    it does not."""
     found = _fields(path, identity).get("num_experts")
     return tuple(found) if isinstance(found, list) else None
 
