@@ -98,13 +98,15 @@ def variable(pid, name):
     return next((os.fsdecode(word[len(start) :]) for word in words), None)
 
 
-def descendants(spared: Iterable[int]) -> set[int]:
-    """Return the pids of all descendants of this process, except the `spared` ones and theirs."""
+def descendants(spared: Iterable[int], of: int | None = None) -> set[int]:
+    """Return the pids of all descendants of a process, by default of this one, except the `spared`
+    ones and theirs."""
+    top = of or os.getpid()
     parents = {pid: int(fields[PARENT]) for pid in all_pids() if (fields := stat(pid))}
-    found, spared = {os.getpid()}, {*spared}
+    found, spared = {top}, {*spared}
     while more := {p for p, parent in parents.items() if parent in found} - found - spared:
         found |= more
-    return found - {os.getpid()}
+    return found - {top}
 
 
 NS = 1e9

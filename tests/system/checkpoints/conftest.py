@@ -8,6 +8,7 @@ import pytest
 from makers import Maker
 
 from hpclaunch.system.checkpoints import pickles
+from hpclaunch.system.shared import helper
 
 TORCH = "torch_save"
 # They need torch and little else, and share a process.
@@ -22,6 +23,7 @@ def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
         library = TORCH if name in OF_TORCH else name
         if library not in made:
             made[library] = Maker(library)
+            helper._own[made[library]._process.pid] = ""  # no orphan of a helper that is killed
         return made[library].beside(name)
 
     yield make
@@ -33,4 +35,4 @@ def maker(starts: None) -> Iterator[Callable[[str], Maker]]:
 def _unconfined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that start no process read pickles in their own."""
     if request.node.get_closest_marker("starts") is None:
-        monkeypatch.setattr(pickles, "confined", lambda work: work())
+        monkeypatch.setattr(pickles, "confined", lambda _size, work: work())

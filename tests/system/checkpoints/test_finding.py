@@ -1,15 +1,22 @@
 """Where checkpoints are looked for, and in which order."""
 
+import errno
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from looking import cut_short, damage, newest, passed_over
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
 
-from hpclaunch.system.checkpoints import finding
+from hpclaunch.system.checkpoints import archives, finding, pickles
 from hpclaunch.system.checkpoints.candidates import Facts, step_of
+from hpclaunch.system.checkpoints.confinement import UnansweredError
+from hpclaunch.system.checkpoints.formats import deepspeed
+from hpclaunch.system.checkpoints.listing import Folder
 from hpclaunch.system.checkpoints.reading import Memory
 
 
@@ -46,6 +53,54 @@ def test_the_steps_of_two_runs_say_nothing_of_each_other(tmp_path):
         save(tmp_path / run / "checkpoints" / f"step-{step}.pt", at=at)
     expected = str(tmp_path / "new" / "checkpoints" / "step-10.pt")
     assert newest(tmp_path / "*" / "checkpoints") == (expected, [])
+
+
+class FailsOnce:
+    """Reads pickles in this process, but for the first."""
+
+    def __init__(self, error: Exception) -> None:
+        self._errors = [error]
+
+    def __call__(self, _size: int, work: Callable[[], object]) -> object:
+        if self._errors:
+            raise self._errors.pop()
+        return work()
+
+
+@pytest.fixture(
+    params=[UnansweredError("killed"), BlockingIOError(errno.EAGAIN, "no process is left")],
+    ids=["killed", "not started"],
+)
+def fails_once(request, monkeypatch):
+    """The first pickle cannot be read."""
+    monkeypatch.setattr(pickles, "confined", FailsOnce(request.param))
+
+
+def test_metadata_that_could_not_be_read_are_read_again(tmp_path, fails_once):
+    directory = dcp_save(tmp_path / "epoch-1", at=100)
+    assert re.search(r"\((killed|no process is left)\)", passed_over(tmp_path))
+    assert newest(tmp_path) == (str(directory), [])
+
+
+def test_a_step_that_could_not_be_read_is_read_again(tmp_path, fails_once):
+    state = {"pytorch-lightning_version": "2", "global_step": 5, "optimizer": None}
+    torch.save(state, tmp_path / "last.ckpt")
+    assert rules(tmp_path) == {"last.ckpt": "by time"}
+    assert rules(tmp_path) == {"last.ckpt": "step 5, by what is in it"}
+
+
+def test_a_world_that_could_not_be_read_is_read_again(tmp_path, fails_once):
+    torch.save({"dp_world_size": 1, "mp_world_size": 1}, tmp_path / "mp_rank_00_model_states.pt")
+    assert deepspeed.world_of(Folder(str(tmp_path))) is None
+    assert deepspeed.world_of(Folder(str(tmp_path))) == 1
+
+
+def test_a_name_without_a_suffix_is_looked_at_again(tmp_path, monkeypatch):
+    save(tmp_path / "step-5", at=100)
+    with monkeypatch.context() as patched:
+        patched.setattr(archives, "LARGEST", 1)
+        assert rules(tmp_path) == {}
+    assert list(rules(tmp_path)) == ["step-5"]
 
 
 @pytest.mark.parametrize(

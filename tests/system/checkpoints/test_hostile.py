@@ -36,6 +36,8 @@ from hpclaunch.system.checkpoints.formats.torch_save import TorchSave
 from hpclaunch.system.checkpoints.listing import Folder, entry_at
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory, structure
 
+pytestmark = pytest.mark.starts  # pickles are read in a child, with its limits
+
 PACKAGE = Path(hpclaunch.__file__).parent / "system" / "checkpoints"
 HUGE = 8 << 30
 ROOM = 2 << 30  # bytes of memory that a search may take here
@@ -199,7 +201,6 @@ PICKLES = {
 }
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize("data", PICKLES.values(), ids=list(PICKLES))
 @pytest.mark.parametrize("name", ["step-5.pt", "step-5.ckpt", "step-5/.metadata"])
 def test_pickles(good, tmp_path, data, name, monkeypatch):
@@ -210,18 +211,30 @@ def test_pickles(good, tmp_path, data, name, monkeypatch):
     assert newest(tmp_path)[0] in (str(good), str(tmp_path / name))
 
 
-@pytest.mark.parametrize("data", [nested_tuples(60), b"\x80\x02X\x01\x00"])
+@pytest.mark.parametrize(
+    "data",
+    [nested_tuples(60), b"\x80\x02X\x01\x00", b"\x80\x02X\x01\x00\x00\xff" + b"x" * 1000],
+    ids=["a name that is no text", "cut short", "a bad byte in a length"],
+)
 def test_pickles_that_make_no_sense_are_damaged(good, tmp_path, data):
     (tmp_path / "step-5.pt").write_bytes(legacy(data))
     assert passed_over(tmp_path, good) == "step-5.pt: cut short or still being written"
 
 
-@pytest.mark.starts
 def test_a_huge_file_in_the_older_form(good, tmp_path):
     begin = legacy(b"\x80\x04\x8d" + HUGE.to_bytes(8, "little"))
     sparse(tmp_path / "step-5.pt", begin=begin)
     wrong = "step-5.pt: not known to be whole (its pickle takes too much time or memory)"
     assert passed_over(tmp_path, good) == wrong
+
+
+def test_a_directory_of_any_length(good, tmp_path, monkeypatch):
+    """Each entry of it takes memory."""
+    (tmp_path / "step-5.pt").write_bytes(zipped({"optimizer": torch.zeros(1000)}))
+    monkeypatch.setattr(archives, "MOST_DIRECTORY", (tmp_path / "step-5.pt").stat().st_size // 100)
+    path, (*_, line) = newest(tmp_path)
+    assert path == ""
+    assert line.endswith("damaged (its directory is too large)")
 
 
 def test_a_directory_whose_members_overlap(good, tmp_path):
@@ -316,11 +329,11 @@ def test_a_pipe_in_place_of_a_file_that_was_listed(tmp_path):
     for read in (
         lambda: weights.model(folder),
         lambda: Dcp().recognise(_with_folder(tmp_path, folder)),
+        lambda: TorchSave().recognise(Location(files["step-5"], folder)),
         lambda: archives.read_whole(str(tmp_path / ".metadata"), 10),
     ):
         with pytest.raises(OSError, match="it is not a regular file"):
             read()
-    assert TorchSave().recognise(Location(files["step-5"], folder)) is None
     assert TorchSave().recognise(Location(files["step-5.pt"], folder)).bare is None
     assert Lightning().recognise(Location(files["5.ckpt"], folder)) is None
     part = Part(files["step-5.pt"], FileKind.TORCH, "step-5.pt")
@@ -365,7 +378,6 @@ SAMPLES = (
 )
 
 
-@pytest.mark.starts
 @pytest.mark.fuzz
 @settings(max_examples=300)
 @given(damaged(SAMPLES))
@@ -384,7 +396,6 @@ def test_any_pickle(data):
                 read(window)
 
 
-@pytest.mark.starts
 @pytest.mark.fuzz
 @settings(max_examples=300)
 @given(damaged(SAMPLES))
@@ -418,7 +429,6 @@ NAMES = (
 )
 
 
-@pytest.mark.starts
 @pytest.mark.fuzz
 @settings(max_examples=100)
 @given(

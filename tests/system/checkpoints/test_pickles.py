@@ -113,6 +113,16 @@ def test_a_part_that_is_nowhere(place):
         pieces(pickle.dumps(Metadata({}, {}, stored)))
 
 
+def test_more_parts_or_storages_than_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(pickles, "MOST_PARTS", 3)
+    assert pieces(pickle.dumps(metadata(parts(3, 2)))) == expected(parts(3, 2))
+    with pytest.raises(ValueError, match="more than 3 parts of tensors"):
+        pieces(pickle.dumps(metadata(parts(4, 2))))
+    five = [pickle.dumps(each, 2) for each in (1, 2, 3, None, ["0"] * 4)]
+    with pytest.raises(ValueError, match="more than 3 storages"):
+        reading(pickles.storages, b"".join(five))
+
+
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_fields(protocol):
     plain = {"a": 5, "b": 2**40, "c": -3, "d": None, "e": True, "f": [], "g": [4, 300]}

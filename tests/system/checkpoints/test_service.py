@@ -12,6 +12,7 @@ import pytest
 from looking import cut_short, damage, date, zero_the_middle
 from test_format_dcp import dcp_save
 from test_format_torch_save import save
+from test_hostile import PICKLES, legacy
 
 from hpclaunch.core.protocol.model import Look, checksum
 from hpclaunch.system.checkpoints import service as service_module
@@ -24,6 +25,7 @@ from hpclaunch.system.checkpoints.client import (
 )
 from hpclaunch.system.checkpoints.reading import CheckpointReading, Memory
 from hpclaunch.system.checkpoints.service import CheckpointService
+from hpclaunch.worker.processes import descendants
 
 
 @pytest.fixture
@@ -184,6 +186,23 @@ def test_a_killed_one_is_noticed(service, tmp_path):
     os.kill(service._process.pid, signal.SIGKILL)
     while not service.lost:
         service.replies()
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_nothing_is_left_of_a_child_that_reads_a_pickle(service, tmp_path, is_killed):
+    data = legacy(PICKLES["a key of nested tuples"])  # read until its time is up
+    (tmp_path / "step-5.pt").write_bytes(data)
+    service.search(1, [], {})
+    pid = service._process.pid
+    while not (children := descendants((), pid)):
+        assert service._process.poll() is None
+    if is_killed:
+        os.kill(pid, signal.SIGKILL)
+        while not service.lost:
+            service.replies()
+    else:
+        service.close()
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
 def test_one_that_does_not_begin_hangs(service):

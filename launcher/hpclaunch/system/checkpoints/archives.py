@@ -24,7 +24,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from hpclaunch.system.shared import bounded_json
 
 from . import pickles
-from .confinement import OverLimitError
+from .confinement import UnansweredError
 
 LOCAL, DESCRIPTOR = b"PK\x03\x04", b"PK\x07\x08"
 DESCRIBED = 8  # a flag: a descriptor follows the data
@@ -34,7 +34,8 @@ HEAD, TAIL = 128, 22 + 20 + 56
 UTF8 = 0x800  # a flag: the name of a member is in this encoding
 BUFFER = 1 << 16
 LARGEST = 1 << 46  # bytes of a file
-MOST_DIRECTORY = MOST_HEADER = 64 << 20
+MOST_DIRECTORY = 16 << 20  # bytes: room for about 200,000 tensors
+MOST_HEADER = 64 << 20
 MOST_PICKLE = 1 << 30  # bytes: room for about 4 million parts of tensors
 MOST_JSON = 4 << 20  # bytes that are parsed to see whether they are whole
 
@@ -65,19 +66,27 @@ class Window:
         """Raises DamagedError where they are not there."""
         if at < 0 or at + length > self.length:
             raise DamagedError(CUT)
-        data = os.pread(self.fd, length, self.start + at)
-        while len(data) < length:
-            more = os.pread(self.fd, length - len(data), self.start + at + len(data))
-            if not more:
-                raise DamagedError(CUT)
-            data += more
+        data = self.beginning(length, at)
+        if len(data) < length:
+            raise DamagedError(CUT)
         return data
 
     def head(self) -> bytes:
-        return os.pread(self.fd, min(HEAD, self.length), self.start)
+        return self.beginning(HEAD)
+
+    def beginning(self, most: int, at: int = 0) -> bytes:
+        """Return `most` bytes, or fewer if the window or the file ends before. Raises OSError."""
+        most = min(most, self.length - at)
+        data = os.pread(self.fd, most, self.start + at)
+        while len(data) < most:  # a file system may return fewer than are there
+            more = os.pread(self.fd, most - len(data), self.start + at + len(data))
+            if not more:
+                break
+            data += more
+        return data
 
     def stream(self) -> io.BufferedReader:
-        return io.BufferedReader(_WindowStream(self), BUFFER)
+        return _BoundedReader(self)
 
 
 class _WindowStream(io.RawIOBase):
@@ -106,6 +115,18 @@ class _WindowStream(io.RawIOBase):
         return at
 
 
+class _BoundedReader(io.BufferedReader):
+    """A buffer that reserves no memory for bytes beyond the window, which a pickle may claim."""
+
+    def __init__(self, window: Window) -> None:
+        super().__init__(_WindowStream(window), BUFFER)
+        self._length = window.length
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(0, self._length - self.tell())
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Window]:
     """Open a regular file as one window. Raises OSError."""
@@ -125,7 +146,7 @@ def opened(path: str) -> Iterator[Window]:
 def read_beginning(path: str, most: int) -> bytes:
     """Return the first `most` bytes of a file, or all if it has fewer. Raises OSError."""
     with opened(path) as window:
-        return os.pread(window.fd, min(window.length, most), 0)
+        return window.beginning(most)
 
 
 def read_whole(path: str, most: int) -> bytes:
@@ -133,7 +154,7 @@ def read_whole(path: str, most: int) -> bytes:
     with opened(path) as window:
         if window.length > most:
             raise ValueError(f"larger than {most >> 20} MiB")
-        return os.pread(window.fd, window.length, 0)
+        return window.beginning(most)
 
 
 def check_torch(window: Window) -> bool:
@@ -255,7 +276,7 @@ def members(window: Window) -> list[ZipInfo]:
     if length > MOST_DIRECTORY:
         raise DamagedError("damaged (its directory is too large)")
     try:
-        with ZipFile(_WindowStream(window)) as archive:
+        with ZipFile(window.stream()) as archive:
             found = archive.infolist()
     except (BadZipFile, NotImplementedError, ValueError, struct.error) as e:
         raise DamagedError("damaged (its directory)") from e
@@ -311,6 +332,8 @@ def fields(window: Window, *names: str) -> dict[str, pickles.Field]:
     found = pickled(window)
     try:
         return pickles.fields(found.window, names, found.before)
+    except UnansweredError as e:
+        raise DamagedError(f"not known to be whole ({e})") from e
     except ValueError as e:
         raise DamagedError(CUT) from e
 
@@ -322,7 +345,7 @@ def _check_legacy(window: Window) -> None:
     """Each storage begins with the number of its elements."""
     try:
         stored, at = pickles.storages(window)
-    except OverLimitError as e:
+    except UnansweredError as e:
         raise DamagedError(f"not known to be whole ({e})") from e
     except ValueError as e:
         raise DamagedError(CUT) from e

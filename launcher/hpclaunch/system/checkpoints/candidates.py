@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 def step_of(name: str) -> Step | None:
-    """What a name tells: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
+    """Return the step in a name: checkpoint-30, epoch=1-step=10.ckpt, iter_0000010, 0000100.pt."""
     for unit, pattern in _STEPS:
         if found := pattern.findall(name):
             return Step(int(found[-1]), unit, "its name")
@@ -66,7 +66,7 @@ class RoundPeriod(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the user and the launcher know about a directory of checkpoints."""
+    """Facts about a directory of checkpoints, from the user and the launcher."""
 
     exclude: tuple[str, ...] = ()  # patterns of what is no checkpoint
     complete: str = ""  # pattern of the file that seals a directory; "": the format's own rule
@@ -124,7 +124,7 @@ class Location:
 
 
 class FileKind:
-    """What a file has to be to count as whole."""
+    """Kinds of files: each has its own test of whether a file is whole."""
 
     TORCH = "torch"  # written by torch.save
     ANY = "any"  # by torch.save or safetensors, if it is one of these at all

@@ -78,6 +78,7 @@ class CheckpointServiceClient(Helper):
     """Requests out, replies in. The descriptor is readable when a reply is there, or the process
     has ended."""
 
+    has_children = True  # confinement.py
     does = "searches for checkpoints"
 
     def __init__(self, where: str, exclude: Iterable[str], complete: str, verify: str) -> None:
@@ -102,7 +103,7 @@ class CheckpointServiceClient(Helper):
         self.ask(do="look", id=number, rounds=look.rounds, of=of, share=share)
 
     def suggest(self, number: int, arguments: Iterable[str], since: int) -> None:
-        """What --checkpoint-dir could be. No reply if there is nothing to suggest."""
+        """Ask what --checkpoint-dir could be. No reply if there is nothing to suggest."""
         self.ask(do="suggest", id=number, arguments=list(arguments), since=since)
 
     def watch(self, rounds: Rounds, *, on: bool) -> None:

@@ -1,5 +1,4 @@
-"""A short-lived child process for reading a pickle: with limits on time and memory, and the first
-to be killed where memory runs short.
+"""A short-lived child process for reading a pickle, with limits on time and memory.
 
 The standard library's unpickler is quick, but what it builds has no limit: a few bytes can claim a
 memo of gigabytes, or a key whose hash takes years. No thread could be stopped in the midst of that.
@@ -7,45 +6,54 @@ memo of gigabytes, or a key whose hash takes years. No thread could be stopped i
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import marshal
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hpclaunch.system.shared.prctl import die_with
 
-MOST_SECONDS = 30  # of a CPU
+# The limits grow with the size of the pickle, up to these.
+MOST_SECONDS = 120  # of a CPU
 MOST_MEMORY = 4 << 30  # bytes, beyond what this process has
+MOST_ANSWER = 256 << 20  # bytes: a child may have read more than this process has room for
 TOO_MUCH = "its pickle takes too much time or memory"
 
 T = TypeVar("T")
 
-
-class OverLimitError(ValueError):
-    """The child was ended by its limits."""
+_starting = threading.Lock()  # a child that inherits another's pipe would keep it open
 
 
-def confined(work: Callable[[], T]) -> T:
-    """Return what `work` returns in a child, of types that marshal knows. Raise ValueError and
-    OSError as `work` does, and OverLimitError."""
-    reading, writing = os.pipe()
+class UnansweredError(Exception):
+    """The child gave no answer, and might give one at another time. The text says why."""
+
+
+def confined(size: int, work: Callable[[], T]) -> T:
+    """Return what `work` returns in a child, of types that marshal knows. `size`: the bytes that it
+    reads. Raise ValueError and OSError as `work` does, and UnansweredError."""
     parent = os.getpid()
-    child = os.fork()
-    if not child:
-        status = 1
+    with _starting:
+        reading, writing = os.pipe()
         try:
-            if die_with(parent):
-                _limit()
-                _write(writing, marshal.dumps(_outcome(work)))
-                status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
+            child = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
+        if not child:
+            status = 1
+            try:
+                if die_with(parent):
+                    _write(writing, _answer(size, work))
+                    status = 0
+            finally:
+                os._exit(status)
+        os.close(writing)
     try:
         answer = _read(reading)
     except BaseException:  # Ctrl-C
@@ -54,16 +62,34 @@ def confined(work: Callable[[], T]) -> T:
     finally:
         os.close(reading)
         _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
+        raise UnansweredError(f"reading its pickle ended with signal {os.WTERMSIG(status)}")
     if status:
-        raise OverLimitError(TOO_MUCH)
+        raise UnansweredError(TOO_MUCH)
     match marshal.loads(answer):  # noqa: S302 - our own child wrote it
         case ("failed", number, text):
             raise OSError(number, text)
         case ("senseless", text):
             raise ValueError(text)
+        case ("unanswered", text):
+            raise UnansweredError(text)
         case (_, result):
             return result  # type: ignore[no-any-return]
     raise AssertionError
+
+
+def _answer(size: int, work: Callable[[], Any]) -> bytes:
+    try:
+        _limit(size)
+        data = marshal.dumps(_outcome(work))
+        if len(data) <= MOST_ANSWER:
+            return data
+        why = TOO_MUCH
+    except MemoryError:
+        why = TOO_MUCH
+    except Exception as e:
+        why = f"reading its pickle failed: {type(e).__name__}: {e}"
+    return marshal.dumps(("unanswered", why))
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, ...]:
@@ -75,14 +101,13 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, ...]:
         return "senseless", str(e)
 
 
-def _limit() -> None:
+def _limit(size: int) -> None:
     gc.disable()  # nothing is left of this process soon
-    with contextlib.suppress(OSError):  # some containers do not let it be changed
-        Path("/proc/self/oom_score_adj").write_text("1000")
     used = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
+    memory, seconds = (256 << 20) + 16 * size, 10 + size // (8 << 20)
     for kind, most in (
-        (resource.RLIMIT_AS, used + MOST_MEMORY),
-        (resource.RLIMIT_CPU, MOST_SECONDS),  # SIGKILL at the hard limit
+        (resource.RLIMIT_AS, used + min(memory, MOST_MEMORY)),
+        (resource.RLIMIT_CPU, min(seconds, MOST_SECONDS)),  # SIGKILL at the hard limit
         (resource.RLIMIT_CORE, 0),
     ):
         given = [limit for limit in resource.getrlimit(kind) if limit != resource.RLIM_INFINITY]

@@ -1,4 +1,4 @@
-"""What is in a directory, listed once and then looked at many times.
+"""The contents of a directory, listed once and then looked at many times.
 
 Only names, sizes and times are read, and a file's size and time only once somebody asks for them:
 on a parallel file system each costs a message to a server and back.
@@ -148,8 +148,8 @@ class Folder:
 
 
 def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
-    """What `ask` says of the entry. False for a link in a circle, or to where this user may not
-    look: it is as good as one that leads nowhere. May raise OSError for what is no link."""
+    """Return what `ask` says of the entry. False for a link in a circle, or to where this user may
+    not look: it is as good as one that leads nowhere. May raise OSError for what is no link."""
     try:
         return ask()
     except OSError:
@@ -159,7 +159,8 @@ def is_kind(entry: os.DirEntry[str], ask: Callable[[], bool]) -> bool:
 
 
 def of_each(work: Callable[[T], R], items: Sequence[T], slow: float) -> Iterator[R]:
-    """What `work` returns for each item, in order; in threads if an item takes over `slow` seconds.
+    """Yield the results of `work`, in the order of the items; in threads if an item takes over
+    `slow` seconds.
 
     The median of the first items decides: a single one that had to wait for a CPU says nothing
     about the file system, and threads would only make it slower.

@@ -1,4 +1,4 @@
-"""What the pickles in checkpoints say.
+"""Readers of the pickles in checkpoints.
 
 They are read by an unpickler that imports nothing and calls nothing: one inert class stands for
 every class, function and instance that a pickle names. Whoever can write a file must not be able to
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_NUMBERS = 4096  # numbers in a list
 LARGEST_NUMBER = 1 << 63
+MOST_PARTS = 1 << 22  # of tensors, or storages, in a file
 
 Pieces = dict[str, list[tuple[int, int]]]  # by file: (start, length) in bytes
 Field = int | bool | list[int] | EllipsisType | None  # an ellipsis stands for any other value
@@ -86,13 +87,15 @@ def pieces(window: Window) -> Pieces:
     piece for each part of a tensor: an object with a relative_path, an offset and a length
     (_StorageInfo in torch's checkpoint/filesystem.py). Raises ValueError if they are not whole.
     """
-    return confined(lambda: _pieces(window.stream()))
+    return confined(window.length, lambda: _pieces(window.stream()))
 
 
 def _pieces(stream: BinaryIO) -> Pieces:
     found: Pieces = defaultdict(list)
+    count = 0
 
     def note(state: Any) -> None:
+        nonlocal count
         if type(state) is not dict:
             return
         if "relative_path" in state and "offset" in state:
@@ -101,6 +104,8 @@ def _pieces(stream: BinaryIO) -> Pieces:
                 type(name) is str and type(start) is type(length) is int and start >= 0 <= length
             ):
                 raise ValueError("a part of a tensor has no place")
+            if (count := count + 1) > MOST_PARTS:
+                raise ValueError(f"more than {MOST_PARTS} parts of tensors")
             found[name].append((start, length))
         state.clear()  # there may be millions, and the unpickler keeps them to its end
 
@@ -121,7 +126,7 @@ def fields(window: Window, names: Collection[str], before: int = 0) -> dict[str,
             return {}
         return {name: _plain(found[name]) for name in names if name in found}
 
-    return confined(read)
+    return confined(window.length, read)
 
 
 def _plain(value: object) -> Field:
@@ -155,10 +160,12 @@ def storages(window: Window) -> tuple[list[Storage], int]:
         keys = _Reader(stream).load()
         if type(keys) is not list:
             raise ValueError("no list of storages")
+        if len(keys) > MOST_PARTS:
+            raise ValueError(f"more than {MOST_PARTS} storages")
         known = [reader.found.get(key, ("", 0)) if type(key) is str else ("", 0) for key in keys]
         return known, stream.tell()
 
-    found, end = confined(read)
+    found, end = confined(window.length, read)
     return [Storage(*each) for each in found], end
 
 

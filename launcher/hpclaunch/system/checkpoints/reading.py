@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of reading. A checkpoint with something `wrong` is not to be used."""
+    """Result of reading. A checkpoint with something `wrong` is not to be used."""
 
     wrong: str  # "label: what is wrong", or ""
     read: int  # bytes, now and before
@@ -76,7 +76,7 @@ class Memory:
 
 
 def structure(parts: Iterable[Part], memory: Memory) -> str:
-    """What is wrong with the first part that is not whole, as "label: what is wrong", or ""."""
+    """Return what is wrong with the first part that is not whole, as "label: what", or ""."""
     todo = [part for part in parts if not memory.is_built(part)]
     found = of_each(lambda part: _structure(part, memory), todo, 4 * SLOW)
     return next(filter(None, found), "")

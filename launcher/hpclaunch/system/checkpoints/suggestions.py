@@ -1,4 +1,4 @@
-"""What to suggest as --checkpoint-dir to a launch without it: where scripts save by default."""
+"""Suggestions for --checkpoint-dir to a launch without it: where scripts save by default."""
 
 from __future__ import annotations
 

@@ -132,13 +132,19 @@ class Helper:
         self._leave()
 
     def abandon(self) -> None:
-        """Kill it at once, which has nothing below it. If it hangs in a driver or a file system, it
-        cannot be killed for now, and is not waited for.
+        """Kill it at once, and all below it. If it hangs in a driver or a file system, it cannot be
+        killed for now, and is not waited for.
         """
+        from hpclaunch.worker.processes import descendants
+
+        limit = time.monotonic() + ABANDON_LIMIT
+        below = descendants((), self._process.pid) if self.has_children else set()
         self._process.kill()
         self._leave()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(ABANDON_LIMIT)
+            if below:
+                self._end_children(lambda: below & descendants(_own), limit)
 
     # Waits outside the agent's loop. Helpers that are stopped continue.
 
@@ -173,8 +179,11 @@ class Helper:
         from hpclaunch.worker.processes import descendants
 
         self._process.wait()
-        limit = time.monotonic() + GONE_LIMIT
-        while (left := descendants(_own)) and time.monotonic() < limit:
+        self._end_children(lambda: descendants(_own), time.monotonic() + GONE_LIMIT)
+
+    def _end_children(self, find: Callable[[], set[int]], limit: float) -> None:
+        """Kill and reap children of ours until none is found or the time `limit` has come."""
+        while (left := find()) and time.monotonic() < limit:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(pid, signal.SIGKILL)

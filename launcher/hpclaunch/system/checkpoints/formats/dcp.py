@@ -24,6 +24,7 @@ from ..candidates import (
     none_newer,
     step_of,
 )
+from ..confinement import UnansweredError
 from ..listing import Entry, Folder, Identity
 
 METADATA = ".metadata"
@@ -57,7 +58,7 @@ class Dcp:
 
 
 def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
-    """Of a directory with shards in it."""
+    """Return the checkpoint in a directory with shards or metadata; None if it has neither."""
     files = place.folder.files
     shards = [name for name in files if name.endswith(SHARD)]
     seals = [name for name in files if name == METADATA or OF_RANK.fullmatch(name)]
@@ -72,7 +73,8 @@ def candidate(form: Format, place: Location) -> CheckpointCandidate | None:
 
 
 def sealed_shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
-    """What the metadata name. IncompleteError where there are none, or one is of a later save."""
+    """Yield the shards that the metadata name. IncompleteError where there are none, or one is of a
+    later save."""
     seal = need(folder.files, metadata, "which torch writes once all ranks have saved")
     found = list(shards(folder, metadata))
     none_newer(((part.label, part.entry) for part in found), seal)
@@ -91,7 +93,10 @@ def shards(folder: Folder, metadata: str = METADATA) -> Iterator[Part]:
 
 
 def _named(metadata: Entry) -> dict[str, Parts]:
-    found = _pieces(metadata.path, metadata.identity)
+    try:
+        found = _pieces(metadata.path, metadata.identity)
+    except UnansweredError as e:
+        raise IncompleteError(f"{metadata.name} is not known to be whole ({e})") from e
     if isinstance(found, str):
         raise IncompleteError(f"{metadata.name} is cut short or damaged ({found})")
     return found
@@ -106,7 +111,8 @@ def _names_optimizer(path: str, _identity: Identity) -> bool:
 
 @lru_cache(maxsize=2)  # those of a large model have many megabytes
 def _pieces(path: str, _identity: Identity) -> dict[str, Parts] | str:
-    """Return the parts of each file, or what is wrong with the metadata."""
+    """Return the parts of each file, or what is wrong with the metadata. What may differ next time
+    is raised, and so not remembered: OSError and UnansweredError."""
     with archives.opened(path) as window:
         if window.length > archives.MOST_PICKLE:
             return f"larger than {archives.MOST_PICKLE >> 20} MiB"

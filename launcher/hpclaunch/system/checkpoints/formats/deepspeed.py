@@ -100,8 +100,9 @@ def is_used_once(name: str, beside: Folder) -> bool:
 
 
 def root_parts(folder: Folder, facts: Facts, *, once: bool = True) -> Iterator[Part]:
-    """Of what `latest` names, for a library that saves the rest beside it. A file of this rest that
-    is written later tells whether its name was used again; where there is none, `once` does."""
+    """Yield the files of the tag that `latest` names, for a library that saves the rest beside it.
+    A file of this rest that is written later shows whether the tag was used again; where there is
+    none, `once` says it."""
     if not is_root(folder):
         return
     tag = named(folder)
@@ -206,14 +207,15 @@ def _of_first_model(folder: Folder, ask: Callable[[str, Identity], T | None]) ->
 
 
 def _experts(path: str, identity: Identity) -> tuple[int, ...] | None:
-    """How many experts each layer that has some has, as a file with a model says it."""
+    """Return how many experts each layer that has some has, as a file with a model says it; None if
+    it does not."""
     found = _fields(path, identity).get("num_experts")
     return tuple(found) if isinstance(found, list) else None
 
 
 def _sizes(path: str, identity: Identity) -> tuple[int, int, bool] | None:
-    """What a file with a model says: how many ranks share the data, how many the model, and
-    whether the optimizer is in this file too (without ZeRO)."""
+    """Return how many ranks share the data, how many the model, and whether the optimizer is in
+    this file too (without ZeRO), as a file with a model says it; None if it does not."""
     found = _fields(path, identity)
     match found.get("dp_world_size"), found.get("mp_world_size"):
         case int(of_data), int(of_model) if of_data > 0 and of_model > 0:
@@ -221,12 +223,18 @@ def _sizes(path: str, identity: Identity) -> tuple[int, int, bool] | None:
     return None
 
 
-@lru_cache(maxsize=1024)
-def _fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
-    """What a file with a model says of the ranks; nothing if it is not whole."""
-    names = "dp_world_size", "mp_world_size", "param_shapes", "num_experts"
+def _fields(path: str, identity: Identity) -> dict[str, pickles.Field]:
+    """Return the entries of a file with a model that are about the ranks; none if it cannot be read
+    to its end."""
     try:
-        with archives.opened(path) as window:
-            return archives.fields(window, *names)
+        return _read_fields(path, identity)
     except (OSError, archives.DamagedError):
         return {}
+
+
+@lru_cache(maxsize=1024)
+def _read_fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
+    """Raises OSError and DamagedError, which are not remembered: both may pass."""
+    names = "dp_world_size", "mp_world_size", "param_shapes", "num_experts"
+    with archives.opened(path) as window:
+        return archives.fields(window, *names)

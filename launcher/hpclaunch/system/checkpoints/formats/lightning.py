@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from .. import archives
+from .. import archives, pickles
 from ..candidates import (
     SLACK,
     CheckpointCandidate,
@@ -93,13 +93,18 @@ def _step(place: Location, told: int | None) -> Step | None:
     return step_of(place.name) if told is None else Step(told, "step", "what is in it")
 
 
-@lru_cache(maxsize=1024)
-def _global_step(path: str, _identity: Identity) -> int | None:
-    """None for a file that Lightning has not written, or not to its end."""
+def _global_step(path: str, identity: Identity) -> int | None:
+    """Return None for a file that Lightning has not written, or that cannot be read to its end."""
     try:
-        with archives.opened(path) as window:
-            found = archives.fields(window, VERSION, "global_step")
+        found = _fields(path, identity)
     except (OSError, archives.DamagedError):
         return None
     step = found.get("global_step")
     return step if VERSION in found and isinstance(step, int) else None
+
+
+@lru_cache(maxsize=1024)
+def _fields(path: str, _identity: Identity) -> dict[str, pickles.Field]:
+    """Raises OSError and DamagedError, which are not remembered: both may pass."""
+    with archives.opened(path) as window:
+        return archives.fields(window, VERSION, "global_step")

@@ -83,7 +83,7 @@ def _seal(folder: Folder, facts: Facts) -> Entry | None:
 
 
 def _structured(root: Folder) -> Iterator[Part]:
-    """What has a structure has to be whole."""
+    """Yield the files that have a structure, which has to be whole."""
     for prefix, folder in root.tree():
         shards = dcp.METADATA in folder.files
         for part in dcp.shards(folder) if shards else ():

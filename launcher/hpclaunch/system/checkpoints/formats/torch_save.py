@@ -41,7 +41,10 @@ class TorchSave:
         if not name.endswith(SUFFIXES) and not _is_archive(place.entry.path, place.entry.identity):
             return None
         found = CheckpointCandidate(place, self, place.entry, step_of(name))
-        found.bare = _is_bare(place.entry.path, place.entry.identity)
+        try:
+            found.bare = _is_bare(place.entry.path, place.entry.identity)
+        except OSError:
+            found.bare = None
         return found
 
     def parts(self, candidate: CheckpointCandidate) -> Iterable[Part]:
@@ -50,16 +53,13 @@ class TorchSave:
 
 @lru_cache(maxsize=4096)
 def _is_archive(path: str, _identity: Identity) -> bool:
-    try:
-        head = archives.read_beginning(path, archives.HEAD)
-    except OSError:
-        return False
+    head = archives.read_beginning(path, archives.HEAD)
     return archives.is_torch(head) or head.startswith(archives.LEGACY)
 
 
 @lru_cache(maxsize=4096)
 def _is_bare(path: str, _identity: Identity) -> bool | None:
-    """Whether it is a model without an optimizer; None if that cannot be told."""
+    """Return whether it is a model without an optimizer; None if that is not known."""
     try:
         with archives.opened(path) as window:
             try:
@@ -67,7 +67,7 @@ def _is_bare(path: str, _identity: Identity) -> bool | None:
                 data, whole = found.read(0, min(found.length, MOST_SEARCHED)), True
             except archives.DamagedError:  # the pickle comes first, and may be there all the same
                 data, whole = window.read(0, min(window.length, BEGINNING)), False
-    except (OSError, archives.DamagedError):
+    except archives.DamagedError:
         return None
     if any(word in data for word in OPTIMIZER):
         return False
