@@ -171,13 +171,14 @@ class Agent:
                 if self.channels is not None and not self._in_order:
                     ends.callback(self.channels.close)  # its port is for the fork server now
                 ends.callback(self.output.service.close)
+                # What is called before this, which stands below it, may still be recorded.
+                ends.callback(self.journal.finish, self.output.service)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)
                 ends.callback(self.native_stacks.close)
                 ends.callback(self.viewing.close)
                 ends.callback(self.metrics.close)
                 ends.callback(self.notifying.close)
-                ends.callback(self.journal.finish, self.output.service)  # which ends after it
 
     def _turn(self) -> None:
         service = self.output.service
