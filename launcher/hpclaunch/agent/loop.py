@@ -625,7 +625,6 @@ class Agent:
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
         self.viewing.keep()
-        self.ledger.finish(self.control, self.output.service, time.monotonic())
         self.metrics.finish(self.viewing.last)
         if verdict.code:
             where = "" if logs is None else str(logs.path)
@@ -642,6 +641,8 @@ class Agent:
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        # Last: if the report fails, the user still knows why the job did.
+        self.ledger.finish(self.control, self.output.service, time.monotonic())
 
 
 def run(
