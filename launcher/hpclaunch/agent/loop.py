@@ -171,7 +171,7 @@ class Agent:
                 if self.channels is not None and not self._in_order:
                     ends.callback(self.channels.close)  # its port is for the fork server now
                 ends.callback(self.output.service.close)
-                # What is called before this, which stands below it, may still be recorded.
+                # After the callbacks below, which run before it and may still record something.
                 ends.callback(self.journal.finish, self.output.service)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)

@@ -86,10 +86,10 @@ class IndexWriter:
     def wake(self, now: float) -> None:
         if now >= self._write_at:  # before what is seen now, which is of a later second
             self._write_news()
-        told = [] if self._inotify is None else self._inotify.read()
-        for watch in told:
+        notified = [] if self._inotify is None else self._inotify.read()
+        for watch in notified:
             file = self._watches.pop(watch, None)
-            if file is None:  # a watch that is over: it has told of its growth
+            if file is None:  # a watch that is over, since its file has grown
                 continue
             self._look(file, now)
             pause = REST if file.allowance >= 1 else PERIOD

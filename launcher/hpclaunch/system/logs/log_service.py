@@ -199,9 +199,13 @@ class LogService:
             while data:  # a disk that is nearly full takes a part, and the next write fails
                 data = data[os.write(self._appended[path], data) :]
         except OSError as e:
-            if (fd := self._appended.pop(path, None)) is not None:
-                os.close(fd)
+            self._stop_appending(path)
             self._complain_of_files(e, directory, name)
+
+    def _stop_appending(self, path: Path) -> None:
+        if (fd := self._appended.pop(path, None)) is not None:
+            with contextlib.suppress(OSError):  # NFS reports here what it could not write before
+                os.close(fd)
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
@@ -324,8 +328,8 @@ class LogService:
             self._index.close()
         for duplicates in self._duplicates.values():
             duplicates.close()
-        for fd in self._appended.values():
-            os.close(fd)
+        for path in list(self._appended):
+            self._stop_appending(path)
 
 
 def _open_to_append(path: Path) -> int:

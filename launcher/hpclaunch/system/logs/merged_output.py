@@ -130,7 +130,7 @@ class _WorkerFile:
     order: int  # of files whose lines came at the same time
     files: _OpenFiles
     offset: int | None
-    emptied: float = -math.inf  # what an index has of before is no longer there
+    emptied: float = -math.inf  # when that was last: what it had before is no longer there
     unfinished: bytes = b""  # a line
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
