@@ -156,6 +156,17 @@ def test_one_that_somebody_has_made_up(logs, tmp_path, capfd, word, key, value):
     assert err == "" or err.startswith("hpclaunch: error: ")
 
 
+@pytest.mark.parametrize("value", [{"a": 1}, [1]])
+def test_a_last_position_that_somebody_has_made_up(logs, tmp_path, capfd, value):
+    def change(lines):
+        at = next(at for at, line in enumerate(lines) if '"position"' in line)
+        return [*lines[:at], json.dumps({**json.loads(lines[at]), "with": value}), "\n"]
+
+    path = doctored(logs, tmp_path, change)
+    assert main(["replay", str(path)]) == 2
+    assert capfd.readouterr().err.startswith(f"hpclaunch: error: {path}: what it says makes no ")
+
+
 @pytest.mark.fuzz
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 100_000), st.integers(0, 255))

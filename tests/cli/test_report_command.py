@@ -70,6 +70,14 @@ def test_a_failure_and_a_restart(tmp_path):
     assert json.loads((logs / "report.json").read_text()) == told
 
 
+def test_a_report_that_fails_does_not_hide_why_the_job_did(tmp_path):
+    path = script(tmp_path, "raise SystemExit(3)")
+    timing = {"core.ledger.job_report.report": None}
+    done = hpclaunch("--nproc", 1, "--max-restarts", 0, path, cwd=tmp_path, timing=timing)
+    assert "NoneType" in done.stderr
+    assert "exit code 3" in done.stderr
+
+
 def test_while_it_runs_and_after_it_was_ended(tmp_path):
     launch = start(script(tmp_path, FOR_EVER), cwd=tmp_path)
     limit = time.monotonic() + LIMIT

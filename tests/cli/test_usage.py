@@ -42,7 +42,8 @@ def cwd(tmp_path):
         (["--nproc", "2", "doctor"], "; the command doctor comes first: hpclaunch doctor"),
         (["--nporc", "2", "train.py"], "no option --nporc: did you mean --nproc?"),
         (["--resubmit", "train.py"], "no option --resubmit: write --requeue, or submit a chain"),
-        (["--log-limit", "1G", "train.py"], "no option --log-limit"),
+        (["--log-limit", "1G", "train.py"], "no option --log-limit: remove old log directories"),
+        (["prune", "--keep", "3"], ": to remove old log directories, use find"),
         (["."], ". is a directory, not a script"),
         (
             ["--nproc", "0", "train.py"],

@@ -89,7 +89,7 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
         "due": limited(launch, tmp_path / "due", "due", "light", env=LIGHT_TORCH),
     }
     for job in jobs.values():
-        limit(job, 40)
+        limit(job, 45)
     for how, job in jobs.items():
         assert_saved_alike(job, how)
     assert_saved_alike(of_step, "due")
@@ -98,7 +98,7 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
 @lightly
 def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
     reads, unaware = (limited(launch, tmp_path / how, how, "light") for how in ("file", "unaware"))
-    limit(reads, 40)
+    limit(reads, 45)
     limit(unaware, 25)
     assert_saved_alike(reads, "file")
     ended = unaware.wait(timeout=150)

@@ -57,8 +57,8 @@ def test_a_rank_that_hangs_is_named_and_the_training_goes_on(hung: Hung) -> None
     for line in hung.lines[:4]:
         assert re.search(
             rf"is in hanging\.py:{line}, |in hanging\.py:{line}, skipped", ended.output
-        )
-    assert len(re.findall(r"^rank \d is done", ended.output, re.M)) == 4 + 3
+        ), str(ended)
+    assert len(re.findall(r"^rank \d is done", ended.output, re.M)) == 4 + 3, str(ended)
     evidence = job.directory / "hpclaunch-logs"
     (stacks,) = evidence.glob("*/round-1/evidence/rank-3.txt")
     assert "hanging.py" in stacks.read_text()
@@ -67,15 +67,15 @@ def test_a_rank_that_hangs_is_named_and_the_training_goes_on(hung: Hung) -> None
 
 def test_a_node_whose_ranks_hang_again_is_replaced_by_a_spare(hung: Hung) -> None:
     said = "n2 is cordoned: its workers have failed again, and there is a spare"
-    assert said in hung.ended.output
+    assert said in hung.ended.output, str(hung.ended)
 
 
 def test_ranks_that_wait_for_one_another_in_many_ways(hung: Hung) -> None:
     ended = hung.ended
     ranks = ["rank 1 on n1", "rank 3 on n3", "rank 0 on n1", "rank 2 on n3"]
     assert hung.who[5:] == ["the workers", *ranks], str(ended)
-    assert "all have begun it: a network that loses data" in ended.output
-    assert "rank 2 on n3 has ended" in ended.output
+    assert "all have begun it: a network that loses data" in ended.output, str(ended)
+    assert "rank 2 on n3 has ended" in ended.output, str(ended)
     for line in hung.lines[4:]:
         assert f" hanging.py:{line}, " in ended.output, str(ended)
 

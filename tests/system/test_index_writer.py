@@ -140,6 +140,19 @@ def test_a_file_that_the_user_empties(watched):
     assert [(g.begin, g.length) for g in watched.growths] == [(0, 10), (0, 0), (0, 3)]
 
 
+def test_a_file_that_the_user_empties_while_the_disk_is_full(watched):
+    watched.write("0123456789")
+    watched.path.write_text("")
+    with full_disk():
+        watched.wake_for(3 * PERIOD)
+    watched.write("abc", wait=5)
+    with full_disk():
+        watched.wake_for(3 * PERIOD)
+    watched.write("def", wait=5)
+    watched.index.finish(watched.clock.now)
+    assert [(g.begin, g.length) for g in watched.growths] == [(0, 0), (0, 3), (3, 3)]
+
+
 def test_what_was_there_before_is_of_no_known_time(tmp_path):
     (tmp_path / "rank-3.out").write_text("of an earlier launch\n")
     followed = Followed(tmp_path)

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import resource
+import select
 import signal
 import typing
 
@@ -20,7 +21,7 @@ from hpclaunch.core.protocol.effects import Effect
 from hpclaunch.core.protocol.events import CheckpointChosen, Received, Started, StoreListening, Tick
 from hpclaunch.core.protocol.messages import Order
 from hpclaunch.core.protocol.model import Goal, Job, Place
-from hpclaunch.system.logs import journal
+from hpclaunch.system.logs import journal, log_client
 from hpclaunch.system.logs.journal import Journal, Recorder
 from hpclaunch.system.logs.log_client import LogServiceClient
 from hpclaunch.system.shared import packing
@@ -125,6 +126,8 @@ def test_another_run_goes_on_in_the_same_file(tmp_path):
 @pytest.mark.starts
 def test_a_full_disk_is_said_once(tmp_path, capfd):
     service, journal = LogServiceClient(), Journal(tmp_path, "0")
+    service.tail(1, [])
+    select.select([service], [], [])  # its imports must not write cut-off .pyc files
     resource.prlimit(service._process.pid, resource.RLIMIT_FSIZE, (100, 100))
     tell(journal, service, *STORY)
     journal.finish(service)
@@ -158,6 +161,50 @@ def test_a_file_system_that_hangs_costs_lines_and_no_time(tmp_path, monkeypatch)
     service.close()
     gap, last = lines(tmp_path / "journal-agent-1.jsonl")[-2:]
     assert (gap["note"], gap["with"], last["note"]) == ("gap", {"lines": 1}, "last")
+
+
+@pytest.fixture
+def stalled(tmp_path, monkeypatch, capfd):
+    """A log service that is stopped and has more to read than it is given, and a journal."""
+    monkeypatch.setattr(journal, "MOST", 10_000)
+    monkeypatch.setattr(log_client, "MOST", 1000)
+    service, recorded = LogServiceClient(), Journal(tmp_path, "1")
+    os.kill(service._process.pid, signal.SIGSTOP)
+    while not service._unsaid:
+        service.say("x" * 1000)
+    return service, recorded
+
+
+@pytest.mark.starts
+def test_at_the_end_it_has_all_that_is_kept_and_counts_what_is_lost(tmp_path, stalled):
+    service, recorded = stalled
+    noted = 0
+    while not recorded._lost:
+        recorded.note("said", "x" * 1000)
+        noted += 1
+        recorded.flush(service)
+    os.kill(service._process.pid, signal.SIGCONT)
+    recorded.finish(service)
+    service.close()
+    *said, gap = lines(tmp_path / "journal-agent-1.jsonl")
+    assert [line["note"] for line in said] == ["said"] * (noted - 1)
+    assert (gap["note"], gap["with"]) == ("gap", {"lines": 1})
+
+
+@pytest.mark.starts
+def test_the_successor_of_a_service_that_accepts_nothing_gets_the_lines(tmp_path, stalled):
+    service, recorded = stalled
+    os.kill(service._process.pid, signal.SIGKILL)
+    service._socket.setblocking(True)
+    while not service.lost:
+        service.receive()
+    recorded.note("said", "x")
+    recorded.flush(service)
+    successor = service.successor()
+    service.close()
+    recorded.finish(successor)
+    successor.close()
+    assert [line["note"] for line in lines(tmp_path / "journal-agent-1.jsonl")] == ["said"]
 
 
 # Every event and effect that there is

@@ -1,7 +1,9 @@
 """The process that reads and writes the log files, and its client."""
 
+import errno
 import math
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -74,6 +76,26 @@ def test_what_cannot_be_made_is_refused(client, tmp_path):
     prepare(client, tmp_path)
     refused = until(client, "refused")
     assert (refused["id"], refused["file"]) == (1, str(tmp_path / "round-0"))
+
+
+def test_lines_that_a_full_disk_cuts_off(tmp_path, capfd):
+    """The user learns of it, and the next ones begin a line of their own."""
+    client = LogServiceClient()
+    pid = client._process.pid
+    path = tmp_path / "lines"
+    client.tail(1, [])
+    until(client, "tail")  # its imports must not write cut-off .pyc files
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, -1))
+    client.append(tmp_path, "lines", "x" * 5000 + "\n")
+    client.tail(2, [])
+    until(client, "tail")
+    assert path.read_text() == "x" * 4096
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (-1, -1))
+    for text in ("one\n", "two\n"):
+        client.append(tmp_path, "lines", text)
+    client.close()
+    assert path.read_text() == "x" * 4096 + "\none\ntwo\n"
+    assert f"cannot write lines: {os.strerror(errno.EFBIG)}" in capfd.readouterr().err
 
 
 def test_nothing_waits_for_a_process_that_hangs(client, tmp_path, monkeypatch):

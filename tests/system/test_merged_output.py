@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tracemalloc
 
@@ -257,6 +258,32 @@ def test_a_file_that_was_emptied_while_it_is_followed(launch):
     launch.tell(0, 0, "103.000 0.000 rank-0.out 0 0")
     launch.write(0, 0, 0, "three, which is longer\n", 104)
     assert words(output.lines(final=True)) == ["three, which is longer"]
+
+
+def test_a_file_that_was_emptied_before_it_is_read(launch):
+    """Its lines have the time at which they came, once."""
+    launch.begin(0, 0, 100)
+    for at, text in ((101, "one\ntwo\n"), (105, "three\n"), (109, "four, which is longer\n")):
+        file = launch.file(0, "rank-0.out")
+        if file.exists():
+            os.truncate(file, 0)
+            launch.tell(0, 0, f"{at - 1:.3f} 0.000 rank-0.out 0 0")
+        launch.write(0, 0, 0, text, at)
+    for since in (-math.inf, 102.0, 108.5):
+        found = lines(launch, since=since)
+        assert [(line.time, line.text) for line in found] == [(109.0, b"four, which is longer")]
+
+
+def test_an_unfinished_line_of_a_file_that_was_emptied(launch):
+    launch.begin(0, 0, 100)
+    launch.write(0, 0, 0, "one\ntw", 101)
+    output = JobOutput(Wanted())
+    output.look([launch.path])
+    assert words(output.lines(final=False)) == ["one"]
+    os.truncate(launch.file(0, "rank-0.out"), 0)
+    launch.tell(0, 0, "103.000 0.000 rank-0.out 0 0")
+    launch.write(0, 0, 0, "three\n", 104)
+    assert words(output.lines(final=True)) == ["three"]
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,9 @@ class Ledger:
         if book is not None:
             # Imported here, where nearly all of it is there already, and not by the log service.
             from ..core.ledger.job_report import report
-            from ..core.ledger.summing import Launch
             from ..system.logs import ledger_files
 
-            own = Launch(self._launch, (book,), self.allocated, over=book.verdict is not None)
+            own = ledger_files.ended(self._launch, book, self.allocated)
             text = ledger_files.to_json(report([own]))
         service.report(self._directory, self._launch, ledger=self._name, alone=text)
 

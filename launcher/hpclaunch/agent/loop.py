@@ -171,13 +171,14 @@ class Agent:
                 if self.channels is not None and not self._in_order:
                     ends.callback(self.channels.close)  # its port is for the fork server now
                 ends.callback(self.output.service.close)
+                # After the callbacks below, which run before it and may still record something.
+                ends.callback(self.journal.finish, self.output.service)
                 ends.callback(self.resuming.close)
                 ends.callback(self.end_watch.close)
                 ends.callback(self.native_stacks.close)
                 ends.callback(self.viewing.close)
                 ends.callback(self.metrics.close)
                 ends.callback(self.notifying.close)
-                ends.callback(self.journal.finish, self.output.service)  # which ends after it
 
     def _turn(self) -> None:
         service = self.output.service
@@ -624,7 +625,6 @@ class Agent:
     def _conclude(self, verdict: Verdict) -> None:
         logs = self.config.logs
         self.viewing.keep()
-        self.ledger.finish(self.control, self.output.service, time.monotonic())
         self.metrics.finish(self.viewing.last)
         if verdict.code:
             where = "" if logs is None else str(logs.path)
@@ -641,6 +641,8 @@ class Agent:
             if logs is not None:
                 failures = [verdict.cause] if verdict.cause else []
                 error_file.hand_on((*failures, *verdict.consequences), logs.path, self.environ)
+        # Last: if the report fails, the user still knows why the job did.
+        self.ledger.finish(self.control, self.output.service, time.monotonic())
 
 
 def run(

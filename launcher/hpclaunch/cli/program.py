@@ -180,6 +180,8 @@ def _commands(word: str) -> str:
     """What to add to the error if a word is no script, and was perhaps meant as a command."""
     if word in COMMANDS:
         return f"; the command {word} comes first: hpclaunch {word}"
+    if word == "prune":  # a command of older versions
+        return ": to remove old log directories, use find, as the page on output has it"
     if not re.fullmatch(r"[a-z-]+", word, re.IGNORECASE):
         return ""
     return f", and no such command: the commands are {', '.join(COMMANDS)}"

@@ -2,7 +2,7 @@
 
     hpclaunch replay hpclaunch-logs/71.0                   all agents of a job, merged by time
     hpclaunch replay hpclaunch-logs/71.0/journal.jsonl     one of them
-    hpclaunch replay DIR --until 14:03:22                  where everybody stood at that time
+    hpclaunch replay DIR --until 14:03:22                  stop at that time
 
 A journal has the events that an agent has decided about, what it has decided, and the times. Exit
 code 2 for what is no journal, else 0.
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpclaunch.core.ledger.book import LATEST
 from hpclaunch.core.protocol.errors import UsageError
 from hpclaunch.core.protocol.model import EXIT_USAGE
 from hpclaunch.core.protocol.wording import count, for_console
@@ -31,7 +32,7 @@ from .parser import Parser
 
 LENGTH = 72  # of a value, without --verbose
 INDENT = " " * 14
-LATEST = 1e11  # seconds since the epoch, as of the ledger
+PLACE = ("stage", "phase", "round")  # in a position
 # What reading a damaged journal, or one that somebody has made up, may raise.
 DAMAGED = (
     *(ValueError, KeyError, TypeError, IndexError, AttributeError),
@@ -42,7 +43,7 @@ Line = tuple[float, str]  # the time at which it is to be printed
 
 
 class JournalError(Exception):
-    """What is there is not what this version of hpclaunch writes. The message says why."""
+    """A file that is no journal of this version of hpclaunch. The message says why."""
 
 
 def prepare_parser(parser: Parser) -> None:
@@ -108,7 +109,7 @@ def _until(lines: Iterator[Line], until: str | None) -> Iterator[str]:
 
 
 def _moment(text: str, begin: float) -> float:
-    """What the user calls a time, of a journal that begins then."""
+    """Return the time that the user has named, for a journal that begins at `begin`."""
     if re.fullmatch(r"\+\d+(\.\d*)?", text):
         return begin + float(text)
     day = datetime.datetime.fromtimestamp(begin).astimezone()
@@ -189,9 +190,9 @@ class _Agent:
         elif entry["note"] == "core":
             yield self._begun(entry["with"])
         elif entry["note"] == "position":
-            before, self._position = self._position, entry["with"]
+            before, self._position = self._position, {name: entry["with"][name] for name in PLACE}
             if before:
-                yield f"{INDENT}  =  {_changes(before, entry['with'])}"
+                yield f"{INDENT}  =  {_changes(before, self._position)}"
         elif entry["note"] == "late":
             yield self._at(f"... this agent was held up for {entry['with']['seconds']:.1f} s")
         elif entry["note"] == "gap":
@@ -220,11 +221,11 @@ class _Agent:
         )
 
     def _end(self, lasted: float) -> str:
-        told = f"{count(self._events, 'event')} in {_length(lasted)}"
+        summary = f"{count(self._events, 'event')} in {_length(lasted)}"
         if self._has_ended:
-            return self._at(told)
+            return self._at(summary)
         where = f": {_where(self._position)}" if self._position else ""
-        return self._at(f"{told}; the journal ends here, without the end of the job{where}")
+        return self._at(f"{summary}; the journal ends here, without the end of the job{where}")
 
     def _at(self, text: str) -> str:
         moment = datetime.datetime.fromtimestamp(self._time)
@@ -232,21 +233,21 @@ class _Agent:
 
     # Words
 
-    def _words(self, told: Mapping[str, Any], way: str, peer: str) -> str:
-        """Of an event or effect; of a message only what differs from the last one."""
-        name = told.get("event") or told.get("effect")
-        body = dict(told["with"])
-        if "of" not in told:
+    def _words(self, entry: Mapping[str, Any], way: str, peer: str) -> str:
+        """Return an event or effect as text; of a message, only what differs from the last one."""
+        name = entry.get("event") or entry.get("effect")
+        body = dict(entry["with"])
+        if "of" not in entry:
             return f"{name} {self._fields(body)}".rstrip()
         other, message = body.pop(peer), body.pop("message")
-        key = (f"{way} {told['of']}", str(other))
+        key = (f"{way} {entry['of']}", str(other))
         last, self._seen[key] = self._seen.get(key), message
         if last is None or self.verbose:
             fields = self._fields(message)
         else:
             changed = {k: v for k, v in message.items() if k not in last or last[k] != v}
             fields = self._fields(changed, empty=True)
-        return f"{name} {way} {other}: {told['of']} {fields}".rstrip()
+        return f"{name} {way} {other}: {entry['of']} {fields}".rstrip()
 
     def _fields(self, body: Mapping[str, Any], *, empty: bool = False) -> str:
         empty = empty or self.verbose
@@ -287,18 +288,18 @@ def _seconds(value: float) -> float:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    told = []
-    for name in ("stage", "phase", "round"):
+    changes = []
+    for name in PLACE:
         old, new = before[name], after[name]
         if old == new:
             continue
         if old == "":
-            told.append(f"leads, stage {new}")
+            changes.append(f"leads, stage {new}")
         elif new == "":
-            told.append("leads no more")
+            changes.append("leads no more")
         else:
-            told.append(f"{name} {old} -> {new}")
-    return ", ".join(told)
+            changes.append(f"{name} {old} -> {new}")
+    return ", ".join(changes)
 
 
 def _where(position: Mapping[str, Any]) -> str:

@@ -37,11 +37,11 @@ class _Followed:
 
 
 class IndexWriter:
-    """Of one round, from when it is made until `close`. `fileno` is readable when a file has grown;
-    `wake` is due then, and at `next_deadline`.
+    """The writer of one round's index, from when it is made until `close`. `fileno` is readable
+    when a file has grown; call `wake` then, and at `next_deadline`.
 
-    A file that grows all the time costs no more than a look every second: whoever tells of its
-    growth does so once, and is asked again later.
+    A file that grows all the time costs one look a second: inotify reports its growth once, and
+    the watch is added again later.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class IndexWriter:
     def wake(self, now: float) -> None:
         if now >= self._write_at:  # before what is seen now, which is of a later second
             self._write_news()
-        told = [] if self._inotify is None else self._inotify.read()
-        for watch in told:
+        notified = [] if self._inotify is None else self._inotify.read()
+        for watch in notified:
             file = self._watches.pop(watch, None)
-            if file is None:  # a watch that is over: it has told of its growth
+            if file is None:  # a watch that is over, since its file has grown
                 continue
             self._look(file, now)
             pause = REST if file.allowance >= 1 else PERIOD
@@ -125,16 +125,16 @@ class IndexWriter:
     def _look(self, file: _Followed, now: float) -> None:
         length, at, news = size(file.path), self._now(), file.news
         if length < file.size:  # a worker has emptied it
-            self._write_news()
-            news.clear()
-            self._write([FileGrowth(at, at, file.path.name, 0, 0)])
+            news.append(FileGrowth(at, at, file.path.name, 0, 0))
             file.size = 0
+            self._write_at = min(self._write_at, now + PERIOD)
         if length == file.size:
             return
         file.allowance = min(BURST, file.allowance + (now - file.allowed_at) / PERIOD)
         file.allowed_at = now
         since, begin = at, file.size
-        if news and (at - news[-1].until < JOINED or file.allowance < 1):
+        can_join = bool(news) and news[-1].length > 0
+        if can_join and (at - news[-1].until < JOINED or file.allowance < 1):
             last = news.pop()
             since, begin = last.since, last.begin
         else:
@@ -153,11 +153,8 @@ class IndexWriter:
             for file in self._files.values():
                 file.news.clear()
             return
-        for file in self._files.values():  # all of it is one line later on
-            if file.news:
-                first, last = file.news[0], file.news[-1]
-                length = last.begin + last.length - first.begin
-                file.news = [FileGrowth(last.until, last.until, last.name, first.begin, length)]
+        for file in self._files.values():
+            file.news = _joined(file.news)
 
     def _write(self, lines: Sequence[IndexLine]) -> bool:
         """False if there is no room for them."""
@@ -178,3 +175,16 @@ class IndexWriter:
         """The time, which never goes back."""
         self._time = max(self._time, self._clock())
         return self._time
+
+
+def _joined(news: Sequence[FileGrowth]) -> list[FileGrowth]:
+    """Return the news of a file with its growths as one. If it was emptied, that comes first, and
+    what it had before is left out.
+    """
+    begin = max((at for at, growth in enumerate(news, start=1) if not growth.length), default=0)
+    emptied, growths = news[:begin][-1:], news[begin:]
+    if not growths:
+        return [*emptied]
+    first, last = growths[0], growths[-1]
+    length = last.begin + last.length - first.begin
+    return [*emptied, FileGrowth(last.until, last.until, last.name, first.begin, length)]

@@ -1,20 +1,19 @@
-"""The journal of an agent: what its core was told and what it answered.
+"""The journal of an agent: the events that its core handled, and the effects that it asked for.
 
 `hpclaunch replay` shows it. One JSON object per line, in `journal.jsonl` of the first agent and
 `journal-agent-LABEL.jsonl` of the others; `now` is the monotonic time that the core was given,
 `time` that of the wall clock:
 
     {"time", "now", "note": "core", "with": {...}}       how the core was made; a run begins
-    {"time", "now", "event": NAME, "with": {...}}        what the core was told,
-    {"time", "now", "effect": NAME, "with": {...}}       what it answered, in order,
+    {"time", "now", "event": NAME, "with": {...}}        an event for the core,
+    {"time", "now", "effect": NAME, "with": {...}}       what the core asked for, in order,
     {"time", "now", "note": "position", "with": {...}}   and where it stands, if that has changed
     {"time", "now", "note": NAME, "with": ...}           something else that an incident may need
 
 `with` has the fields of the event or effect, and `of` names the type of the message in it.
 
-Between two happenings the clock ticks, and messages repeat the last one of the same sender. An
-event that says nothing new is left out, if its effects do not either. So a journal does not grow
-while nothing happens.
+Ticks of the clock, and messages that repeat the last one of the same sender, are left out unless
+their effects are new. While a job trains, its progress is new every second.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ class Recorder:
         self.note("core", now, {"format": FORMAT, "version": __version__, "made": made})
 
     def event(self, event: Event, now: float) -> None:
-        """Call this before the core handles the event, with the time that the core is given."""
+        """Record an event, before the core handles it; `now` is the time that the core is given."""
         self._event = event, self._at(now)
 
     def effects(self, effects: Sequence[Effect], control: Control) -> None:
-        """Call this after that."""
+        """Record the effects of the last event. `control` is the core after it."""
         assert self._event is not None, "effects follow an event"
         event, at = self._event
         is_new = [self._is_new_event(event), *map(self._is_new_effect, effects)]  # all are noted
@@ -108,7 +107,8 @@ class Recorder:
 
 
 class Journal:
-    """The agent's end of it: the log service writes the lines. Without a directory there are none.
+    """The journal on the agent's side: the log service writes the lines. Without a directory there
+    are none.
 
     A file system that hangs costs some lines, never time.
     """
@@ -118,51 +118,64 @@ class Journal:
         self._name = "journal.jsonl" if label == str(HEAD) else f"journal-agent-{label}.jsonl"
         self._waiting = bytearray()
         self._lost = 0  # lines
-        self._recorder = Recorder(self._take)
+        self._recorder = None if directory is None else Recorder(self._take)
 
     def began(self, made: Mapping[str, Any]) -> None:
         """Record how the core was made: the arguments of `Control`."""
-        self._recorder.began(made, time.monotonic())
+        if self._recorder is not None:
+            self._recorder.began(made, time.monotonic())
 
     def event(self, event: Event, now: float) -> None:
         """Record an event, before the core handles it; `now` is the time that the core is given."""
-        self._recorder.event(event, now)
+        if self._recorder is not None:
+            self._recorder.event(event, now)
 
     def effects(self, effects: Sequence[Effect], control: Control) -> None:
         """Record what the core has answered."""
-        self._recorder.effects(effects, control)
+        if self._recorder is not None:
+            self._recorder.effects(effects, control)
 
     def note(self, name: str, value: Any) -> None:
         """Record something that the core does not know of."""
-        self._recorder.note(name, time.monotonic(), value)
+        if self._recorder is not None:
+            self._recorder.note(name, time.monotonic(), value)
 
     def flush(self, service: LogServiceClient) -> None:
         """Give the log service what it takes without a wait. Call this at the end of each turn."""
         while self._waiting and not service.wanting:
             end = self._waiting.find(b"\n", CHUNK) + 1 or len(self._waiting)
-            self._send(service, end)
+            if not self._send(service, end):
+                return
+        self._note_gap()
+
+    def finish(self, service: LogServiceClient) -> None:
+        """Give the log service the rest, however much that is. Close the service after this."""
+        if self._recorder is not None:
+            self._recorder.flush()
+        while self._waiting:
+            self._send(service, len(self._waiting), is_last=True)
+            self._note_gap()
+
+    def _note_gap(self) -> None:
+        """Record how many lines were lost, once there is room for that."""
         if self._lost and not self._waiting:
             lost, self._lost = self._lost, 0
             self.note("gap", {"lines": lost})
 
-    def finish(self, service: LogServiceClient) -> None:
-        """Give it the rest, which it writes before it ends."""
-        self._recorder.flush()
-        if self._waiting:
-            self._send(service, len(self._waiting))
-
     def _take(self, line: bytes) -> None:
-        if self._directory is None:
-            return
         if len(self._waiting) > MOST:
             self._lost += 1
         else:
             self._waiting += line
 
-    def _send(self, service: LogServiceClient, end: int) -> None:
+    def _send(self, service: LogServiceClient, end: int, *, is_last: bool = False) -> bool:
+        """Return whether the log service has accepted the lines up to this byte."""
         assert self._directory is not None, "there are lines"
-        service.append(self._directory, self._name, self._waiting[:end].decode())
-        del self._waiting[:end]
+        text = self._waiting[:end].decode()
+        is_accepted = service.append(self._directory, self._name, text, is_last=is_last)
+        if is_accepted:
+            del self._waiting[:end]
+        return is_accepted
 
 
 def _position(control: Control) -> dict[str, Any]:

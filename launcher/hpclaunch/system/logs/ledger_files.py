@@ -80,6 +80,11 @@ def read(directory: Path) -> tuple[list[Launch], list[str]]:
     return sorted(launches, key=lambda launch: launch.begin), unknown
 
 
+def ended(launch: str, book: Book, allocated: float | None) -> Launch:
+    """Return a launch with the book of a single agent, which leaves in order."""
+    return _launch(launch, [LedgerFile(FORMAT, __version__, launch, allocated, True, book)])
+
+
 def _launch(launch: str, files: Sequence[LedgerFile]) -> Launch:
     from hpclaunch.core.ledger.summing import Launch
 

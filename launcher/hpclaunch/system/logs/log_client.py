@@ -148,11 +148,11 @@ class LogServiceClient(Helper):
         """Write these texts to files there."""
         self.ask(op="keep", directory=str(directory), files=files)
 
-    def append(self, directory: Path, name: str, text: str) -> bool:
-        """Write these lines to the end of a file there; False if they are dropped, because the
-        directory has stalled.
+    def append(self, directory: Path, name: str, text: str, *, is_last: bool = False) -> bool:
+        """Write these lines to the end of a file there; False if they are not accepted, because the
+        directory has stalled. `is_last`: accept them in any case, since `close` waits for them.
         """
-        if len(self._waiting) > MOST:
+        if len(self._waiting) > MOST and not is_last:
             return False
         self.ask(op="append", directory=str(directory), name=name, text=text)
         return True

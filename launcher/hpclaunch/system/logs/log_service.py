@@ -73,6 +73,7 @@ class LogService:
         self._room_at = math.inf  # when to look whether it is full
         self._full = False  # and the user knows
         self._index: IndexWriter | None = None  # of the round
+        self._appended: dict[Path, int] = {}  # the descriptors of files of lines
         self._unkept: set[str] = set()  # why texts could not be kept, as the user knows
 
     def run(self) -> None:
@@ -189,16 +190,22 @@ class LogService:
             self._complain_of_files(e, directory, ", ".join(files))
 
     def _append(self, directory: str, name: str, text: str) -> None:
-        """Whole lines, in a line of their own even if a full disk has cut off the last one."""
+        """Write whole lines to the end of a file, which stays open until that fails."""
+        path = Path(directory) / name
         try:
-            private_files.make_directory(directory)
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-            with open(private_files.open_file(Path(directory) / name, flags), "r+b", 0) as f:
-                end = f.seek(0, os.SEEK_END)
-                is_cut_off = end > 0 and os.pread(f.fileno(), 1, end - 1) != b"\n"
-                f.write(b"\n" * is_cut_off + text.encode(errors="surrogateescape"))
+            if path not in self._appended:
+                self._appended[path] = _open_to_append(path)
+            data = text.encode(errors="surrogateescape")
+            while data:  # a disk that is nearly full takes a part, and the next write fails
+                data = data[os.write(self._appended[path], data) :]
         except OSError as e:
+            self._stop_appending(path)
             self._complain_of_files(e, directory, name)
+
+    def _stop_appending(self, path: Path) -> None:
+        if (fd := self._appended.pop(path, None)) is not None:
+            with contextlib.suppress(OSError):  # NFS reports here what it could not write before
+                os.close(fd)
 
     def _complain_of_files(self, error: OSError, directory: str, names: str) -> None:
         why = f"{error.strerror or error}: {error.filename or directory}"
@@ -321,6 +328,24 @@ class LogService:
             self._index.close()
         for duplicates in self._duplicates.values():
             duplicates.close()
+        for path in list(self._appended):
+            self._stop_appending(path)
+
+
+def _open_to_append(path: Path) -> int:
+    """Return a descriptor of a file for whole lines. If its last line was cut off, such as by a
+    full disk, that line is ended. Raises OSError.
+    """
+    private_files.make_directory(path.parent)
+    fd = private_files.open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    try:
+        end = os.lseek(fd, 0, os.SEEK_END)
+        if end > 0 and os.pread(fd, 1, end - 1) != b"\n":
+            os.write(fd, b"\n")
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
 
 
 def main(fd: str, _blocked: str) -> None:

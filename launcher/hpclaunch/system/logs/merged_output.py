@@ -23,6 +23,7 @@ from hpclaunch.worker import private_files
 
 from .log_directory import INDEXES, rounds, size
 from .output_index import (
+    EMPTIED,
     JOINED,
     PERIOD,
     FileGrowth,
@@ -129,6 +130,7 @@ class _WorkerFile:
     order: int  # of files whose lines came at the same time
     files: _OpenFiles
     offset: int | None
+    emptied: float = -math.inf  # when that was last: what it had before is no longer there
     unfinished: bytes = b""  # a line
     growths: deque[tuple[FileGrowth, IndexBegun]] = field(default_factory=deque)  # to be read
     held: OutputLine | None = None  # the next line
@@ -153,7 +155,7 @@ class _WorkerFile:
         if self.offset is None:
             self.offset = growth.begin
         if growth.length == 0:  # it was emptied
-            self.offset = 0
+            self.offset, self.unfinished = 0, b""
         end = growth.begin + growth.length
         if end <= self.offset:
             return  # it was read
@@ -248,9 +250,17 @@ class _OutputIndex:
 
     def everything(self) -> Iterator[IndexLine]:
         """From the first line on, apart from what is read otherwise."""
-        position = 0
+        return self._from(0)
+
+    def emptied(self) -> Iterator[FileGrowth]:
+        """Yield the lines to come which say that a file was emptied, as far as they are there."""
+        for line in self._from(self._position, ending=EMPTIED):
+            if isinstance(line, FileGrowth):
+                yield line
+
+    def _from(self, position: int, ending: bytes = b"") -> Iterator[IndexLine]:
         while True:
-            lines, length = self._parsed(position)
+            lines, length = self._parsed(position, ending)
             if not length:
                 return
             yield from lines
@@ -289,7 +299,8 @@ class _OutputIndex:
             if isinstance(line, IndexBegun):
                 self.begun = line
                 continue
-            if line.time < since or (file := file_of(line.name)) is None:
+            file = file_of(line.name)
+            if file is None or line.time < max(since, file.emptied):
                 continue
             self._told_until = line.time
             file.growths.append((line, self.begun))
@@ -298,11 +309,11 @@ class _OutputIndex:
             break
         return True
 
-    def _parsed(self, position: int) -> tuple[list[IndexLine], int]:
-        """Whole lines from there on, and how many bytes they take."""
+    def _parsed(self, position: int, ending: bytes = b"") -> tuple[list[IndexLine], int]:
+        """Whole lines from there on that end like this, and how many bytes all lines take."""
         data = self._files.read(self._path, position, CHUNK)
         end = data.rfind(b"\n") + 1
-        found = map(parse, data[:end].splitlines())
+        found = (parse(line) for line in data[:end].splitlines() if line.endswith(ending))
         return [line for line in found if line is not None], end
 
 
@@ -398,6 +409,9 @@ class _Round:
         self.nodes.add(index.begun.host)
         if self._wanted.since > -math.inf:
             index.skip_to(self._wanted.since)
+        for line in index.emptied():
+            if file := self._files.get(line.name):
+                file.emptied = max(file.emptied, line.time)
 
     def _find_offsets(self, indexes: Sequence[_OutputIndex]) -> None:
         """Of files of which no index has anything that is wanted: what it had before."""

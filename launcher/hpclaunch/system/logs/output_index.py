@@ -24,6 +24,7 @@ from hpclaunch.system.shared import bounded_json
 FORMAT = 2
 PERIOD = 1.0  # seconds between two writes, and in the long run between two lines of one file
 LATEST = 1e11  # seconds since the epoch, as of the ledger; the log service does not load that
+EMPTIED = b" 0 0"  # at the end of a line which says that a file was emptied
 LARGEST = 1 << 60  # bytes; longer than any file
 JOINED = 0.1  # seconds: what comes so soon after what came before is taken together with it
 
@@ -92,5 +93,5 @@ def written(line: IndexLine) -> str:
         case FileGrowth(since, until, name, begin, length):
             return f"{until:.3f} {until - since:.3f} {name} {begin} {length}\n"
         case IndexBegun(time, launch, host):
-            told = {"format": FORMAT, "launch": launch, "host": host}
-            return f"{time:.3f} begin {json.dumps(told)}\n"
+            fields = {"format": FORMAT, "launch": launch, "host": host}
+            return f"{time:.3f} begin {json.dumps(fields)}\n"

@@ -1,4 +1,6 @@
-"""Files with the form of those of torch.save."""
+"""Files of the form in which torch.save writes them. `saving.py` is a link to this, for scripts
+without torch.
+"""
 
 import pickle
 import zipfile

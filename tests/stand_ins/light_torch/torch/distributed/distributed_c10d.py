@@ -28,7 +28,10 @@ class TCPStore:
                 numbers = [rank.receive() for rank in group]
                 for rank in group:
                     rank.send([sum(column) for column in zip(*numbers, strict=True)])
-        except OSError:
+        except (
+            OSError,
+            ValueError,
+        ):  # ValueError: half a line, or ranks that sum different numbers
             for rank in group:
                 rank.close()
 
