@@ -4,7 +4,7 @@ A worker tells how far it has come in shared memory (`site/_hpclaunch_progress.p
 moves, nothing else is looked at. For one that makes no steps, a sign of life is whatever a hanging
 worker does not do: its processes write, but for answers to us, or read more than a little, from a
 connection too, or one of them has started or ended, or the worker has allocated memory of a GPU.
-CPU time is a weaker sign, and told apart: ranks that wait for others, or for a GPU, may use it too.
+CPU time is a weaker sign, counted apart: ranks that wait for others, or for a GPU, may use it too.
 
 Where they are is asked only when it is needed: the stacks of their threads, their flight recorders,
 and the states of their processes.

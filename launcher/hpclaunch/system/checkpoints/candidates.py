@@ -195,7 +195,7 @@ class CheckpointCandidate:
 
 
 class Format(Protocol):
-    """One way to save. Its methods read no more than a little."""
+    """One way to save. Its methods read only a little."""
 
     name: str
     load: str  # how a script loads HPCLAUNCH_CHECKPOINT

@@ -18,7 +18,7 @@ _ROOM = 1 << 16  # bytes that are read at once; the kernel cuts no event in two
 
 
 class Inotify:
-    """Watches, each with its number. Raises OSError where the kernel grants no more."""
+    """Watches, each with its number. Raises OSError where the kernel grants none."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
