@@ -70,11 +70,11 @@ def test_the_script_of_a_site(printed, site):
 def test_all_that_can_be_asked_for(cwd, printed):
     (cwd / "env" / "bin").mkdir(parents=True)
     (cwd / "env" / "bin" / "activate").touch()
-    profile = 'account = true\ngpus = "--gres=gpu:{gpus}"\nlocal_disk = "nvme:{gb}"\n'
+    profile = 'account = true\ngpus = "--gres=gpu:{gpus},nvme:100"\n'
     script(cwd, f'{profile}[[gpu]]\ntype = "a100"\nper_node = 4\ncpus = 32\n', "ours.toml")
     text = printed(
         *("--profile=ours.toml", "--account=project_1", "--partition=gpusmall", "--time=1-12"),
-        *("--gpus_per_node=a100:2", "--local-disk=100", "--cpus-per-task=8", "--mem=0"),
+        *("--gpus_per_node=a100:2", "--cpus-per-task=8", "--mem=0"),
         *("--signal=SIGTERM@300", "--requeue", "--modules=python/3.11,cuda", "--venv=env"),
         *("--nnodes", "2:3", "-r", "3", "--", "-t3", "train.py"),
     )
@@ -263,7 +263,7 @@ def test_a_profile_with_a_mistake(cwd, sbatch, text, says):
         (["--signal", "KILL@60", "train.py"], "one of USR1, USR2, TERM, INT, HUP, QUIT"),
         (["--signal", "USR1", "train.py"], "'USR1' is not NAME@SECONDS"),
         (["--venv", "none", "train.py"], "--venv none: no virtual environment"),
-        (["--local-disk", "9", "train.py"], "this site has none that is asked for"),
+        (["--local-disk", "9", "train.py"], "a profile's line on GPUs"),
         (["--submit", "--interactive", "train.py"], "--submit and --interactive contradict"),
         (["--requeue", "--interactive", "train.py"], "--requeue and --interactive contradict"),
         ([*CHAIN, "--requeue", "train.py"], "--chain and --requeue contradict"),

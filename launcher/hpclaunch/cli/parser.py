@@ -53,6 +53,7 @@ OURS = frozenset(
 NEWER = frozenset({"--log-line-prefix-template", "--print-completion"})
 # Options of earlier versions, and what to write instead.
 REPLACED = {
+    "--local-disk": "write it into a profile's line on GPUs: gpus = '--gres=gpu:{gpus},nvme:9'",
     "--log-limit": "remove old log directories with find, as the page on output has it",
     "--preflight": "measure the nodes before the launch, with srun hpclaunch doctor --measure",
     "--resubmit": "write --requeue, or submit a chain of jobs (hpclaunch sbatch --chain)",

@@ -10,7 +10,7 @@ import msgspec
 from hpclaunch.core.protocol.errors import UsageError
 
 SITES = Path(__file__).parent / "sites"
-PLACEHOLDERS = {"gpus": "{gpus}", "local_disk": "{gb}", "activate": "{venv}"}
+PLACEHOLDERS = {"gpus": "{gpus}", "activate": "{venv}"}
 
 
 class GpuProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,7 +28,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: str = ""
     most_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # of a job in `partition`; 0: no limit
     gpus: str = "--gpus-per-node={gpus}"  # 4, or v100:4
-    local_disk: str = ""  # what is appended to `gpus` for a disk of {gb} GB
     memory_per_gpu: Annotated[str, msgspec.Meta(pattern="^([0-9]+[KMGT])?$")] = ""
     modules: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()  # lines of shell that lead to a hpclaunch, without --venv

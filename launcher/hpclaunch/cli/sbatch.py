@@ -128,12 +128,6 @@ def _add_requests(add: Callable[..., object]) -> None:
         metavar="SIZE",
         help="memory of a node, such as 64G; 0: all of it (default: the site's for each GPU)",
     )
-    add(
-        "--local-disk",
-        type=values.integer(1),
-        metavar="GB",
-        help="size of the local disk, at sites where jobs have to ask for it",
-    )
 
 
 def _add_endings(add: Callable[..., object]) -> None:
@@ -237,7 +231,7 @@ def _job(chosen: argparse.Namespace, profile: Profile, launch: argparse.Namespac
         command=[*([continued] if continued else []), *chosen.words],
         account=chosen.account or "",
         partition=chosen.partition or profile.partition,
-        gpus=_request(chosen, profile, site, count, kind),
+        gpus=_request(profile, site, count, kind),
         cpus=cpus,
         memory=memory,
         share=f"{' and '.join(share)} for each GPU" if share else "",
@@ -298,17 +292,11 @@ def _gpus(chosen: argparse.Namespace, profile: Profile, site: str) -> tuple[int,
     return count, GpuProfile(per_node=kind.per_node, type=kind.type or type_, cpus=kind.cpus)
 
 
-def _request(
-    chosen: argparse.Namespace, profile: Profile, site: str, count: int, kind: GpuProfile
-) -> tuple[str, str]:
+def _request(profile: Profile, site: str, count: int, kind: GpuProfile) -> tuple[str, str]:
     """Slurm's option for the GPUs, and a comment."""
-    if chosen.local_disk and not (profile.local_disk and count):
-        raise UsageError("--local-disk: this site has none that is asked for beside GPUs")
     if not count:
         return "", ""
     asked = profile.gpus.replace("{gpus}", f"{kind.type}:{count}" if kind.type else str(count))
-    if chosen.local_disk:
-        asked += "," + profile.local_disk.replace("{gb}", str(chosen.local_disk))
     if not profile.gpu:
         return asked, "or --gres=gpu:..., as the site has it"
     return asked, f"a node of {site} has {kind.per_node}"
