@@ -276,10 +276,10 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
         (agent,) = cluster.processes(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:
-            job.eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
+            eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
         finally:
             agent.kill(signal.SIGCONT)
-        job.eventually(HEARD, lambda: job.output.count(HEARD) > heard)  # noqa: B023
+        eventually(HEARD, lambda: job.output.count(HEARD) > heard)  # noqa: B023
     assert {p.pid for p in cluster.processes(WORKER)} == workers
     (job.directory / "go").touch()
     ended = job.wait()
