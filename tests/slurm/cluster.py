@@ -64,6 +64,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 PartitionName=DEFAULT Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP
 PartitionName=main Default=YES PriorityTier=1 GraceTime=30
+PartitionName=brief PriorityTier=1 GraceTime=18
 PartitionName=urgent PriorityTier=2 PreemptMode=OFF
 """
 

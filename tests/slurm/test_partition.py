@@ -97,7 +97,7 @@ def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
 ) -> None:
     """Let it come back when the head has ended in order: nobody can say then that it was lost."""
     saved = tmp_path / "saved"
-    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 30), {"goodbye": 4.0}
+    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 20), {"goodbye": 4.0}
     job = train(launch, saved, *options, nodes=4, timing=timing)
     with cluster.parted(["n3", "n4"]):
         job.says("going on without n3, n4")
