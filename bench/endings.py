@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from measuring import HPCLAUNCH, TORCHRUN
 from on_slurm import cluster_of, why_not
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job
+from slurm.cluster import CONTROLLER, GOING_ON, Cluster, Job, eventually
 
 HERE = Path(__file__).parent
 PACED = HERE / "paced_training.py"
@@ -115,6 +116,15 @@ def begin(
     return cluster.sbatch(f"{body}\n{after}", options=asked, **where)
 
 
+@contextmanager
+def with_console(job: Job) -> Iterator[None]:
+    """Add the job's console to the message of an AssertionError."""
+    try:
+        yield
+    except AssertionError as e:
+        raise AssertionError(f"{e}\n{job.output}") from None
+
+
 def trains(job: Job) -> bool:
     return all((job.directory / f"trains-{rank}").exists() for rank in RANKS)
 
@@ -124,7 +134,8 @@ def strike(cluster: Cluster, end: str, jobs: Sequence[Job], rng: random.Random) 
     if end in ("limit", "array", "bare"):
         return
     for job in jobs:
-        job.eventually("the training", lambda job=job: trains(job), timeout=LIMIT / 2)
+        with with_console(job):
+            eventually("the training", lambda job=job: trains(job), timeout=LIMIT / 2)
     time.sleep(rng.uniform(0.0, 10.0))
     ids = [str(job.id) for job in jobs]
     if end == "signal":
@@ -139,7 +150,8 @@ def strike(cluster: Cluster, end: str, jobs: Sequence[Job], rng: random.Random) 
         cluster.on(CONTROLLER, [*update, "State=DRAIN", "Reason=bench"])
         try:
             for job in jobs:
-                job.says("a spare takes the place of n2", timeout=LIMIT / 2)
+                with with_console(job):
+                    job.says("a spare takes the place of n2", timeout=LIMIT / 2)
         finally:
             cluster.on(CONTROLLER, [*update, "State=RESUME"])
 
@@ -158,7 +170,7 @@ def outcome(cluster: Cluster, launcher: str, end: str, job: Job, reference: Path
             update = ["scontrol", "update", f"JobId={job.id}", "TimeLimit=UNLIMITED"]
             cluster.on(CONTROLLER, update)
     elif end != "drain":
-        job.eventually("what comes of it", lambda: is_struck(job), timeout=LIMIT)
+        eventually("what comes of it", lambda: is_struck(job), timeout=LIMIT)
     (job.directory / "pause").unlink()
     ended = job.wait(timeout=LIMIT, runs=MOST_RUNS)
     restarts = int(job.fields()["Restarts"])
@@ -169,7 +181,7 @@ def outcome(cluster: Cluster, launcher: str, end: str, job: Job, reference: Path
         runs=restarts,
         together=counts[0] == counts[1],
         state=ended.state,
-        wrong="" if ended.code == 0 else str(ended),
+        wrong="" if ended.code == 0 else f"{ended}:\n{ended.output}",
     )
 
 
@@ -194,7 +206,8 @@ def group_of(
         try:
             return outcome(cluster, launcher, end, begun[which], directory / kind)
         except (AssertionError, OSError, ValueError) as e:
-            return Told(same=False, twice=0, runs=0, together=False, wrong=f"{e}")
+            wrong = f"{e}\n{begun[which].output}"
+            return Told(same=False, twice=0, runs=0, together=False, wrong=wrong)
 
     with ThreadPoolExecutor(len(begun)) as pool:  # one that is not looked at goes on and on
         struck = [

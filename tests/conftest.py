@@ -28,6 +28,8 @@ settings.register_profile(
 )
 settings.load_profile("hpclaunch")
 
+SLURM = Path(__file__).parent / "slurm"
+
 # Names that a process may give itself, of up to 15 bytes, as it likes.
 NAMES = (
     b"mod\xc3",  # cut in the middle of a character
@@ -60,6 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--surroundings {name}: there are {', '.join(known)}")
         surroundings.enter(name)
     config.pluginmanager.register(StartWatch())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of tests/slurm, which mostly wait, evenly among those that compute."""
+    files = dict.fromkeys(item.path for item in items)
+    groups = [[file for file in files if (SLURM in file.parents) is jobs] for jobs in (True, False)]
+    place = {file: (n + 0.5) / len(group) for group in groups for n, file in enumerate(group)}
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .cluster import Cluster, Ended
+from .cluster import Cluster, Ended, eventually
 from .conftest import SCRIPTS
 from .stand_in_gpus import Gpus
 from .training import ELASTIC, expected, newest, saves
@@ -48,13 +48,13 @@ class Endless:
     def progress(self, epochs: int) -> None:
         """Wait until so many more are saved."""
         wanted = newest(self.saved) + epochs
-        self.job.eventually("progress", lambda: newest(self.saved) >= wanted, PATIENCE)
+        eventually("progress", lambda: newest(self.saved) >= wanted, PATIENCE)
 
     def all_take_part(self) -> None:
         """Wait until all nodes do."""
         self.progress(2)  # so the first of them is noted
         world = self._workers * len(self.cluster.nodes)
-        self.job.eventually("all nodes", lambda: saves(self.saved)[-1][2] == world, PATIENCE)
+        eventually("all nodes", lambda: saves(self.saved)[-1][2] == world, PATIENCE)
 
     def end(self) -> Ended:
         self._over.touch()

@@ -12,8 +12,10 @@ from .cluster import Cluster, eventually
 from .conftest import Launch
 
 DOCTOR = "srun hpclaunch doctor"
+lightly = pytest.mark.usefixtures("light_torch")
 
 
+@lightly
 def test_nodes_in_order_are_in_one_table(launch: Launch) -> None:
     ended = launch(srun=DOCTOR).wait()
     assert ended.code == 0, str(ended)
@@ -27,6 +29,7 @@ def test_nodes_in_order_are_in_one_table(launch: Launch) -> None:
     assert "Traceback" not in ended.output
 
 
+@lightly
 def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: Path) -> None:
     """n2 has a secret of its own. For n3 the head's name means itself, and it cannot ask Slurm."""
     secrets = [tmp_path / "secret", tmp_path / "other"]
@@ -44,7 +47,7 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
         exec "$@"
         """
     )
-    srun = f"srun unshare --mount sh {breaking.name} hpclaunch doctor --timeout 10"
+    srun = f"srun unshare --mount sh {breaking.name} hpclaunch doctor --timeout 6"
     ended = launch(srun=srun, env={"HPCLAUNCH_SECRET_FILE": str(secrets[0])}).wait()
     assert ended.code == 1, str(ended)
     tables = {text.split()[0]: text for text in ended.output.split("hpclaunch doctor on ")[1:]}
@@ -59,6 +62,7 @@ def test_another_secret_and_a_name_that_leads_nowhere(launch: Launch, tmp_path: 
     assert "Traceback" not in ended.output
 
 
+@lightly
 def test_a_node_whose_link_is_down_is_named(cluster: Cluster, launch: Launch) -> None:
     # Cut once the tasks are there: srun ends a step that it cannot start everywhere.
     until = "until [ -e cut ]; do sleep 0.1; done"
@@ -116,6 +120,7 @@ def test_nodes_are_measured_and_one_that_computes_wrong_results_is_named(
     assert not cluster.processes("measurement")
 
 
+@lightly
 def test_in_the_batch_shell_of_several_nodes(launch: Launch) -> None:
     ended = launch(srun="hpclaunch doctor", nodes=2).wait()
     assert ended.code == 1, str(ended)

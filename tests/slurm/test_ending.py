@@ -21,7 +21,7 @@ ENDING = SCRIPTS / "ending.py"
 lightly = pytest.mark.usefixtures("light_torch")
 SRUN = "srun hpclaunch"  # a shell between would die of the signals
 SETTINGS = ("--nproc", 2, "--checkpoint-dir", "checkpoints", "--grace", 5, "--notice", 10)
-AMPLE = ("--notice", 30)  # for ranks that leave once they have saved, on a busy machine too
+AMPLE = ("--notice", 25)  # for ranks that leave once they have saved, on a busy machine too
 RANKS = 4
 SAVED = 75
 
@@ -89,7 +89,7 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
         "due": limited(launch, tmp_path / "due", "due", "light", env=LIGHT_TORCH),
     }
     for job in jobs.values():
-        limit(job, 45)
+        limit(job, 35)
     for how, job in jobs.items():
         assert_saved_alike(job, how)
     assert_saved_alike(of_step, "due")
@@ -98,8 +98,8 @@ def test_all_ranks_save_before_the_time_limit(launch: Launch, tmp_path: Path) ->
 @lightly
 def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path: Path) -> None:
     reads, unaware = (limited(launch, tmp_path / how, how, "light") for how in ("file", "unaware"))
-    limit(reads, 45)
-    limit(unaware, 25)
+    limit(reads, 35)
+    limit(unaware, 20)
     assert_saved_alike(reads, "file")
     ended = unaware.wait(timeout=150)
     assert ended.code == 143, str(ended)
@@ -109,7 +109,8 @@ def test_scripts_that_read_a_file_or_know_nothing_of_it(launch: Launch, tmp_path
 
 @lightly
 def test_a_job_that_is_preempted(cluster: Cluster, launch: Launch, tmp_path: Path) -> None:
-    job = launch(*SETTINGS, ENDING, "signal", "stays", "light", nodes=2, srun=SRUN)
+    script, brief = (ENDING, "signal", "stays", "light"), ["--partition=brief"]
+    job = launch(*SETTINGS, *script, nodes=2, srun=SRUN, options=brief)
     until_it_trains(job)
     urgent = cluster.sbatch(
         "true", directory=tmp_path, nodes=4, options=["--partition=urgent", "--exclusive"]

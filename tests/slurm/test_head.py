@@ -55,13 +55,13 @@ def test_a_killed_head_is_survived(
 
 
 def with_a_first_agent_killed(
-    cluster: Cluster, launch: Launch, after: float | None, *options: str
+    cluster: Cluster, launch: Launch, after: float | None, *options: str, **timing: float
 ) -> Job:
     """Return a job that another one leads. The first agent is started anew `after` so many seconds
     or, without any, once they are written to the FIFO again.n1."""
     srun = f"srun {SCRIPTS}/again.sh {SCRIPTS}/agent.sh"
     options = ("--nnodes", "1:3", *options)
-    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=srun)
+    job = launch("--nproc", 1, *options, TELL, "--until", "go", srun=srun, timing=timing)
     job.until_all_run(3)
     job.forget()
     again = job.directory / "again.n1"
@@ -89,7 +89,8 @@ def test_a_first_agent_that_is_started_anew_leads_no_world_of_its_own(
 def test_a_first_agent_that_is_started_anew_after_the_end_begins_nothing(
     cluster: Cluster, launch: Launch
 ) -> None:
-    job = with_a_first_agent_killed(cluster, launch, None, "--rdzv-conf", "join_timeout=8")
+    options = ("--rdzv-conf", "join_timeout=8")
+    job = with_a_first_agent_killed(cluster, launch, None, *options, goodbye=4.0)
     job.until_all_run(2)
     (job.directory / "go").touch()
     eventually("the end of the others", lambda: {1, 2} <= job.codes.keys())
@@ -153,7 +154,7 @@ def test_of_two_halves_the_one_with_the_head_goes_on(cluster: Cluster, launch: L
 
 
 def test_a_half_without_the_head_ends_in_time(cluster: Cluster, launch: Launch) -> None:
-    options = ("--nproc", 1, "--nnodes", "1:2", "--wait-for-nodes", 8)
+    options = ("--nproc", 1, "--nnodes", "1:2", "--wait-for-nodes", 5)
     timing = {"goodbye": 4.0, "headless_notice": 1.0}
     job = launch(*options, TELL, "--until", "go", nodes=2, timing=timing)
     job.until_all_run(2)

@@ -76,8 +76,8 @@ def test_lists_of_nodes_are_those_of_the_round(cluster: Cluster, launch: Launch)
 
 
 def test_a_killed_fork_server_costs_a_restart(cluster: Cluster, launch: Launch) -> None:
-    options = ("--nproc", 2, "--max-restarts", 1)
-    job = launch(*options, TELL, "--until", "never", "--child", nodes=2)
+    options, timing = ("--nproc", 2, "--max-restarts", 1), {"leftovers": 1.0}
+    job = launch(*options, TELL, "--until", "never", "--child", nodes=2, timing=timing)
     for _ in range(2):
         job.until_all_run(4)
         pids = {p.pid for p in cluster.processes(ANY)}
@@ -268,18 +268,19 @@ def test_a_job_of_fixed_size_waits_for_an_agent_that_is_stopped(
     cluster: Cluster, launch: Launch
 ) -> None:
     """Nothing could begin without it, so nothing ends for its silence."""
-    job = launch("--nproc", 1, TELL, "--until", "go", timing={"silence_notice": 4.0})
-    job.until_all_run(3)
+    timing = {"silence_notice": 4.0}
+    job = launch("--nproc", 1, TELL, "--until", "go", nodes=2, timing=timing)
+    job.until_all_run(2)
     workers = {p.pid for p in cluster.processes(WORKER)}
     for host, silence in (("n2", "n2: silent for"), ("n1", "the head on n1: it has been sil")):
         silent, heard = job.output.count(silence), job.output.count(HEARD)
         (agent,) = cluster.processes(AGENT, host=host)
         agent.kill(signal.SIGSTOP)
         try:
-            job.eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
+            eventually(silence, lambda: job.output.count(silence) > silent)  # noqa: B023
         finally:
             agent.kill(signal.SIGCONT)
-        job.eventually(HEARD, lambda: job.output.count(HEARD) > heard)  # noqa: B023
+        eventually(HEARD, lambda: job.output.count(HEARD) > heard)  # noqa: B023
     assert {p.pid for p in cluster.processes(WORKER)} == workers
     (job.directory / "go").touch()
     ended = job.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families as older
 
-from .asking import PORT, Metrics, scraped, values
+from .asking import PAUSE, PORT, Metrics, scraped, values
 from .cluster import Cluster, eventually
 from .conftest import SCRIPTS
 
@@ -57,7 +57,7 @@ def test_several_agents_on_one_node_have_ports_in_a_row(cluster: Cluster, tmp_pa
         found[:] = [scraped(cluster, "ctl", at="n1", port=PORT + n) for n in (0, 1)]
         return all(found)
 
-    eventually("both ports, from another host", both)
+    eventually("both ports, from another host", both, pause=PAUSE)
     assert [metrics["leads",] for metrics in found] == [1, 0]
     (tmp_path / "over").touch()
     ended = job.wait()

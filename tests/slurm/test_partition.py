@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 from .conftest import Launch
 from .hosts import why_no_firewall
 from .training import ENOUGH, finish, progress, saves, train, writers
@@ -30,11 +30,11 @@ class PartedTraining:
         """`on` has rank 0 during the cut. After it all take part again."""
         rounds = self._rounds()
         with cut:
-            self.job.eventually(f"another round: {phase}", lambda: self._rounds() > rounds)
+            eventually(f"another round: {phase}", lambda: self._rounds() > rounds)
             begun = len(writers(self._saved))
             progress(self._saved, 2)
             assert {host for _, host in writers(self._saved)[begun:]} == {on}
-        self.job.eventually(f"all nodes after {phase}", lambda: saves(self._saved)[-1][2] == 4)
+        eventually(f"all nodes after {phase}", lambda: saves(self._saved)[-1][2] == 4)
 
     def _rounds(self) -> int:
         return len(list(self._logs.glob("round-*")))
@@ -97,12 +97,12 @@ def test_a_half_that_was_cut_off_for_longer_than_the_job_trains_no_more(
 ) -> None:
     """Let it come back when the head has ended in order: nobody can say then that it was lost."""
     saved = tmp_path / "saved"
-    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 30), {"goodbye": 4.0}
+    options, timing = ("--nnodes", "1:4", "--wait-for-nodes", 20), {"goodbye": 4.0}
     job = train(launch, saved, *options, nodes=4, timing=timing)
     with cluster.parted(["n3", "n4"]):
         job.says("going on without n3, n4")
         (tmp_path / ENOUGH).touch()
-        job.eventually("the end", lambda: {0, 1} <= job.codes.keys())
+        eventually("the end", lambda: {0, 1} <= job.codes.keys())
         assert not job.codes.keys() & {2, 3}, "they gave up before the network was whole"
     ended = finish(job, saved)
     assert (job.codes[0], job.codes[1]) == (0, 0), str(ended)

@@ -116,15 +116,15 @@ def test_damaged_checkpoints_are_passed_over(
 def test_each_snapshot_of_the_same_name_is_progress(launch: Launch, tmp_path: Path) -> None:
     """Four faults with --max-restarts 1, an epoch or two after one another: the job goes on."""
 
-    def train(name: str, *deaths: object) -> Ended:
+    def begin(name: str, *deaths: object) -> Job:
         directory = tmp_path / name
         directory.mkdir()
         options = ("--nproc", 2, "--max-restarts", 1, "--checkpoint-dir", ".")
         arguments = (SNAPSHOT, "snapshot.pt", 8, "--die", *deaths)
-        job = launch(*options, *arguments, nodes=1, directory=directory, env=ONE_THREAD)
-        return job.wait()
+        return launch(*options, *arguments, nodes=1, directory=directory, env=ONE_THREAD)
 
-    undisturbed, killed = train("undisturbed"), train("killed", 2, 3, 5, 6)
+    jobs = begin("undisturbed"), begin("killed", 2, 3, 5, 6)
+    undisturbed, killed = (job.wait() for job in jobs)
     assert killed.code == 0, str(killed)
     assert killed.output.count("was killed by SIGKILL; restart 1 of 1\n") == 1, str(killed)
     without_restarts = "it ends here, unless a checkpoint was saved since the last start\n"

@@ -11,7 +11,9 @@ from .cluster import Cluster, Job
 from .conftest import SCRIPTS
 
 TELL = SCRIPTS / "tell.py"
-SHIM = 'export PATH="$(hpclaunch shim):$PATH" PYTHONPATH="$(hpclaunch shim)"\n'
+SHIM = """\
+export PATH="$(hpclaunch shim):$PATH" PYTHONPATH="$(hpclaunch shim)${PYTHONPATH:+:$PYTHONPATH}"
+"""
 
 
 def submit(cluster: Cluster, directory: Path, command: str, nodes: int = 2) -> Job:

@@ -18,14 +18,20 @@ from .conftest import AGENT, FORK_SERVER, ROOT, WORKER, Launch
 
 # Both ranks also start a process that is a client of the store, by another name of its node.
 TRAIN = """
-import os, subprocess, sys, time, torch.distributed as dist
+import multiprocessing, os, time, torch.distributed as dist
+
+def ask(name):
+    dist.TCPStore(name, int(port)).get("key")
+
+rank, port = int(os.environ["RANK"]), os.environ["MASTER_PORT"]
+name = ["localhost", "n1"][rank]
+client = multiprocessing.get_context("fork").Process(target=ask, args=[name])
+client.start()
 dist.init_process_group("gloo")
-rank, port = dist.get_rank(), os.environ["MASTER_PORT"]
-client = "import sys, torch.distributed as d; d.TCPStore(sys.argv[1], int(sys.argv[2])).get('key')"
 store = dist.TCPStore(os.environ["MASTER_ADDR"], int(port))
 store.set("key", "value")
-for name in {0: ["localhost"], 1: ["n1"]}.get(rank, []):
-    subprocess.run([sys.executable, "-c", client, name, port], check=True)
+client.join()
+assert client.exitcode == 0
 dist.barrier()
 os.rename(open(f"draft-{rank}", "w").name, f"up-{rank}-{port}")
 while not os.path.exists("enough"):

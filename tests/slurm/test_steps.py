@@ -60,7 +60,7 @@ def test_nobody_leaves_before_the_others(launch: Launch) -> None:
         "bash",
         "-c",
         body,
-        srun="srun --wait=1 --kill-on-bad-exit=1 hpclaunch",
+        srun="srun --wait=2 --kill-on-bad-exit=1 hpclaunch",
         nodes=2,
         options=["--ntasks-per-node=2"],
     )

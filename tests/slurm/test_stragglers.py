@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
+from .cluster import Cluster, eventually
 from .conftest import SCRIPTS, Launch
 
 PACING = SCRIPTS / "pacing.py"
@@ -38,7 +38,7 @@ def test_a_spare_takes_the_place_of_a_straggler(
     for path in tmp_path.glob("saved/step-*.pt"):  # of the first round
         path.unlink()
     # Three samples of up to 40 steps each
-    job.eventually("more samples", lambda: saved_steps(tmp_path) > 130, timeout=100)
+    eventually("more samples", lambda: saved_steps(tmp_path) > 130, timeout=100)
     (tmp_path / "enough").touch()
     ended = job.wait()
     assert ended.code == 0, str(ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -47,6 +48,19 @@ class Training:
         self.job.wait()
         return submitit.helpers.DelayedSubmission(Training(self.script), *args)
 """
+STEPPING = """\
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+steps, summed = int(sys.argv[-1]), torch.zeros(1)
+for _ in range(steps):
+    dist.all_reduce(summed)
+with open(f"steps-{dist.get_rank()}.txt", "a") as f:
+    f.write(f"0 {steps}\\n")
+dist.destroy_process_group()
+"""
 RESULT = """\
 import sys
 import submitit
@@ -58,14 +72,14 @@ print(submitit.SlurmJob("submitit", sys.argv[1], tasks=[0, 1]).results())
 def python(cluster: Cluster, directory: Path, program: str, *args: object) -> str:
     """Run it where users submit jobs."""
     home = [f"{name}={value}" for name, value in cluster.environment(directory).items()]
-    there = ["env", f"--chdir={directory}", *home, f"PYTHONPATH={directory}"]
+    path = os.pathsep.join(filter(None, [str(directory), cluster.env.get("PYTHONPATH")]))
+    there = ["env", f"--chdir={directory}", *home, f"PYTHONPATH={path}"]
     return cluster.on(CONTROLLER, [*there, sys.executable, "-c", program, *map(str, args)])
 
 
-def submit(cluster: Cluster, directory: Path, pause: str, steps: int = STEPS) -> Job:
+def submit(cluster: Cluster, directory: Path, script: Path, steps: int) -> Job:
     (directory / "training.py").write_text(TRAINING)
-    (directory / "pause").write_text(pause)
-    said = python(cluster, directory, SUBMIT, SCRIPTS / "going_on.py", steps)
+    said = python(cluster, directory, SUBMIT, script, steps)
     number = int(said.split()[-1])
     return Job(cluster, number, directory, directory / f"submitit/{number}_0_log.err")
 
@@ -76,9 +90,12 @@ def runs_of(directory: Path) -> list[list[int]]:
     return [list(map(int, line.split())) for line in text.splitlines()]
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
     """The tasks of its step are the agents of one job, and its result is that of all."""
-    job = submit(cluster, tmp_path, "0", 30)
+    script = tmp_path / "stepping.py"
+    script.write_text(STEPPING)
+    job = submit(cluster, tmp_path, script, 30)
     ended = job.wait()
     assert (ended.state, ended.code) == ("COMPLETED", 0), str(ended)
     said = python(cluster, tmp_path, RESULT, job.id)
@@ -89,7 +106,8 @@ def test_a_function_of_submitit(cluster: Cluster, tmp_path: Path) -> None:
 @pytest.mark.requeues
 def test_submitit_requeues_it(cluster: Cluster, tmp_path: Path) -> None:
     """At its signal before the time limit. Nothing is lost, and nothing is done twice."""
-    job = submit(cluster, tmp_path, "0.05")
+    (tmp_path / "pause").write_text("0.05")
+    job = submit(cluster, tmp_path, SCRIPTS / "going_on.py", STEPS)
     names = [tmp_path / f"trains-{rank}" for rank in range(4)]
     eventually("the training", lambda: all(name.exists() for name in names))
     job.cancel("--signal=USR2")

@@ -82,7 +82,8 @@ def test_slurm_takes_a_node_down_and_back(cluster: Cluster, launch: Launch, tmp_
     """With --no-kill twice the others go on; the node is there for other jobs afterwards."""
     srun = f"srun --no-kill {SCRIPTS}/agent.sh"
     saved = tmp_path / "saved"
-    job = train(launch, saved, "--nnodes", "2:3", srun=srun, options=["--no-kill"])
+    more = {"options": ["--no-kill"], "timing": {"goodbye": 4.0}}
+    job = train(launch, saved, "--nnodes", "2:3", srun=srun, **more)
     update = ["scontrol", "update", "nodename=n3"]
     cluster.on(CONTROLLER, [*update, "state=down", "reason=test"])
     try:

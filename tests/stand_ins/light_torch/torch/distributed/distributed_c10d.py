@@ -64,6 +64,14 @@ def init_process_group(backend):
     barrier()
 
 
+def is_available():
+    return True
+
+
+def is_nccl_available():
+    return False
+
+
 def is_initialized():
     return _group is not None
 
