@@ -10,7 +10,7 @@ import sysconfig
 import pytest
 from launching import LIMIT, end, hpclaunch, script, start
 
-from surroundings import entered, environment, impostor, names_like_those_of_agents
+from surroundings import LIGHT_TORCH, entered, environment, impostor, names_like_those_of_agents
 
 pytestmark = pytest.mark.starts
 
@@ -117,7 +117,9 @@ def test_an_interpreter_whose_name_is_no_text(tmp_path):
     python = os.fsdecode(bytes(tmp_path) + b"/py\xc3")
     os.symlink(os.path.realpath(sys.executable), python)
     body = "import sys; print(open('/proc/self/comm', 'rb').read(), 'torch' in sys.modules)"
-    env = environment(PYTHONPATH=os.pathsep.join([*sys.path, sysconfig.get_path("purelib")]))
+    env = environment(
+        PYTHONPATH=os.pathsep.join([LIGHT_TORCH, *sys.path, sysconfig.get_path("purelib")])
+    )
     done = subprocess.run(
         [python, "-m", "hpclaunch", "--nproc=1", script(tmp_path, f"{body}\nimport torch")],
         cwd=tmp_path,

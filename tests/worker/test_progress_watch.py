@@ -120,7 +120,7 @@ def test_one_that_waits_for_a_cpu_is_busy(watch, worker):
     others = [subprocess.Popen(command, **how) for _ in range(15)]
     for other in others:
         other.stdout.readline()
-    told = looks(watch, process, pause=0.5)
+    told = looks(watch, process, number=4, pause=0.5)
     for other in others:
         other.kill()
         other.communicate()
