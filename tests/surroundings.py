@@ -10,6 +10,7 @@ umask        022
 limits       1024 open files, as a login gives them, or fewer where no more are allowed; no core
              files, since some tests abort on purpose
 environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active
+bytecode     Python keeps what it has compiled: of the tests, too, which pytest compiles
 
 Limits on time, memory and the size of files stay: whoever has set them means the tests too.
 
@@ -83,6 +84,7 @@ def make_known() -> None:
     if sys.prefix != sys.base_prefix:
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
         os.environ["PATH"] = os.pathsep.join(p for p in path if p != f"{sys.prefix}/bin")
+    sys.dont_write_bytecode = False
 
 
 def _go_on(*_: object) -> None:
