@@ -78,7 +78,7 @@ def test_strangers_crowd_at_the_port(tmp_path):
     they have come, and there is a restart while they go on coming."""
     path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
-    common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=25"]
+    common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=100"]
     with crowd(port, 1200) as strangers:
         agents = [start(*common, "--node_rank=0", path, cwd=tmp_path)]
         assert strangers.stdout.readline() == "held\n"

@@ -20,9 +20,11 @@ import ctypes, os, signal, sys, time
 ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
-    if os.environ["RANK"] == "0":
-        time.sleep(0.5)
-        sys.exit(1)
+    open("handles-" + os.environ["RANK"], "w").close()
+    while os.environ["RANK"] == "0":
+        if os.path.exists("handles-1"):
+            sys.exit(1)
+        time.sleep(0.02)
     while True:
         time.sleep(0.1)
 print("done", os.environ["RANK"])
