@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import surroundings
-from process_starts import StartWatch
+from process_starts import StartWatch, is_marked
 
 settings.register_profile(
     "hpclaunch",
@@ -60,6 +60,18 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--surroundings {name}: there are {', '.join(known)}")
         surroundings.enter(name)
     config.pluginmanager.register(StartWatch())
+
+
+@pytest.hookimpl(trylast=True)  # once all have their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have files with processes, which wait, begin before files that only compute, and of these the
+    simulations before the many short files of the core: all test processes are busy to the end."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    wait = [path for path, tests in files.items() if any(map(is_marked, tests))]
+    compute = [path for path in reversed(files) if path not in {*wait}]
+    items[:] = [item for path in (*wait, *compute) for item in files[path]]
 
 
 @pytest.hookimpl(wrapper=True)
