@@ -85,8 +85,10 @@ def make_known() -> None:
     os.environ["LANG"] = "C.UTF-8"
     if sys.prefix != sys.base_prefix:
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-        others = [p for p in path if p != f"{sys.prefix}/bin"]
-        os.environ["PATH"] = os.pathsep.join([f"{sys.base_prefix}/bin", *others])
+        path = [directory for directory in path if directory != f"{sys.prefix}/bin"]
+        if (base := f"{sys.base_prefix}/bin") not in path:
+            path.insert(0, base)
+        os.environ["PATH"] = os.pathsep.join(path)
     sys.dont_write_bytecode = False
 
 
