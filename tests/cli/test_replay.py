@@ -90,7 +90,6 @@ def test_a_run_after_one_that_is_cut_off(replayed, logs, tmp_path):
     assert done.stdout.count("the journal is cut off in line 10") == 1
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(
     ("data", "why"),
     [

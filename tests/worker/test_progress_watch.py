@@ -74,8 +74,8 @@ def looks(watch, process, number=6, pause=0.1):
 
 
 def until_told(watch, process, holds, pause=0.1):
-    """Return the first that is told, after the same two looks, of which this holds. Not the next
-    one: on a busy machine a worker may not have run since the last look."""
+    """Return the first answer after the same two looks for which `holds` is true. It need not be
+    the next one: on a busy machine a worker may not have run since the last look."""
     looks(watch, process, number=2, pause=pause)
     deadline = time.monotonic() + LIMIT
     while (told := watch.look({0: process.pid})) is None or not holds(told):
