@@ -16,7 +16,7 @@ SURROUNDINGS := umask,descriptors,home,tmpdir,stranger locale
 SHORT := not horovod and not compiles and not requeues and not frameworks and not recipes and not benches
 # What starts no process, and a few cases where there are many
 QUICK := $(SHORT) and not starts and not slurm and not gpu and not exhaustive
-RUN := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder     # three clusters
+RUN := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder     # four clusters
 
 .PHONY: demo test lint types pytest test-surroundings $(SURROUNDINGS:%=test-in-%) test-compiled test-requeue test-frameworks test-recipes test-benches test-horovod test-torch
 .PHONY: sim fuzz soak chaos test-kills test-leaks bench test-gpu gpu-bundle bench-gpu system clean
@@ -26,7 +26,7 @@ help:     ## these targets; where a duration is named, it is on two cores
 	@awk -F ' *## ' '/^[a-z-]+:.* ## / { sub(/:.*/, "", $$1); printf "%-18s %s\n", $$1, $$2 }' Makefile
 
 quick: lint types     ## style, types, and the tests that start no process; a minute
-	$(BIN)/pytest -q -n 3 --ignore tests/slurm --ignore tests/gpu -m '$(QUICK)'
+	$(BIN)/pytest -q -n logical --maxprocesses 8 --ignore tests/slurm --ignore tests/gpu -m '$(QUICK)'
 
 demo: $(VENV)/ready     ## train on this machine, kill a worker, see it go on; a minute
 	$(BIN)/python demo.py

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import surroundings
-from process_starts import StartWatch
+from process_starts import StartWatch, is_marked
 
 settings.register_profile(
     "hpclaunch",
@@ -29,6 +29,7 @@ settings.register_profile(
 settings.load_profile("hpclaunch")
 
 SLURM = Path(__file__).parent / "slurm"
+SPREAD = 0.85  # of the files of a run: the part among which those of tests/slurm are spread
 
 # Names that a process may give itself, of up to 15 bytes, as it likes.
 NAMES = (
@@ -64,12 +65,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(StartWatch())
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(trylast=True)  # once all have their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files of tests/slurm, which mostly wait, evenly among those that compute."""
-    files = dict.fromkeys(item.path for item in items)
-    groups = [[file for file in files if (SLURM in file.parents) is jobs] for jobs in (True, False)]
-    place = {file: (n + 0.5) / len(group) for group in groups for n, file in enumerate(group)}
+    """Order the files so that all test processes are busy to the end: files with processes before
+    files that only compute, of these the simulations before the many short files of the core, and
+    the files of tests/slurm, which mostly wait, spread evenly among all others but the last."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    jobs = [path for path in files if SLURM in path.parents]
+    starts = [path for path, tests in files.items() if any(map(is_marked, tests))]
+    computing = [path for path in reversed(files) if path not in {*starts}]
+    others = [path for path in (*starts, *computing) if path not in {*jobs}]
+    place = {path: n / len(others) for n, path in enumerate(others)}
+    place |= {path: SPREAD * n / len(jobs) for n, path in enumerate(jobs)}
     items.sort(key=lambda item: place[item.path])
 
 

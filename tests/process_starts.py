@@ -44,7 +44,7 @@ class StartWatch:
         with self._watching(item):
             yield
         for base, name in self._shared:
-            if name in item.fixturenames and item.nodeid.startswith(base) and not _is_marked(item):
+            if name in item.fixturenames and item.nodeid.startswith(base) and not is_marked(item):
                 _fail(f"its fixture {name}")
 
     # No watch during the teardown, which may end the fixtures of other tests as well.
@@ -66,14 +66,15 @@ class StartWatch:
 
     @contextmanager
     def _watching(self, item: pytest.Item) -> Iterator[None]:
-        self._is_watching = not _is_marked(item)
+        self._is_watching = not is_marked(item)
         try:
             yield
         finally:
             self._is_watching = False
 
 
-def _is_marked(item: pytest.Item) -> bool:
+def is_marked(item: pytest.Item) -> bool:
+    """Return whether a test may start processes."""
     return any(item.get_closest_marker(mark) for mark in MARKS)
 
 

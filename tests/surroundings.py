@@ -9,7 +9,10 @@ signals      none is ignored or blocked but those that Python ignores itself
 umask        022
 limits       1024 open files, as a login gives them, or fewer where no more are allowed; no core
              files, since some tests abort on purpose
-environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active
+environment  the variables in KEPT, and a UTF-8 locale; no virtual environment is active, and a
+             `python3` in PATH is a program: pyenv has a shell script, which takes three times as
+             long to start
+bytecode     Python keeps what it has compiled: of the tests, too, which pytest compiles
 
 Limits on time, memory and the size of files stay: whoever has set them means the tests too.
 
@@ -82,7 +85,11 @@ def make_known() -> None:
     os.environ["LANG"] = "C.UTF-8"
     if sys.prefix != sys.base_prefix:
         path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-        os.environ["PATH"] = os.pathsep.join(p for p in path if p != f"{sys.prefix}/bin")
+        path = [directory for directory in path if directory != f"{sys.prefix}/bin"]
+        if (base := f"{sys.base_prefix}/bin") not in path:
+            path.insert(0, base)
+        os.environ["PATH"] = os.pathsep.join(path)
+    sys.dont_write_bytecode = False
 
 
 def _go_on(*_: object) -> None:

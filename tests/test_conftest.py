@@ -1,5 +1,5 @@
-"""A test without the marks that it needs fails, a failure says how to run the test alone, and no
-test leaves a handler of a signal."""
+"""A test without the marks that it needs fails, a failure says how to run the test alone, no test
+leaves a handler of a signal, and files with processes come first."""
 
 import re
 import subprocess
@@ -107,6 +107,14 @@ def test_a_library_that_is_missing(tmp_path):
     assert failed == ["test_without_mark"], output
     assert "no_such_library is missing; mark this test with @pytest.mark.frameworks" in output
     assert "3 skipped" in output
+
+
+def test_files_with_processes_begin_before_others(tmp_path):
+    waits = "import pytest\n@pytest.mark.starts\ndef test_waits(): pass\n"
+    (tmp_path / "test_later_by_its_name.py").write_text(waits)
+    failed, output = run("def test_computes(): pass", tmp_path)
+    assert failed == [], output
+    assert output.index("test_later_by_its_name.py") < output.index("test_it.py")
 
 
 def test_no_test_leaves_a_handler_of_a_signal(tmp_path):

@@ -95,6 +95,13 @@ def test_from_strange_ones(without_others: None) -> None:
     assert found == KNOWN
 
 
+def test_bytecode_is_kept() -> None:
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    tell = "import json, sys; print(json.dumps({'kept': not sys.dont_write_bytecode}))"
+    assert told(tell, env=environ) == {"kept": False}
+    assert told(MAKE_KNOWN + tell, env=environ) == {"kept": True}
+
+
 def test_after_nohup_the_tests_outlive_their_terminal(without_others: None) -> None:
     program = "import os; os.kill(os.getpid(), 1); print('{}')"
     assert told(MAKE_KNOWN + program, preexec_fn=strange) == {}

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from launching import LIMIT, hpclaunch, script, start
 
-from surroundings import STAND_INS, environment
+from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = pytest.mark.starts
 
@@ -184,7 +184,8 @@ def test_a_restart_without_a_directory_names_the_one_that_the_script_saves_in(
 ):
     with (tmp_path / "told").open("w") as told:
         words = ("--nproc=1", script(tmp_path, SAVES_BY_ITSELF), *words)
-        agent = start(*words, cwd=tmp_path, stderr=told)
+        environ = environment(PYTHONPATH=LIGHT_TORCH)
+        agent = start(*words, cwd=tmp_path, environ=environ, stderr=told)
         agent.communicate(timeout=LIMIT)
         assert agent.returncode == 0
     said = (tmp_path / "told").read_text()

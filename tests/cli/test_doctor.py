@@ -144,15 +144,15 @@ def test_a_secret_that_others_can_read_is_told_before_it_is_needed(tmp_path, env
         (("train.py",), "unrecognized arguments: train.py (see hpclaunch doctor --help)"),
     ],
 )
-def test_a_mistake(tmp_path, env, args, says):
-    done = doctor(tmp_path, env, *args)
+def test_a_mistake(in_process, tmp_path, env, args, says):
+    done = in_process("doctor", *args, cwd=tmp_path, env=env)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"hpclaunch: error: {says}")
 
 
-def test_help_says_what_it_does(tmp_path, env):
-    done = doctor(tmp_path, env, "--help")
+def test_help_says_what_it_does(in_process, tmp_path, env):
+    done = in_process("doctor", "--help", cwd=tmp_path, env=env)
     assert done.returncode == 0
     assert "srun hpclaunch doctor" in done.stdout
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import nvml
 import psutil
 import pytest
-from launching import end, free_port, living, script, start, until
+from launching import LIMIT, end, free_port, living, script, start, until
 from nvml import LOST, Driver, Gpu
 from test_metrics import scraped
 
@@ -73,7 +73,7 @@ class Machine:
     def end(self):
         """Let the workers end: (exit code, the launcher's words)."""
         (self.directory / "go").touch()
-        _, err = self.process.communicate(timeout=60)
+        _, err = self.process.communicate(timeout=LIMIT)
         return self.process.returncode, err
 
     def of_mps(self):
@@ -261,7 +261,7 @@ def test_metrics_name_a_gpu_as_dcgm_does(machine):
     def told():
         return (scraped(port) or {}).get("hpclaunch_gpu_memory_size_bytes")
 
-    (size,) = until(told)
+    (size,) = until(told, pause=0.2)
     labels = {name: size.labels[name] for name in ("gpu", "UUID", "Hostname")}
     assert labels == {"gpu": "0", "UUID": nvml.uuid(0), "Hostname": os.uname().nodename}
     assert size.value > 1 << 30

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launching import hpclaunch, only_logs, script
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -96,10 +96,8 @@ WAITS_FOR_GPU = """
 import functools, hashlib, os, torch
 class Loss:
     item = functools.partial(hashlib.pbkdf2_hmac, "sha256", b"", b"", (1 << 31) - 1)
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
 for step in range(8):
-    model(torch.ones(4)).sum().backward()
     optimizer.step()
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     Loss().item()
@@ -109,7 +107,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_a_rank_that_waits_for_its_gpu_is_not_excused_for_using_a_cpu(tmp_path):
     train = script(tmp_path, WAITS_FOR_GPU)
     timing = SOON | {"core.head.hang_watch.PATIENCE": 1000}
-    done = hpclaunch("--nproc", 1, "--max-restarts", 1, train, cwd=tmp_path, timing=timing)
+    env = environment(PYTHONPATH=LIGHT_TORCH)
+    args = ["--nproc", 1, "--max-restarts", 1, train]
+    done = hpclaunch(*args, cwd=tmp_path, env=env, timing=timing)
     assert done.returncode == 0, done.stderr
     assert re.search(r"rank 0 on \S+ hung; restart 1 of 1", done.stderr)
     evidence = only_logs(tmp_path) / "round-0" / "evidence"

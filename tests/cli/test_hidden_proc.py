@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from launching import end, fork_server, hpclaunch, living, script, start, until
+from test_doctor import interpreter
 
 from surroundings import environment
 
@@ -92,6 +93,7 @@ def test_a_job_can_be_looked_at_and_loses_its_fork_server(hidden, cwd, env, requ
 
 
 def test_the_doctor(hidden, cwd, env):
-    done = hpclaunch("doctor", cwd=cwd, env=env, before=hidden)
+    python = interpreter(cwd / "python")
+    done = hpclaunch("doctor", cwd=cwd, env=env | {"PYTHON_EXEC": str(python)}, before=hidden)
     assert done.returncode == 0, done.stdout
     assert "a check broke" not in done.stdout

@@ -11,17 +11,17 @@ import pytest
 import saving
 from launching import LIMIT, hpclaunch, only_logs, outputs, script, start, until
 
-from surroundings import STAND_INS, environment
+from surroundings import LIGHT_TORCH, STAND_INS, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-ones = torch.ones(1)
+ones = torch.tensor([1.0])
 dist.all_reduce(ones)
 rank, restarts = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-print(f"rank {rank} of {int(ones)} restarts {restarts}")
+print(f"rank {rank} of {int(ones[0])} restarts {restarts}")
 if restarts in sys.argv[1:] and rank == 1:
     os.kill(os.getpid(), 9)
 dist.barrier()
@@ -55,7 +55,7 @@ def test_a_killed_worker_costs_one_restart(tmp_path):
 
 def test_restarts_exhausted(tmp_path):
     args = ["--nproc", 2, "--max-restarts", 1, script(tmp_path, TRAIN), "0", "1"]
-    done = hpclaunch(*args, cwd=tmp_path)
+    done = hpclaunch(*args, cwd=tmp_path, env=environment(PYTHONPATH=LIGHT_TORCH))
     assert done.returncode == 137
     text = done.stderr
     assert "rank 1 on " in text

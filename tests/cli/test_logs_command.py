@@ -171,12 +171,12 @@ def test_a_follower_that_is_left(tmp_path, signum):
         (("full", "--node", "n9"), "--node n9: its workers ran where no index tells\n"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, args, complaint):
+def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):
     here = tmp_path / "full" / "round-0"
     here.mkdir(parents=True)
     for rank in (3, 5):
         (here / f"rank-{rank}.out").write_text("a line\n")
-    said = logs(tmp_path, *args)
+    said = in_process("logs", *args, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (2, "")
     assert complaint in said.stderr
     assert len(said.stderr.splitlines()) == 1
@@ -263,12 +263,12 @@ def test_a_job_that_is_started_again_is_not_over(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-def test_another_users_logs_are_refused_with_a_word(tmp_path):
+def test_another_users_logs_are_refused_with_a_word(in_process, tmp_path):
     here = tmp_path / "logs" / "round-0"
     here.mkdir(parents=True)
     (here / "rank-0.out").write_text("a line\n")
     os.chown(here / "rank-0.out", 65534, -1)
-    said = logs(tmp_path, "logs")
+    said = in_process("logs", "logs", cwd=tmp_path)
     complaint = "cannot show logs/round-0/rank-0.out: it belongs to another user"
     assert (said.returncode, said.stdout, said.stderr) == (
         2,

@@ -64,7 +64,7 @@ def with_steps(port):
         )
         return found if is_there and value(found, "round_steps") else None
 
-    return until(look)
+    return until(look, pause=0.2)
 
 
 def test_a_job_that_is_scraped_while_it_runs(tmp_path):
@@ -203,11 +203,11 @@ def services(pid):
 def test_the_process_that_tells_them_is_replaced_and_dies_with_its_agent(tmp_path):
     port = free_port()
     with waiting(tmp_path, "--metrics", port) as run:
-        until(lambda: scraped(port))
+        until(lambda: scraped(port), pause=0.2)
         (service,) = services(run.process.pid)
         service.kill()
         (other,) = until(lambda: [s for s in services(run.process.pid) if s.pid != service.pid])
-        until(lambda: scraped(port))
+        until(lambda: scraped(port), pause=0.2)
         assert run.told()["job"]["round"] == 0
         run.process.kill()
         run.process.communicate()

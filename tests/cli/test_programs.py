@@ -81,12 +81,11 @@ else:
 )
 def test_a_script_on_standard_input(tmp_path, before, path):
     """Each worker of each round reads all of it, and then is what Python makes of it."""
-    known = environment(PYTHONPATH=path)
     words = ["--nproc=2", "--max-restarts=1", "--log-dir=logs", *before, "-", "a", "--lr=1"]
-    done = hpclaunch(*words, cwd=tmp_path, env=known, input=WHOLE)
+    done = hpclaunch(*words, cwd=tmp_path, env=environment(PYTHONPATH=path), input=WHOLE)
     assert done.returncode == 1, done.stderr
     for rank in "01":
-        env = known | {"RANK": rank, "TORCHELASTIC_RESTART_COUNT": "1"}
+        env = environment(PYTHONPATH=LIGHT_TORCH, RANK=rank, TORCHELASTIC_RESTART_COUNT=1)
         alone = subprocess.run(
             [sys.executable, "-", "a", "--lr=1"],
             cwd=tmp_path,

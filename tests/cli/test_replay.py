@@ -23,8 +23,12 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1"
 """
 
 
-def replayed(where, *options):
-    return hpclaunch("replay", where, *options, cwd=os.fspath(where.parent))
+@pytest.fixture
+def replayed(in_process):
+    def replay(where, *options):
+        return in_process("replay", where, *options, cwd=os.fspath(where.parent))
+
+    return replay
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +47,8 @@ def doctored(logs, where, change):
     return path
 
 
-def test_a_job_as_it_was(logs):
-    done = replayed(logs)
+def test_a_job_as_it_was(replayed, logs):
+    done = hpclaunch("replay", logs, cwd=logs.parent)
     assert (done.returncode, done.stderr) == (0, "")
     words = ["begins, ", "Started", "-> OpenStore", "phase idle -> running"]
     words += ["WorkerExited rank=1 code=137 signal=9", "-> StopWorkers"]
@@ -69,7 +73,7 @@ def test_a_whole_journal_leads_to_the_same_decisions(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [20, -1])
-def test_one_that_is_cut_off_says_so(logs, tmp_path, torn):
+def test_one_that_is_cut_off_says_so(replayed, logs, tmp_path, torn):
     path = doctored(logs, tmp_path, lambda lines: [*lines[:-4], lines[-4][:torn]])
     done = replayed(path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -78,7 +82,7 @@ def test_one_that_is_cut_off_says_so(logs, tmp_path, torn):
     assert "the journal ends here, without the end of the job: stage " in last
 
 
-def test_a_run_after_one_that_is_cut_off(logs, tmp_path):
+def test_a_run_after_one_that_is_cut_off(replayed, logs, tmp_path):
     path = doctored(logs, tmp_path, lambda lines: [*lines[:9], lines[9][:20], "\n", *lines])
     done = replayed(path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,7 +90,6 @@ def test_a_run_after_one_that_is_cut_off(logs, tmp_path):
     assert done.stdout.count("the journal is cut off in line 10") == 1
 
 
-@pytest.mark.starts
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -99,7 +102,7 @@ def test_a_run_after_one_that_is_cut_off(logs, tmp_path):
         ),
     ],
 )
-def test_what_is_no_journal_is_one_line(tmp_path, data, why):
+def test_what_is_no_journal_is_one_line(replayed, tmp_path, data, why):
     path = tmp_path / "journal.jsonl"
     path.write_text(data)
     for where in (path, tmp_path):
@@ -110,7 +113,7 @@ def test_what_is_no_journal_is_one_line(tmp_path, data, why):
         assert done.stderr.count("\n") == 1
 
 
-def test_the_others_are_shown_beside_one_that_is_no_journal(logs, tmp_path):
+def test_the_others_are_shown_beside_one_that_is_no_journal(replayed, logs, tmp_path):
     doctored(logs, tmp_path, lambda lines: lines)
     (tmp_path / "journal-agent-1.jsonl").touch()
     done = replayed(tmp_path)
@@ -119,7 +122,7 @@ def test_the_others_are_shown_beside_one_that_is_no_journal(logs, tmp_path):
     assert done.stderr == f"hpclaunch: error: {tmp_path}/journal-agent-1.jsonl: it is empty\n"
 
 
-def test_a_pipe_in_the_place_of_one_is_not_waited_for(logs, tmp_path):
+def test_a_pipe_in_the_place_of_one_is_not_waited_for(replayed, logs, tmp_path):
     doctored(logs, tmp_path, lambda lines: lines)
     path = tmp_path / "journal-agent-1.jsonl"
     os.mkfifo(path)
@@ -186,7 +189,7 @@ def test_nothing_there(tmp_path, capsys):
     assert main(["replay"]) == 2
 
 
-def test_until(logs):
+def test_until(replayed, logs):
     """Seconds after the begin, or a time of day."""
     first = json.loads((logs / "journal.jsonl").read_text().splitlines()[0])["time"]
     assert len(replayed(logs, "--until", "+0").stdout.splitlines()) == 1
@@ -212,7 +215,7 @@ def test_a_pager_may_leave(logs):
 
 
 @pytest.mark.starts
-def test_all_agents_of_a_job_one_of_which_was_killed(tmp_path):
+def test_all_agents_of_a_job_one_of_which_was_killed(replayed, tmp_path):
     """Its journal ends with it; the head's goes on."""
     env = environment(HPCLAUNCH_SECRET_FILE=os.fspath(tmp_path / "secret"))
     path = script(tmp_path, "import time\ntime.sleep(600)")

@@ -45,7 +45,7 @@ def lines_of(said):
 
 
 @pytest.mark.torch
-def test_a_failure_and_a_restart(tmp_path):
+def test_a_failure_and_a_restart(in_process, tmp_path):
     done = hpclaunch("--max-restarts", 1, script(tmp_path, TRAINS), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
@@ -57,10 +57,10 @@ def test_a_failure_and_a_restart(tmp_path):
     # A busy machine may take a while to see it.
     assert re.search(r"round 0: exception, rank 0 on .*, exit code 1(; seen .*)?\n", said.stdout)
     assert "    ValueError: a bad? batch\n" in said.stdout
-    named = report(tmp_path, f"hpclaunch-logs/{logs.name}")
+    named = in_process("report", f"hpclaunch-logs/{logs.name}", cwd=tmp_path)
     assert named.stdout == said.stdout
-    assert report(tmp_path, logs.name).stdout == said.stdout
-    told = json.loads(report(tmp_path, "--json").stdout)
+    assert in_process("report", logs.name, cwd=tmp_path).stdout == said.stdout
+    told = json.loads(in_process("report", "--json", cwd=tmp_path).stdout)
     assert sum(told["seconds"].values()) == pytest.approx(told["end"] - told["begin"], rel=0.01)
     assert told["seats"] == 1
     assert told["seconds"]["training"] > 1.0
@@ -100,20 +100,20 @@ def test_while_it_runs_and_after_it_was_ended(tmp_path):
         ((".",), "there is no ledger of a launch in ."),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path, args, complaint):
-    said = report(tmp_path, *args)
+def test_a_mistake_is_one_line(in_process, tmp_path, args, complaint):
+    said = in_process("report", *args, cwd=tmp_path)
     assert (said.returncode, said.stdout) == (2, "")
     assert complaint in said.stderr
     assert len(said.stderr.splitlines()) <= 2
 
 
-def test_files_that_nobody_can_read_are_passed_over(tmp_path):
+def test_files_that_nobody_can_read_are_passed_over(in_process, tmp_path):
     hpclaunch("--no-python", "true", cwd=tmp_path)
     (logs,) = (tmp_path / "hpclaunch-logs").iterdir()
-    whole = report(tmp_path).stdout
+    whole = in_process("report", cwd=tmp_path).stdout
     (logs / "ledger-7-damaged.json").write_text('{"format": 1, "book"')
     (logs / "ledger-7-other.json").write_text('{"format": 99}')
-    said = report(tmp_path)
+    said = in_process("report", cwd=tmp_path)
     assert said.stdout == whole
     assert said.stderr.count("passed over") == 2
     command = [HPCLAUNCH, "report"]

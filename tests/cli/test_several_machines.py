@@ -76,9 +76,9 @@ def test_numbered_machines_lose_a_worker(tmp_path):
 def test_strangers_crowd_at_the_port(tmp_path):
     """There are more of them than a shell lets a process have open files. A member joins after
     they have come, and there is a restart while they go on coming."""
-    path = script(tmp_path, TRAIN)
+    path = script(tmp_path, LIGHT)
     common = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=127.0.0.1"]
-    common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=25"]
+    common += [f"--master_port={(port := free_port())}", "--rdzv-conf=join_timeout=100"]
     with crowd(port, 1200) as strangers:
         agents = [start(*common, "--node_rank=0", path, cwd=tmp_path)]
         assert strangers.stdout.readline() == "held\n"
@@ -97,7 +97,7 @@ def test_a_stranger_has_the_port_already(tmp_path):
 
 
 def test_machines_that_come_in_any_order(tmp_path):
-    path = script(tmp_path, TRAIN)
+    path = script(tmp_path, LIGHT)
     common = ["--nnodes=1:3", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=77"]
     common.append(f"--rdzv-endpoint=localhost:{free_port()}")
     agents = [start(*common, path, cwd=tmp_path) for _ in range(3)]

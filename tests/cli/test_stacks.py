@@ -57,7 +57,7 @@ class Waiting:
         return re.sub(r"(?m)(; [A-Z]), \w[\w.]*$", r"\1", text)
 
     def until_told(self, text, *args):
-        return until(lambda: text in (said := self.told(*args)) and said)
+        return until(lambda: text in (said := self.told(*args)) and said, pause=0.3)
 
     def pid(self, name):
         """Of the only process of that name below the fork server."""

@@ -17,7 +17,7 @@ from launching import HPCLAUNCH, LIMIT, end, hpclaunch, script, start, until
 
 from hpclaunch.system.network.launches import NoLaunchError, find
 from hpclaunch.system.shared import packing
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
@@ -55,10 +55,11 @@ while not os.path.exists("over"):
 
 
 class Stepping:
-    def __init__(self, directory, *options, text=COUNTING, timing=None):
+    def __init__(self, directory, *options, text=COUNTING, timing=None, path=""):
         self.directory = directory
         words = (*options, script(directory, text))
-        self.process = start(*words, cwd=directory, timing=timing)
+        environ = environment(PYTHONPATH=path)
+        self.process = start(*words, cwd=directory, environ=environ, timing=timing)
 
     def listed(self):
         """This launch, as `status --json` has it; there may be others on this machine."""
@@ -106,7 +107,7 @@ def stepping(directory, *options, **more):
 
 
 def test_a_launch_on_this_machine(tmp_path):
-    with stepping(tmp_path, "--nproc", 2, text=STEPPING) as run:
+    with stepping(tmp_path, "--nproc", 2, text=STEPPING, path=LIGHT_TORCH) as run:
         run.until_told(lambda each: phases(each) == ["step", "step"])
         launch = run.listed()
         name, job = launch["name"], launch["job"]

@@ -87,15 +87,14 @@ def test_at_the_start(tmp_path):
     ended_well(job, SERVER)
 
 
-@pytest.mark.torch
 def test_while_it_waits_for_other_machines(tmp_path):
     (tmp_path / "go").touch()
     options = ["--nnodes=2", "--nproc=1", f"--rdzv-endpoint=localhost:{free_port()}"]
     options += ["--rdzv-backend=c10d"]
-    first = launch(tmp_path, options=options, meets=True)
+    first = launch(tmp_path, options=options)
     of_torch(server(first))
     stop(server(first))
-    second = launch(tmp_path, options=options, meets=True)
+    second = launch(tmp_path, options=options)
     ended_well(first, SERVER)
     ended_well(second)
 

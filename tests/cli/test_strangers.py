@@ -10,7 +10,7 @@ import sysconfig
 import pytest
 from launching import LIMIT, end, hpclaunch, script, start
 
-from surroundings import entered, environment, impostor, names_like_those_of_agents
+from surroundings import LIGHT_TORCH, entered, environment, impostor, names_like_those_of_agents
 
 pytestmark = pytest.mark.starts
 
@@ -20,9 +20,11 @@ import ctypes, os, signal, sys, time
 ctypes.CDLL(None).prctl(15, bytes.fromhex(sys.argv[1]), 0, 0, 0)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     signal.signal(signal.SIGTERM, lambda *_: print("asked to end"))
-    if os.environ["RANK"] == "0":
-        time.sleep(0.5)
-        sys.exit(1)
+    open("handles-" + os.environ["RANK"], "w").close()
+    while os.environ["RANK"] == "0":
+        if os.path.exists("handles-1"):
+            sys.exit(1)
+        time.sleep(0.02)
     while True:
         time.sleep(0.1)
 print("done", os.environ["RANK"])
@@ -117,7 +119,9 @@ def test_an_interpreter_whose_name_is_no_text(tmp_path):
     python = os.fsdecode(bytes(tmp_path) + b"/py\xc3")
     os.symlink(os.path.realpath(sys.executable), python)
     body = "import sys; print(open('/proc/self/comm', 'rb').read(), 'torch' in sys.modules)"
-    env = environment(PYTHONPATH=os.pathsep.join([*sys.path, sysconfig.get_path("purelib")]))
+    env = environment(
+        PYTHONPATH=os.pathsep.join([LIGHT_TORCH, *sys.path, sysconfig.get_path("purelib")])
+    )
     done = subprocess.run(
         [python, "-m", "hpclaunch", "--nproc=1", script(tmp_path, f"{body}\nimport torch")],
         cwd=tmp_path,

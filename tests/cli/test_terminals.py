@@ -14,7 +14,7 @@ import termios
 import pytest
 from launching import HPCLAUNCH, family, fork_server, living, until
 
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = pytest.mark.starts
 
@@ -117,7 +117,8 @@ ALL = f"[True, True, True, True] ({ROWS}, {COLUMNS})"
 
 
 @pytest.mark.parametrize("start", ["--cold", "--preload=wave"])
-def test_workers_have_a_terminal_with_its_size(launch, tmp_path, start):
+def test_workers_have_a_terminal_with_its_size(launch, tmp_path, monkeypatch, start):
+    monkeypatch.setenv("PYTHONPATH", LIGHT_TORCH)
     torch = "" if start == "--cold" else "import torch\n"
     assert launch(torch + TELL, "--nproc=2", start).over() == 0
     assert [told(tmp_path, rank) for rank in (0, 1)] == [ALL, ALL]

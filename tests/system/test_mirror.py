@@ -364,7 +364,7 @@ def test_a_console_that_nobody_reads_never_blocks():
     started = time.monotonic()
     for _ in range(100):
         out.write(b"z" * 4000)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60  # seconds; far more than this takes
     assert out.wanting
     assert out.room < console.LIMIT
     received = b""

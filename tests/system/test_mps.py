@@ -65,7 +65,7 @@ def of_mps():
 def _nothing_stays(monkeypatch):
     monkeypatch.setenv(MARK, str(uuid.uuid4()))
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + LIMIT
     while left := of_mps():
         if time.monotonic() > deadline:
             described = [(process.pid, process.cmdline()) for process in left]

@@ -166,7 +166,7 @@ def test_a_taken_port_is_no_error_and_a_stranger_is_never_spoken_to(keys, wiring
     )
     head.send(1, b"order")
     assert wiring.until(member, zmq_channel.Arrived).data == b"order"
-    stranger.settimeout(5)
+    stranger.settimeout(LIMIT)
     connection, _ = stranger.accept()
     with connection:
         connection.settimeout(1)

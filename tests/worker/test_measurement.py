@@ -95,20 +95,19 @@ print(json.dumps(codes))
 
 
 @pytest.fixture
-def measured(processes, store, tmp_path):
+def measured(forks, store, tmp_path):
     """Run it among `world` ranks: (exit codes, standard error, findings)."""
 
     def run(world, faults=(), limit=60.0, per_node=4):
         result = tmp_path / "rows.json"
-        codes, err = run_ranks(processes, store, tmp_path, world, faults, limit, per_node)
-        assert sorted(os.listdir(tmp_path)) == ["ranks.py", "rows.json"]
+        codes, err = run_ranks(forks, store, tmp_path, world, faults, limit, per_node)
+        assert os.listdir(tmp_path) == ["rows.json"]
         return codes, err, [row["finding"] for row in json.loads(result.read_text())]
 
     return run
 
 
-def run_ranks(processes, store, directory, world, faults, limit, per_node=4):
-    (directory / "ranks.py").write_text(RANKS)
+def run_ranks(forks, store, directory, world, faults, limit, per_node=4):
     words = (
         str(SCRIPT),
         "rows.json",
@@ -117,9 +116,9 @@ def run_ranks(processes, store, directory, world, faults, limit, per_node=4):
         str(limit),
         str(per_node),
     )
+    arguments = f"import sys\nsys.argv[1:] = {words!r}\n"
     env = worker_environment(store.port())
-    process = start(processes, [sys.executable, "ranks.py", *words], directory, env)
-    out, err = process.communicate(timeout=LIMIT)
+    out, err = forks.start(arguments + RANKS, cwd=directory, env=env).communicate(timeout=LIMIT)
     assert "Traceback" not in err, err
     return list(json.loads(out).values()), err
 
@@ -185,8 +184,8 @@ def test_a_pair_that_fails_for_good_costs_only_the_other_pairs_of_its_ranks(meas
     assert missing.startswith("1 of 3 pairs not measured: ")
 
 
-def test_a_first_rank_that_hangs_is_named_by_the_others(processes, store, tmp_path):
-    codes, err = run_ranks(processes, store, tmp_path, 2, {0: "stop"}, 3.0)
+def test_a_first_rank_that_hangs_is_named_by_the_others(forks, store, tmp_path):
+    codes, err = run_ranks(forks, store, tmp_path, 2, {0: "stop"}, 3.0)
     assert codes == [-1, 1]
     assert err.splitlines()[-1].startswith("rank 0, at 127.0.0.1, does not answer any more")
 

@@ -12,7 +12,7 @@ import pytest
 from progress_server import HOOKS, LIMIT, python
 
 from hpclaunch.worker.progress_watch import ProgressWatch
-from surroundings import environment
+from surroundings import LIGHT_TORCH, environment
 
 pytestmark = [pytest.mark.starts, pytest.mark.torch]
 
@@ -29,6 +29,12 @@ optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(7):
     optimizer.zero_grad()
     loss().backward()
+    optimizer.step()
+"""
+LIGHT = """
+import torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+for _ in range(7):
     optimizer.step()
 """
 ACCUMULATED = """
@@ -66,15 +72,21 @@ else:
         optimizer.step()
         another.step()
 """
-SPAWNED = """
-import torch.multiprocessing
-def train(rank):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+SPAWNED = f"""
+import multiprocessing, sys
+sys.path.insert(0, {LIGHT_TORCH!r})
+import torch
+def train():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     for _ in range(3):
-        loss().backward()
         optimizer.step()
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(train, nprocs=2)
+    spawn = multiprocessing.get_context("spawn")
+    children = [spawn.Process(target=train) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
 """
 
 
@@ -94,16 +106,17 @@ def test_optimizer_steps(server, forks, tmp_path, text, steps):
 
 
 def test_steps_of_processes_below_the_worker(server, tmp_path):
-    server.run(python(tmp_path, MODEL + SPAWNED), tmp_path)
+    server.run(python(tmp_path, SPAWNED), tmp_path)
     assert server.told()[0::2] == (3, "end")
 
 
 def test_steps_below_a_shell_script(server, tmp_path):
     """What one program says is not the next one's."""
     (tmp_path / "before.py").write_text("import hpclaunch.progress as it\nit.step(1200)")
-    inner = " ".join(python(tmp_path, MODEL + PLAIN))
+    inner = " ".join(python(tmp_path, LIGHT))
     before = f"{sys.executable} -c 'print()'; {sys.executable} before.py"
-    server.run(["sh", "-c", f"{before}; {inner}; exit 0"], tmp_path)
+    path = f"export PYTHONPATH=$PYTHONPATH:{LIGHT_TORCH}"
+    server.run(["sh", "-c", f"{path}; {before}; {inner}; exit 0"], tmp_path)
     steps, _, phase, number = server.told()
     assert (steps, phase, number) == (7, "end", 0)
 

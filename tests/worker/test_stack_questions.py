@@ -8,8 +8,10 @@ import pytest
 from progress_server import HOOKS, python
 
 from hpclaunch.agent.evidence import state_of
+from hpclaunch.worker import progress_watch
 from hpclaunch.worker.progress_watch import is_traced
 from hpclaunch.worker.site._hpclaunch_progress import HEARER, SIGNAL
+from surroundings import LIGHT_TORCH
 
 pytestmark = pytest.mark.torch
 
@@ -89,13 +91,14 @@ def waits():
 
 
 @pytest.mark.parametrize(("trains", "pause"), [(True, 0), (False, 0), (False, 0.002)])
-def test_no_worker_dies_of_a_question(server, forks, tmp_path, trains, pause):
+def test_no_worker_dies_of_a_question(server, forks, tmp_path, monkeypatch, trains, pause):
     """What reads stacks while other threads change them finds memory that is gone: asked by signal
     at any moment, such a worker dies within a few questions."""
     text = RUNNING
     if trains:
         text += HEARS
     text = text.replace("PAUSE", str(pause)) + "waits()"
+    monkeypatch.setattr(progress_watch, "GATHERING", progress_watch.SPINNING)
     process = server.start(text, tmp_path, forks=forks)
     assert process.stdout.readline() == "there\n", process.communicate()
     for _ in range(20):
@@ -164,10 +167,12 @@ print(os.dup(0) == lowest)
 
 
 def test_the_process_that_trains_answers_for_a_launcher_of_the_scripts(server, tmp_path):
-    text = """
-import time, torch
+    text = f"""
+import sys, time
+sys.path.insert(0, {LIGHT_TORCH!r})
+import torch
 def waits():
-    torch.optim.SGD([torch.ones(1)], lr=0.1)
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)
     print("there", flush=True)
     time.sleep(1000)
 waits()

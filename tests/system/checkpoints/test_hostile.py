@@ -379,7 +379,6 @@ SAMPLES = (
 
 
 @pytest.mark.fuzz
-@settings(max_examples=300)
 @given(damaged(SAMPLES))
 def test_any_pickle(data):
     with tempfile.TemporaryFile() as file:
