@@ -59,6 +59,7 @@ from .takeover import Takeover, next_unused_round
 if TYPE_CHECKING:
     from ..snapshot.job_snapshot import JobSnapshot
 
+BEAT_SLACK = 0.1  # of a beat, for which one may be late
 MOST_ASKED = 8  # agents that are not here, of those that a new head asks
 MOST_NEXT_HEADS = 16  # whose addresses a configuration has: every agent is sent them all
 
@@ -133,7 +134,9 @@ class Head:
     def next_deadline(self) -> float:
         if self.stage is Stage.ENDED:
             return math.inf
-        deadlines = [self._beat_at, self.losses.check_at, self.notices.ask_at]
+        # Most often a report comes right after the time of a beat, and wakes this agent anyway.
+        beat_at = self._beat_at + BEAT_SLACK * self.timing.beat
+        deadlines = [beat_at, self.losses.check_at, self.notices.ask_at]
         if self._last_search.is_open or self._hears_out_until < math.inf:
             is_running = self.stage is Stage.RUNNING
             lease = [self.lease.renewable_until] if is_running else []
@@ -220,6 +223,7 @@ class Head:
             return []
         effects: list[Effect] = []
         reporter = None  # the agent that has sent a new report, which is to be answered
+        wakes = isinstance(event, Tick)  # this event is no old message
         match event:
             case Started():
                 self._stage_since = self._tenure_since = now
@@ -235,6 +239,7 @@ class Head:
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
+                    wakes = True
                     # Our own agent needs an answer only to what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(peer, report, now)
@@ -274,7 +279,7 @@ class Head:
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
             effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
-        beat = now >= self._beat_at
+        beat = wakes and now >= self._beat_at
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
@@ -370,6 +375,7 @@ class Head:
         if current is not None and report.round == current.number:
             current.note(peer, report, now)
             self.onlookers.hear(peer, report, now)
+            self._stragglers.hear(peer.place.index, report)
         self.notices.hear(peer.place.index, report, self.round, now)
         if self.verdict is None:
             self.verdict = restarts.verdict_of_agent(report, self.budget.total)
