@@ -81,6 +81,20 @@ def test_a_process_that_sleeps_is_still(watch, worker):
     assert not any(each["busy"] or each["patient"] or each["trains"] for each in told)
 
 
+def test_an_awaited_stillness_is_reported_when_it_begins(watch, worker, monkeypatch):
+    process = worker(QUIET)
+    looks(watch, process)
+    for name in ("LOOK", "STILL_LOOK", "TELL"):
+        monkeypatch.setattr(progress_watch, name, 600.0)
+    still = watch.look({0: process.pid})["still"]
+    assert watch.look({0: process.pid}) is None
+    watch.await_stillness([still + 0.5, 500.0])
+    assert watch.left() < 1000
+    time.sleep(watch.left() / 1000)
+    assert watch.look({0: process.pid})["still"] >= still + 0.5
+    assert 400_000 < watch.left() < 500_000
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -25,6 +25,7 @@ from .protocol.events import (
     EndFound,
     Event,
     ForkServerReplaced,
+    LeaseOver,
     LookedAt,
     PeerClosed,
     Received,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from .ledger.book import Book
     from .snapshot.job_snapshot import JobSnapshot
 
-KEEP_SHARE = 0.1  # of the loss timeout: by less, the worker lease is not renewed
+KEEP_SHARE = 0.02  # of the loss timeout: by less, the worker lease is not renewed
 
 
 class Control:
@@ -141,8 +142,8 @@ class Control:
         if self.exited:
             return []
         self._wake(now)
-        if isinstance(event, ForkServerReplaced):
-            self._kept_until = -math.inf  # the new one has no lease
+        if isinstance(event, ForkServerReplaced | LeaseOver):
+            self._kept_until = -math.inf  # the new one has no lease; or the workers are held
         real, now = now, self._clock.awake(now)
         self._handled_at = now
         if isinstance(event, Received) and isinstance(event.message, Order):
