@@ -194,7 +194,7 @@ class ProgressWatch:
 
     def look(self, pids, *, at_once=False):
         """What to tell the agent, if anything; `pids` are the living workers', by rank."""
-        if self._until() > 0 and not at_once:
+        if self._files is None or (self._until() > 0 and not at_once):
             return None
         now = time.monotonic()
         is_late = now > max(self._next, self._looked_at) + LATE

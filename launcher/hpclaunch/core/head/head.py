@@ -223,7 +223,7 @@ class Head:
             return []
         effects: list[Effect] = []
         reporter = None  # the agent that has sent a new report, which is to be answered
-        wakes = isinstance(event, Tick)  # this event is no old message
+        is_fresh = isinstance(event, Tick)  # no message that was overtaken by a later one
         match event:
             case Started():
                 self._stage_since = self._tenure_since = now
@@ -239,7 +239,7 @@ class Head:
                 peer = self.roster[sender]
                 follows = self.lease.is_of_ours(report.term)
                 if peer.accept(report, now, follows=follows):
-                    wakes = True
+                    is_fresh = True
                     # Our own agent needs an answer only to what its SIGTERM means.
                     reporter = sender if sender != self.me or report.warned else None
                     effects += self._note_report(peer, report, now)
@@ -279,7 +279,7 @@ class Head:
         ticked = isinstance(event, Tick)
         if ticked and now >= self.losses.check_at:
             effects += self._note_losses(self.losses.check(now)) + self.losses.notice(now)
-        beat = wakes and now >= self._beat_at
+        beat = is_fresh and now >= self._beat_at
         if beat:
             self._beat_at = now + self.timing.beat
             effects += self._renew(now)
